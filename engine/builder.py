@@ -48,7 +48,7 @@ therefore be the same however a prompt is chunked. Larger blocks make longer ste
 
 
 def build_core(path: Path, options: EngineOptions) -> Core:
-    """Loads the model in a folder and builds its core. Raises :class:`engine.errors.LoadError`."""
+    """Loads the model in a folder and builds its core. Raises `engine.errors.LoadError`."""
     torch.set_num_threads(options.threads or physical_cores())
     with map_large_blocks():
         model, checkpoint = load_model(
@@ -72,7 +72,7 @@ def build_core_from_model(
 ) -> Core:
     """Builds the core of a model that is already in memory.
 
-    ``checkpoint`` supplies sampling defaults and the tokenizer for grammars. ``optimize`` allows layers to be replaced
+    `checkpoint` supplies sampling defaults and the tokenizer for grammars. `optimize` allows layers to be replaced
     by faster ones.
     """
     options = options or EngineOptions()
@@ -123,7 +123,7 @@ def _uses_drafts(forward: ForwardPass, options: EngineOptions, packing: PackingR
 def _adapt_threads(model: PreTrainedModel, options: EngineOptions) -> Callable[[], None]:
     """Returns a function that adapts the number of threads to the load of the machine, if no number is configured.
 
-    With ``deterministic`` the number stays, because the bits of torch's operations may depend on it.
+    With `deterministic` the number stays, because the bits of torch's operations may depend on it.
     """
     if options.threads is not None or options.deterministic or model.device.type != "cpu":
         return lambda: None
@@ -195,7 +195,7 @@ def _read_adapters(
 ) -> AdapterRegistry | None:
     """Reads the adapters of the options for a model whose layers are not optimized; None if it serves no adapters.
 
-    A faulty adapter is found before the model is packed. Raises :class:`LoadError`.
+    A faulty adapter is found before the model is packed. Raises `LoadError`.
     """
     if not options.lora_modules and not options.allow_lora_updates:
         return None
@@ -211,14 +211,14 @@ def _load_adapters(
     options: EngineOptions,
     kernels: Kernels | None,
 ) -> None:
-    """Prepares the optimized model for adapters and loads those of the options. Raises :class:`LoadError`."""
+    """Prepares the optimized model for adapters and loads those of the options. Raises `LoadError`."""
     log.info("preparing layers for adapters")
     install_adapter_hooks(model, forward, adapters.layers, kernels)
     adapters.load_all(options.lora_modules)
 
 
 def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: PackingResult) -> None:
-    """Makes results independent of chunking and batching: with ``deterministic``, and always with quantized layers."""
+    """Makes results independent of chunking and batching: with `deterministic`, and always with quantized layers."""
     if not isinstance(forward, VarlenForward):
         return
     if options.deterministic:

@@ -15,7 +15,7 @@ from antiphon.engine.options import EngineOptions
 log = logging.getLogger(__name__)
 
 KV_CACHE_MEMORY_FRACTION = 0.7
-"""Fraction of the memory that is free after loading that the KV cache may take, unless ``kv_cache_gib`` is set."""
+"""Fraction of the memory that is free after loading that the KV cache may take, unless `kv_cache_gib` is set."""
 
 MIN_CONTEXT_TOKENS = 256
 """Context length below which a model is not served because its KV cache is too small: no agent's prompt would fit."""
@@ -67,7 +67,7 @@ def choose_context(requested: int | None, supported: int) -> int:
 def limit_context(context: int, cache: CacheBudget | None, options: EngineOptions) -> int:
     """Returns the context length that fits into the cache.
 
-    Raises :class:`LoadError` if a context that was asked for does not fit, or not even a useful one.
+    Raises `LoadError` if a context that was asked for does not fit, or not even a useful one.
     """
     if cache is None or cache.context >= context:
         return context

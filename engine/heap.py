@@ -5,7 +5,7 @@ import ctypes
 from collections.abc import Iterator
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's ``mallopt``."""
+"""Parameters of glibc's `mallopt`."""
 
 LOADING_BLOCK_BYTES = 1 << 20
 """Size of a block from which on it is mapped on its own while a model is loaded."""

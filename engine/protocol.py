@@ -7,11 +7,11 @@ Every engine keeps these rules for the chunks of a job:
 
 1. The first chunk carries no tokens: it marks *admission*, when the job gets its slot. An engine that is not told of
    the admission marks it with the first token.
-2. Exactly one chunk has ``finish`` set, and it is the last.
-3. An error before the first chunk is raised as :class:`EngineError`. An error after it is reported by a last chunk with
-   ``finish="error"`` and a :class:`Fault`.
-4. The last chunk's ``tokens`` end with the token that ended the turn, so that a dialect sees its own end marker.
-5. Cancelling the call or :meth:`Engine.cancel` frees the slot before the engine's next step.
+2. Exactly one chunk has `finish` set, and it is the last.
+3. An error before the first chunk is raised as `EngineError`. An error after it is reported by a last chunk with
+   `finish="error"` and a `Fault`.
+4. The last chunk's `tokens` end with the token that ended the turn, so that a dialect sees its own end marker.
+5. Cancelling the call or `Engine.cancel` frees the slot before the engine's next step.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters. The defaults are neutral: the model's own distribution, nothing filtered.
 
-    ``temperature`` 0 means the most likely token. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 mean *off*; the three are
+    `temperature` 0 means the most likely token. `top_k` 0, `top_p` 1 and `min_p` 0 mean *off*; the three are
     applied after the temperature, in the order top_k, top_p, min_p. Presence and frequency penalties count generated
     tokens only; the repetition penalty counts the prompt too.
     """
@@ -42,11 +42,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """Seed of the random numbers, which do not depend on other jobs. None: the engine draws a seed."""
     logit_bias: dict[int, float] = {}
-    """Number to add to the logit of each token id. An id outside the vocabulary is an ``invalid_request``."""
+    """Number to add to the logit of each token id. An id outside the vocabulary is an `invalid_request`."""
     stop_ids: tuple[int, ...] = ()
-    """Token ids that end the turn, besides the model's own ``eos_ids``."""
+    """Token ids that end the turn, besides the model's own `eos_ids`."""
     ignore_eos: bool = False
-    """Continues after the model's own ``eos_ids``. ``stop_ids`` still end the turn."""
+    """Continues after the model's own `eos_ids`. `stop_ids` still end the turn."""
     max_tokens: int | None = None
     """Maximum number of new tokens, the stop token included. None: until the context is full."""
     min_tokens: int = 0
@@ -62,31 +62,31 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     sampling: Sampling = Sampling()
     grammar: str | None = None
-    """Grammar over token ids for the whole turn. An engine without grammars raises ``grammar_unsupported``."""
+    """Grammar over token ids for the whole turn. An engine without grammars raises `grammar_unsupported`."""
     owner: str = ""
     cache_salt: str = ""
     """Salt of the prefix cache. Jobs share cached prompt tokens only if both owner and salt are equal."""
     adapter: str = ""
-    """Name of the adapter that changes the model; empty for none. One that is not loaded is ``adapter_not_found``."""
+    """Name of the adapter that changes the model; empty for none. One that is not loaded is `adapter_not_found`."""
     affinity: str = ""
     """Opaque key of the conversation: jobs with the same key find cached prompts on the same replica of an engine."""
     priority: int = 0
     """Higher runs first. At equal priority, owners take turns, and the jobs of one owner run in order of arrival."""
     deadline: float | None = None
-    """Seconds after the call of ``generate``, waiting included, at which the job ends with ``deadline_exceeded``."""
+    """Seconds after the call of `generate`, waiting included, at which the job ends with `deadline_exceeded`."""
     prompt_logprobs: int | None = None
-    """Same as ``Sampling.top_logprobs``, for the tokens of the prompt."""
+    """Same as `Sampling.top_logprobs`, for the tokens of the prompt."""
     prefill_only: bool = False
     """True if the job only prefills the prompt for a later one: its output is discarded."""
     encoder_inputs: tuple[EncoderInput, ...] = ()
-    """Inputs of a job for an encoder, which generates no tokens and ignores all fields above except ``id``."""
+    """Inputs of a job for an encoder, which generates no tokens and ignores all fields above except `id`."""
     vector_options: VectorOptions = VectorOptions()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     """A token's natural log-probability under the model, before temperature, penalties, bias and filters.
 
-    ``top`` holds (id, logprob) of the most likely tokens, most likely first.
+    `top` holds (id, logprob) of the most likely tokens, most likely first.
     """
 
     id: int
@@ -115,11 +115,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry per token if requested, otherwise empty."""
     finish: FinishReason | None = None
     stop_id: int | None = None
-    """Stop token that ended the turn; also the last of ``tokens``."""
+    """Stop token that ended the turn; also the last of `tokens`."""
     cached_tokens: int = 0
     """Prompt tokens read from the cache. Set on the first or the last chunk; the larger number counts."""
     fault: Fault | None = None
-    """Error that ended the job; set exactly if ``finish`` is ``"error"``."""
+    """Error that ended the job; set exactly if `finish` is `"error"`."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     """One entry per prompt token, the first one None; sent once, with the first generated token at the latest."""
     vectors: tuple[tuple[int, bytes], ...] = ()
@@ -141,14 +141,14 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
     grammar: bool = True
     max_top_logprobs: int | None = None
-    """Largest ``Sampling.top_logprobs``; -1 if the engine reports no log-probabilities, None for no limit."""
+    """Largest `Sampling.top_logprobs`; -1 if the engine reports no log-probabilities, None for no limit."""
     prompt_logprobs: bool = True
     logit_bias: bool = True
     min_tokens: bool = True
     seed: bool = True
     priority: bool = True
     isolates_owners: bool = True
-    """Prefixes in the cache are shared by equal ``owner`` and ``cache_salt`` only."""
+    """Prefixes in the cache are shared by equal `owner` and `cache_salt` only."""
     counts_cached_tokens: bool = True
     """The engine reports the number of prompt tokens read from the cache."""
     grammar_remedy: str = ""
@@ -156,7 +156,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Fixed properties of a started engine. ``max_model_len`` and ``vocab_size`` are numbers of tokens."""
+    """Fixed properties of a started engine. `max_model_len` and `vocab_size` are numbers of tokens."""
 
     max_model_len: int
     vocab_size: int
@@ -169,14 +169,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids that the model never generates, whatever a request asks for."""
     description: str = ""
     architecture: str = ""
-    """Name of the model's architecture, such as ``qwen3``."""
+    """Name of the model's architecture, such as `qwen3`."""
     vector_size: int = 0
     """Numbers in each result of an encoder; 0 for a model that generates text."""
     abilities: Abilities = Abilities()
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Current counts, then totals since the start. When idle, ``running == waiting == running_cache_tokens == 0``."""
+    """Current counts, then totals since the start. When idle, `running == waiting == running_cache_tokens == 0`."""
 
     running: int = 0
     waiting: int = 0
@@ -198,9 +198,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 class EngineError(Exception):
     """A job that was not admitted, or an engine that could not start.
 
-    Codes: ``context_length_exceeded``, ``invalid_request``, ``grammar_unsupported``, ``adapter_not_found`` (caused by
+    Codes: `context_length_exceeded`, `invalid_request`, `grammar_unsupported`, `adapter_not_found` (caused by
     the request);
-    ``server_is_overloaded``, ``engine_unavailable``, ``deadline_exceeded``, ``cancelled``, ``server_error``.
+    `server_is_overloaded`, `engine_unavailable`, `deadline_exceeded`, `cancelled`, `server_error`.
     """
 
     def __init__(self, code: str, message: str, retryable: bool = False) -> None:
@@ -229,30 +229,30 @@ class Engine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Loads the model. Raises :class:`EngineError` with a one-line message for the operator."""
+        """Loads the model. Raises `EngineError` with a one-line message for the operator."""
         ...
 
     async def close(self) -> None:
-        """Ends every job in flight (``finish="error"``, ``engine_unavailable``) and frees all resources."""
+        """Ends every job in flight (`finish="error"`, `engine_unavailable`) and frees all resources."""
         ...
 
     async def generate(self, job: Job, on_chunk: OnChunk) -> None:
-        """Runs a job to its end and passes its chunks to ``on_chunk``, by the rules in this module's docstring.
+        """Runs a job to its end and passes its chunks to `on_chunk`, by the rules in this module's docstring.
 
-        Raises :class:`EngineError` before the first chunk. An exception from ``on_chunk`` ends the job and is raised
+        Raises `EngineError` before the first chunk. An exception from `on_chunk` ends the job and is raised
         here.
         """
         ...
 
     async def cancel(self, job_id: str) -> None:
-        """Ends a job with a last chunk ``finish="cancelled"``. If it is still waiting, its call raises ``cancelled``.
+        """Ends a job with a last chunk `finish="cancelled"`. If it is still waiting, its call raises `cancelled`.
 
         Unknown ids and ids of finished jobs are ignored.
         """
         ...
 
     async def wait_ready(self) -> None:
-        """Returns as soon as a job would be accepted. Raises :class:`EngineError` if :meth:`generate` would."""
+        """Returns as soon as a job would be accepted. Raises `EngineError` if `generate` would."""
         ...
 
     def unready_reason(self) -> str | None:
@@ -260,7 +260,7 @@ class Engine(Protocol):
         ...
 
     def capacity(self) -> int:
-        """Returns the maximum number of jobs, waiting ones included. More raise :func:`overloaded_error`."""
+        """Returns the maximum number of jobs, waiting ones included. More raise `overloaded_error`."""
         ...
 
     def stats(self) -> EngineStats:

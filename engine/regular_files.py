@@ -35,9 +35,9 @@ class UnreadableFileError(OSError):
 
 
 def open_regular_file(path: Path, root: Path | None = None) -> BinaryIO:
-    """Opens a regular file. Raises :class:`OSError` for others, and for a file outside of the folder ``root``.
+    """Opens a regular file. Raises `OSError` for others, and for a file outside of the folder `root`.
 
-    Links below ``root`` are followed as they are now, and those that appear while the path is opened are refused.
+    Links below `root` are followed as they are now, and those that appear while the path is opened are refused.
     """
     try:
         descriptor = os.open(path, READ_FLAGS) if root is None else _open_below(root, path)
@@ -82,7 +82,7 @@ def _is_part(real_path: str, real_root: str) -> bool:
 
 
 def read_regular_file(path: Path, max_bytes: int, root: Path | None = None) -> bytes:
-    """Returns the bytes of a regular file. Raises :class:`OSError` for others, and for more than ``max_bytes``."""
+    """Returns the bytes of a regular file. Raises `OSError` for others, and for more than `max_bytes`."""
     with open_regular_file(path, root) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
@@ -94,7 +94,7 @@ def read_regular_file(path: Path, max_bytes: int, root: Path | None = None) -> b
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Returns the object in a JSON file of a model. Raises :class:`LoadError`."""
+    """Returns the object in a JSON file of a model. Raises `LoadError`."""
     table = read_json(path, max_bytes)
     if not isinstance(table, dict):
         raise LoadError(f"{path}: not a JSON object; fetch the file again")
@@ -102,7 +102,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Returns the value in a JSON file of a model. Raises :class:`LoadError`."""
+    """Returns the value in a JSON file of a model. Raises `LoadError`."""
     try:
         return parse_json(read_regular_file(path, max_bytes))
     except (OSError, ValueError) as error:
@@ -110,7 +110,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def parse_json(data: bytes) -> Any:
-    """Returns the value of a JSON text. Raises :class:`ValueError`, also for one that is nested too deeply."""
+    """Returns the value of a JSON text. Raises `ValueError`, also for one that is nested too deeply."""
     try:
         value = json.loads(data)
     except RecursionError:
@@ -129,7 +129,7 @@ def _list_children(parent: dict[str, Any] | list[Any]) -> list[Any]:
 
 
 def check_folder_entries(folder: Path) -> None:
-    """Raises :class:`LoadError` if an entry of a model's folder is neither a file nor a folder: a library may open it.
+    """Raises `LoadError` if an entry of a model's folder is neither a file nor a folder: a library may open it.
 
     Links count as what they point to. Those that point to nothing are missing files.
     """
@@ -144,5 +144,5 @@ def check_folder_entries(folder: Path) -> None:
 
 
 def describe_kind(mode: int) -> str:
-    """Returns the type of a file in words. ``mode``: its `st_mode`."""
+    """Returns the type of a file in words. `mode`: its `st_mode`."""
     return KINDS.get(stat.S_IFMT(mode), "of an unknown kind")

@@ -48,7 +48,7 @@ def _read_all(folder: Path) -> Iterator[str]:
 
 
 class ThreadGovernor:
-    """Chooses the number of threads, at most ``threads``, between two steps of the engine."""
+    """Chooses the number of threads, at most `threads`, between two steps of the engine."""
 
     def __init__(
         self,

@@ -141,7 +141,7 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
 
 
 def _apply_response_template(detected: Dialect, template: object, reason: str) -> tuple[Dialect, str]:
-    """Returns the dialect of a response template, or `known` if that is equivalent or unsupported; and the reason."""
+    """Returns the dialect of a response template, or `detected` if that is equal or unsupported; and the reason."""
     try:
         template_dialect = response_template.parse_response_template(template)
     except response_template.UnsupportedTemplate as error:

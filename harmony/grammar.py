@@ -95,8 +95,8 @@ class GrammarBuilder:
         """Matches text up to and including its first `end`.
 
         If `end` has no token, the lexer finds the first occurrence (a lazy rule). `without`: texts that must not
-        occur. `head`: texts with which it must not begin. `bounds`: patterns that the whole text must match. `ruin`:
-        a pattern that must not match anywhere in the text.
+        occur. `head`: texts with which it must not begin. `bounds`: patterns that the whole text must match.
+        `forbidden_pattern`: a pattern that must not match anywhere in the text.
         """
         letters, token_tail = self._split_end(end)
         exclusions = _not_starting_with(head) + _not_containing_pattern(forbidden_pattern)
@@ -174,12 +174,12 @@ def build_turn_grammar(
     head_only_openers: frozenset[str] = frozenset(),
     wrapper: tuple[str, str] | None = None,
 ) -> str:
-    """Builds the grammar `think? (text? call)* text?`, reduced to what `asked` requires.
+    """Builds the grammar `think? (text? call)* text?`, reduced to what `requirements` allow.
 
     `thinking`: the prompt ends inside reasoning, so the grammar begins there. `calls`: for each opener, the rules of
-    what may follow it; openers in `bare` count only at the start of an answer. `markers`: texts that plain text must
-    not contain. `wrapper`: opener and closer that may surround the text. `think`: opener and closer of reasoning, and
-    texts that may follow it.
+    what may follow it; openers in `head_only_openers` count only at the start of an answer. `markers`: texts that plain
+    text must not contain. `wrapper`: opener and closer that may surround the text. `think`: opener and closer of
+    reasoning, and texts that may follow it.
     """
     answer = _answer_rule(grammar, calls, markers, requirements, head_only_openers, wrapper)
     if think is None:

@@ -142,7 +142,7 @@ def _parse_anchors(field: object, word: str) -> list[list[str]]:
 def _literals_of(pattern: str, *, entire: bool) -> list[str]:
     r"""Returns the texts at the start of a pattern, between which blanks may occur.
 
-    `whole`: the pattern must consist of nothing else. Raises `UnsupportedTemplate`.
+    `entire`: the pattern must consist of nothing else. Raises `UnsupportedTemplate`.
 
     Example: `</a>\s*</b>` gives `["</a>", "</b>"]`.
     """

@@ -1,4 +1,4 @@
-"""Prints `docs/checks.md`, which explains every code: ``python -m antiphon.kit.codes_page > docs/checks.md``."""
+"""Prints `docs/checks.md`, which explains every code: `python -m antiphon.kit.codes_page > docs/checks.md`."""
 
 import sys
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""Findings of the checker, and the table of their codes in ``codes.toml``."""
+"""Findings of the checker, and the table of their codes in `codes.toml`."""
 
 import re
 import tomllib
@@ -65,7 +65,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def load_codes() -> dict[str, Code]:
-    """Returns the codes by name, in the order of ``codes.toml``."""
+    """Returns the codes by name, in the order of `codes.toml`."""
     text = resources.files("antiphon.kit").joinpath("codes.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     return {

@@ -207,7 +207,7 @@ class _CallDraft:
         self._emitter.emit_item_added(self._position.output_index, self._build_item("in_progress"))
 
     def freeze(self) -> FunctionCall | CustomToolCall:
-        """Returns the call with the text emitted so far, and emits no `done`: half a command must not run."""
+        """Returns the call with the text emitted so far, and emits no done event: half a command must not run."""
         return self._build_item("incomplete")
 
     def _build_item(self, status: Status) -> FunctionCall | CustomToolCall:

@@ -34,7 +34,7 @@ class AdapterPlace(NamedTuple):
 class AdapterUpdates:
     """Applies one update after another. An update that has begun ends, also if its client disconnects.
 
-    ``folders``: those whose adapters may be loaded; without one, no update is allowed.
+    `folders`: those whose adapters may be loaded; without one, no update is allowed.
     """
 
     def __init__(self, models: ModelRegistry, folders: Sequence[str]) -> None:

@@ -111,13 +111,13 @@ def limit_body(receive: AsgiReceive, max_bytes: int, encoding: str | None, reser
 
 
 def body_too_large(max_bytes: int) -> ApiError:
-    """Returns the error for a body of more than `most` bytes."""
+    """Returns the error for a body of more than `max_bytes` bytes."""
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     return ApiError(status, "request_too_large", f"The body is larger than {max_bytes} bytes.")
 
 
 def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Decompresses `data`. Raises `ApiError`: 413 for more than `most` bytes, 400 if it is invalid or incomplete."""
+    """Decompresses `data`. Raises `ApiError`: 413 above `max_bytes` bytes, 400 if it is invalid or incomplete."""
     try:
         out, complete = (_inflate if encoding in ("gzip", "deflate") else _decompress_zstd)(data, max_bytes)
     except (zlib.error, zstandard.ZstdError):
@@ -132,7 +132,7 @@ def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def _decompress_body(receive: AsgiReceive, max_bytes: int, encoding: str) -> AsgiReceive:
-    """Returns a `receive` whose first message has the receive_body decompressed body."""
+    """Returns a `receive` whose first message has the decompressed body."""
     done = False
 
     async def receive_body() -> AsgiMessage:

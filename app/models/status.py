@@ -33,7 +33,7 @@ def is_starting(engine: Engine) -> bool:
 
 
 def read_residence(engine: Engine) -> str:
-    """Returns `loaded`, `loading`, `unloaded` or `unloading`. An engine that restarts counts as loading."""
+    """Returns "loaded", "loading", "unloaded" or "unloading". An engine that restarts counts as loading."""
     if isinstance(engine, HostedEngine) and engine.residence != "loaded":
         return engine.residence
     return "loaded" if engine.unready_reason() is None else "loading"

@@ -52,7 +52,7 @@ async def final_response(log: EventLog) -> bytes:
 
 
 def initial_response(log: EventLog) -> bytes:
-    """Returns the response as of its first two events, `queued` if it runs in the background, even if it has ended."""
+    """Returns the response as of its first two events: queued if it runs in the background, even if it has ended."""
     snapshots = [frame.event.response for frame in log.entries[:2] if isinstance(frame.event, LifecycleEvent)]
     return msgspec.json.encode(snapshots[-1])
 

@@ -49,7 +49,7 @@ async def create_remote_engine(
 ) -> tuple[Engine, LoadedFormat, str]:
     """Returns the engine, the model's format, and the model's name. Raises `ServeError` or `LoadError`.
 
-    ``on_status`` is called with the model's name and a step of the start.
+    `on_status` is called with the model's name and a step of the start.
     """
     remote = options.remote
     endpoints, child = tuple(_parse_url(url) for url in remote.urls), None

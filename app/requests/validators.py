@@ -169,7 +169,7 @@ def object_of(fields: Mapping[str, Validator]) -> Validator:
 
 @described({"type": "object", "additionalProperties": {"type": "string"}})
 def string_map(value: Any, path: str, *, most: int | None = 16, key: int = 64, text: int = 512) -> None:
-    """Checks a flat object of strings, such as `metadata`. If `most` is None, nothing has a limit."""
+    """Checks a flat object of strings, such as "metadata". If `most` is None, nothing has a limit."""
     is_object(value, path)
     if most is not None and len(value) > most:
         expectation = f"Expected an object with at most {most} properties, but got {len(value)} instead."

@@ -17,7 +17,7 @@ from antiphon.app.routes.replies import final_reply, json_reply, start_turns, st
 
 @post("/v1/chat/completions", status_code=200)
 async def create_chat_completion(request: AnyRequest) -> Response[Any]:
-    """Generates the next message of a chat, in `n` choices, and returns it as a stream or in one piece."""
+    """Generates the next message of a chat, in one or more choices, and returns it as a stream or in one piece."""
     context = server_context(request)
     body = await parse_body(await request.body())
     await wait_until_ready(request, body)

@@ -31,7 +31,7 @@ END_MESSAGE = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class EventStreamResponse(Response[None]):
-    """A stream that `telling` encodes. The context `reading` is active until the stream ends or is disconnected."""
+    """A stream that `encoder` encodes. `reading_context` is active until the stream ends or is disconnected."""
 
     def __init__(self, encoder: StreamEncoder, reading_context: AbstractContextManager[None]) -> None:
         super().__init__(None, status_code=200)

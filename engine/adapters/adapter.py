@@ -19,7 +19,7 @@ MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class LoadedAdapter:
-    """An adapter that jobs can use. ``number`` is never used twice, also not for the same name."""
+    """An adapter that jobs can use. `number` is never used twice, also not for the same name."""
 
     def __init__(self, name: str, number: int, weights: dict[str, LoraWeight]) -> None:
         self.name, self.number = name, number
@@ -50,7 +50,7 @@ class ScaledPair(NamedTuple):
 def match_layers(files: AdapterFiles, layers: AdaptableLayers) -> dict[str, ScaledPair]:
     """Returns an adapter's matrices by the names of the model's layers.
 
-    Raises :class:`LoadError` unless the model has all of these layers, with these shapes.
+    Raises `LoadError` unless the model has all of these layers, with these shapes.
     """
     folder, config = files.folder, files.config
     matched: dict[str, ScaledPair] = {}
@@ -76,7 +76,7 @@ def match_layers(files: AdapterFiles, layers: AdaptableLayers) -> dict[str, Scal
 
 
 def _read_settings(folder: Path, config: LoraConfig, written: str) -> tuple[int, float]:
-    """Returns the rank and the scale of a layer. ``written``: its name in the file."""
+    """Returns the rank and the scale of a layer. `written`: its name in the file."""
     try:
         if not config.is_target(written):
             raise LoadError(f"adapter {folder}: has weights for {written}, which target_modules does not name")
@@ -90,7 +90,7 @@ def _read_settings(folder: Path, config: LoraConfig, written: str) -> tuple[int,
 def build_adapter(
     name: str, number: int, files: AdapterFiles, layers: AdaptableLayers, dtype: torch.dtype
 ) -> LoadedAdapter:
-    """Builds an adapter for a model. Raises :class:`LoadError` if it does not fit the model's layers."""
+    """Builds an adapter for a model. Raises `LoadError` if it does not fit the model's layers."""
     matched = match_layers(files, layers)
     refused = {layer: layers.refusals[layer] for layer in matched if layer in layers.refusals}
     if refused:
@@ -104,7 +104,7 @@ def build_adapter(
 
 
 def _check_matrices(folder: Path, layer: str, pair: MatrixPair, shape: tuple[int, int], rank: int) -> None:
-    """Raises :class:`LoadError` unless A is (rank, inputs), B is (outputs, rank), and all their numbers are finite."""
+    """Raises `LoadError` unless A is (rank, inputs), B is (outputs, rank), and all their numbers are finite."""
     inputs, outputs = shape
     for matrix, found, expected in (("A", pair.a, (rank, inputs)), ("B", pair.b, (outputs, rank))):
         if found.dtype not in MATRIX_DTYPES:

@@ -1,6 +1,6 @@
 """Copies of the base model's weights in an adapter's file.
 
-PEFT's ``save_pretrained`` adds the whole embedding or output layer if an adapter changes it, or if the vocabulary was
+PEFT's `save_pretrained` adds the whole embedding or output layer if an adapter changes it, or if the vocabulary was
 resized. A copy that equals the base model's weight changes nothing; any other would be a part of the adapter.
 """
 
@@ -22,7 +22,7 @@ ROWS_PER_PART = 2048
 
 
 def check_base_weights(files: AdapterFiles, base_folder: Path | None) -> None:
-    """Raises :class:`LoadError` if a copy differs from the base model's weight.
+    """Raises `LoadError` if a copy differs from the base model's weight.
 
     Weights that cannot be compared, because the base model's files hold no such tensor, are named in the log.
     """

@@ -23,7 +23,7 @@ def install_adapter_hooks(
     """Attaches the layers to the model, which has been optimized, and the forward pass to the layers' rows.
 
     The pass that packs sequences is probed: a layer that is not computed for all rows is refused to adapters. Rows of
-    the base model share a pass with adapters only if they get the same bits as without. ``kernels`` compute the
+    the base model share a pass with adapters only if they get the same bits as without. `kernels` compute the
     adapters' products.
     """
     layers.products.kernel = None if kernels is None or model.device.type != "cpu" else kernels.lora

@@ -4,7 +4,7 @@ Clients may write them, and Python's own matcher can take years for one. The par
 the matcher follows all of its states at once: it takes at most states times characters, once more for each position at
 which the expression looks ahead.
 
-It tells what ``re.fullmatch`` tells. References to groups, atomic groups and looking behind need more than an automaton
+It tells what `re.fullmatch` tells. References to groups, atomic groups and looking behind need more than an automaton
 and are refused.
 """
 
@@ -61,14 +61,14 @@ PLACES: dict[Any, Callable[[Place], bool]] = {
     codes.AT_BOUNDARY: lambda place: place.is_boundary,
     codes.AT_NON_BOUNDARY: lambda place: not place.is_boundary,
 }
-"""Conditions on a position. A name has no line breaks, before which ``$`` would match, too."""
+"""Conditions on a position. A name has no line breaks, before which `$` would match, too."""
 
 
 class PatternState(NamedTuple):
-    """A state of the automaton. It goes on to one of ``following``, unless a condition fails.
+    """A state of the automaton. It goes on to one of `following`, unless a condition fails.
 
-    ``reads`` tests the character that the state consumes, None if it consumes none. ``place`` tests the position.
-    ``ahead`` is the start of what must follow, or with ``is_negative`` must not.
+    `reads` tests the character that the state consumes, None if it consumes none. `place` tests the position.
+    `ahead` is the start of what must follow, or with `is_negative` must not.
     """
 
     following: list[int]
@@ -83,7 +83,7 @@ END, END_AHEAD = 0, 1
 
 
 class LayerPattern:
-    """A regular expression for names of layers. Raises :class:`PatternError`."""
+    """A regular expression for names of layers. Raises `PatternError`."""
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > MAX_PATTERN_CHARS:
@@ -103,7 +103,7 @@ class LayerPattern:
             raise PatternError("it is nested too deeply, or repeats too often") from None
 
     def matches(self, name: str) -> bool:
-        """Tells whether the expression matches a whole name. Raises :class:`PatternError` after too many steps."""
+        """Tells whether the expression matches a whole name. Raises `PatternError` after too many steps."""
         if len(name) > MAX_NAME_CHARS or "\n" in name:
             return False
         self._aheads: dict[tuple[int, int], bool] = {}
@@ -180,7 +180,7 @@ class LayerPattern:
         raise PatternError(f"{str(code).lower()} is not supported")
 
     def _add_repetition(self, low: int, high: Any, items: Any, following: int) -> int:
-        """Adds ``low`` to ``high`` copies of a sequence, of which those after ``low`` may be left out."""
+        """Adds `low` to `high` copies of a sequence, of which those after `low` may be left out."""
         if high is codes.MAXREPEAT:
             loop = self._add(PatternState([following]))
             self._states[loop].following.append(self._add_sequence(items, loop))

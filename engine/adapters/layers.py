@@ -26,7 +26,7 @@ LAYERS_PART = "layers."
 class AdaptableLayers:
     """The linear layers of a model by name. Created before layers are replaced, attached to them afterwards.
 
-    ``shapes`` maps a name to (inputs, outputs), ``refusals`` maps a name to the reason why no adapter can change it.
+    `shapes` maps a name to (inputs, outputs), `refusals` maps a name to the reason why no adapter can change it.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -132,6 +132,6 @@ class AdaptableLayers:
 
 
 def _tail_of(name: str) -> str:
-    """Returns the part of a layer's name from ``layers.`` on, or the whole name."""
+    """Returns the part of a layer's name from `layers.` on, or the whole name."""
     first = name.find(LAYERS_PART)
     return name if first < 0 else name[first:]

@@ -62,20 +62,20 @@ REFUSAL_REASONS = {
 """Reasons for the refusal of some keys. Other keys are refused as unknown, unless their value is empty."""
 
 PLAIN_INITIALIZATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
-"""Values of ``init_lora_weights`` that leave the base model as it is. Others, such as ``pissa``, change its weights."""
+"""Values of `init_lora_weights` that leave the base model as it is. Others, such as `pissa`, change its weights."""
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The settings of an adapter that its result depends on.
 
-    Methods that compare names of layers raise :class:`PatternError` if an expression takes too many steps.
+    Methods that compare names of layers raise `PatternError` if an expression takes too many steps.
     """
 
     rank: int
     alpha: float
     use_rslora: bool = False
     target_modules: tuple[str, ...] | str = ()
-    """Names of layers, or the ends of their names after a dot; or a regular expression; or ``all-linear``."""
+    """Names of layers, or the ends of their names after a dot; or a regular expression; or `all-linear`."""
     exclude_modules: tuple[str, ...] | str = ()
     rank_pattern: dict[str, int] = {}
     alpha_pattern: dict[str, float] = {}
@@ -132,7 +132,7 @@ class LayerNames:
 class LayerKeys:
     """Keys of `rank_pattern`: expressions for the ends of names after a point, most of which are names.
 
-    Raises :class:`PatternError`.
+    Raises `PatternError`.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -161,9 +161,9 @@ def _ends_with(layer: str, key: str) -> bool:
 
 
 def read_lora_config(folder: Path, root: Path | None = None) -> LoraConfig:
-    """Reads and checks the configuration in an adapter's folder. Raises :class:`LoadError` that names the key.
+    """Reads and checks the configuration in an adapter's folder. Raises `LoadError` that names the key.
 
-    ``root``: the folder that the adapter's files must be in, None for any.
+    `root`: the folder that the adapter's files must be in, None for any.
     """
     check_adapter_folder(folder, root)
     try:
@@ -198,7 +198,7 @@ def read_lora_config(folder: Path, root: Path | None = None) -> LoraConfig:
 
 
 def check_adapter_folder(folder: Path, root: Path | None) -> None:
-    """Raises :class:`LoadError` unless the folder exists, in the folder ``root`` if one is given."""
+    """Raises `LoadError` unless the folder exists, in the folder `root` if one is given."""
     if root is not None and not is_below(folder, root):
         raise LoadError(f"adapter {folder}: it is not in a folder of --lora-dir; copy it there")
     if not os.path.isdir(folder):  # noqa: PTH112  the method raises for names that are too long
@@ -206,7 +206,7 @@ def check_adapter_folder(folder: Path, root: Path | None) -> None:
 
 
 def check_weights_file(folder: Path) -> Path:
-    """Returns the file with the adapter's weights. Raises :class:`LoadError`. Pickles are never read."""
+    """Returns the file with the adapter's weights. Raises `LoadError`. Pickles are never read."""
     path = folder / WEIGHTS_FILE
     if path.is_file():
         return path
@@ -216,7 +216,7 @@ def check_weights_file(folder: Path) -> Path:
 
 
 def _refuse_unsupported(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises :class:`LoadError` for the first key that cannot be served."""
+    """Raises `LoadError` for the first key that cannot be served."""
     if str(config.get("peft_type") or "LORA").upper() != "LORA":
         raise _refuse(folder, "peft_type", config["peft_type"], "only LORA is supported")
     if config.get("task_type") not in (None, "CAUSAL_LM"):

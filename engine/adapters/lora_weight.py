@@ -18,8 +18,8 @@ class LoraWeight:
     On a CPU it computes in fp32, and a row's bits are the same in any batch. torch's product promises that for equal
     shapes at equally aligned addresses only, since MKL chooses the order of its sums by both. So rows are copied into
     blocks of one size whose rows are aligned, and where the place in a block matters all the same, each row is a block.
-    On a GPU it computes in ``dtype``.
-    For a ``kernel`` that supports the layer it holds only ``matrices``, and cannot be called.
+    On a GPU it computes in `dtype`.
+    For a `kernel` that supports the layer it holds only `matrices`, and cannot be called.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class LoraModule(msgspec.Struct, frozen=True):
 
 
 def parse_lora_option(text: str) -> LoraModule:
-    """Returns the adapter of ``--lora NAME=PATH``, with an absolute path. Raises :class:`LoadError`."""
+    """Returns the adapter of `--lora NAME=PATH`, with an absolute path. Raises `LoadError`."""
     name, separator, path = text.partition("=")
     if not (name.strip() and separator and path.strip()):
         raise LoadError(f"--lora {text}: write NAME=PATH, a model name and the adapter's folder")

@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 8 << 20
 """Largest header of the weights. One for each layer of a model of 126 layers takes 300 KB."""
 
 KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
-"""Name of a matrix in the file. Some trainers leave the adapter's name, ``default``, in it."""
+"""Name of a matrix in the file. Some trainers leave the adapter's name, `default`, in it."""
 
 BASE_KEY = re.compile(r"base_model\.model\.(?P<layer>(?!.*\.lora_).+?)(?:\.base_layer)?\.(?P<kind>weight|bias)")
 """Name of a copy of the base model's weight. PEFT saves those of embeddings and output layers in some cases."""
@@ -54,7 +54,7 @@ class BaseCopy(NamedTuple):
 
 
 class AdapterFiles(NamedTuple):
-    """Contents of an adapter's folder. ``base_copies``: copies of the base model's weights by its names."""
+    """Contents of an adapter's folder. `base_copies`: copies of the base model's weights by its names."""
 
     folder: Path
     config: LoraConfig
@@ -65,9 +65,9 @@ class AdapterFiles(NamedTuple):
 def read_adapter_files(
     folder: Path, root: Path | None = None, max_weights_bytes: int = MAX_WEIGHTS_BYTES
 ) -> AdapterFiles:
-    """Reads an adapter's configuration and weights. Raises :class:`LoadError`.
+    """Reads an adapter's configuration and weights. Raises `LoadError`.
 
-    ``root``: the folder that the files must be in, None for any. The weights are read into memory at once: a mapped
+    `root`: the folder that the files must be in, None for any. The weights are read into memory at once: a mapped
     file that another process shortens would end this one.
     """
     config = read_lora_config(folder, root)

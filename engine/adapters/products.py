@@ -12,7 +12,7 @@ from antiphon.engine.kernels.lora import LoraKernel, describe_group
 class AdapterProducts:
     """Computes the products of all adapters of a pass, layer by layer. Rows of the base model are not written.
 
-    With a ``kernel``, one call computes a layer's products of all adapters; without, torch computes one adapter after
+    With a `kernel`, one call computes a layer's products of all adapters; without, torch computes one adapter after
     the other. An adapter's matrices are stored for one of both, so the kernel is set before any adapter is built.
     """
 

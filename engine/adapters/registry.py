@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class AdapterRegistry:
-    """Adapters over one base model. ``base_folder``, the model's folder, is compared with the adapters' own records."""
+    """Adapters over one base model. `base_folder`, the model's folder, is compared with the adapters' own records."""
 
     def __init__(self, layers: AdaptableLayers, dtype: torch.dtype, base_folder: Path | None = None) -> None:
         self.on_unload: Callable[[int], None] = lambda _: None
@@ -29,7 +29,7 @@ class AdapterRegistry:
         self._layers, self._dtype, self._base_folder = layers, dtype, base_folder
         self._adapters: dict[str, LoadedAdapter] = {}
         self._files: dict[str, AdapterFiles] = {}
-        """Files that :meth:`read_all` has read, by the adapter's name."""
+        """Files that `read_all` has read, by the adapter's name."""
         self._numbers = count(1)
 
     @property
@@ -38,7 +38,7 @@ class AdapterRegistry:
         return "adapters " + ", ".join(each.description for each in self._adapters.values()) if self._adapters else ""
 
     def find(self, name: str) -> LoadedAdapter | None:
-        """Returns the adapter of a job, None for the base model. Raises :class:`EngineError` for an unknown name."""
+        """Returns the adapter of a job, None for the base model. Raises `EngineError` for an unknown name."""
         if not name:
             return None
         if name not in self._adapters:
@@ -51,7 +51,7 @@ class AdapterRegistry:
         return self._layers
 
     def read_all(self, modules: tuple[LoraModule, ...]) -> None:
-        """Reads adapters for :meth:`load_all`, before the model is packed. Raises :class:`LoadError` as it does."""
+        """Reads adapters for `load_all`, before the model is packed. Raises `LoadError` as it does."""
         for module in modules:
             try:
                 self._files[module.name] = self._read_files(Path(module.path), _find_root(module.root))
@@ -60,7 +60,7 @@ class AdapterRegistry:
                     raise
 
     def load_all(self, modules: tuple[LoraModule, ...]) -> None:
-        """Loads adapters at start. Raises :class:`LoadError` unless the adapter is not required."""
+        """Loads adapters at start. Raises `LoadError` unless the adapter is not required."""
         for module in modules:
             log.info("loading adapter %s", module.name)
             try:
@@ -71,9 +71,9 @@ class AdapterRegistry:
                 log.warning("adapter %s is not served: %s", module.name, error.message)
 
     def load(self, name: str, path: str, root: str = "") -> LoadedAdapter:
-        """Loads an adapter; one with the same name is replaced. Raises :class:`LoadError`.
+        """Loads an adapter; one with the same name is replaced. Raises `LoadError`.
 
-        ``root``: the folder that its files must be in, empty for any.
+        `root`: the folder that its files must be in, empty for any.
         """
         files = self._files.pop(name, None) or self._read_files(Path(path), _find_root(root))
         with torch.inference_mode():
@@ -84,7 +84,7 @@ class AdapterRegistry:
         return adapter
 
     def _read_files(self, folder: Path, root: Path | None) -> AdapterFiles:
-        """Reads an adapter and compares it with the base model. Raises :class:`LoadError`."""
+        """Reads an adapter and compares it with the base model. Raises `LoadError`."""
         check_adapter_folder(folder, root)
         files_size = check_weights_file(folder).stat().st_size
         free = free_memory(str(self._layers.device))
@@ -100,7 +100,7 @@ class AdapterRegistry:
         return files._replace(base_copies={})
 
     def unload(self, name: str) -> None:
-        """Removes an adapter. Jobs that have it keep it until their end. Raises :class:`EngineError`."""
+        """Removes an adapter. Jobs that have it keep it until their end. Raises `EngineError`."""
         adapter = self.find(name)
         if adapter is None:
             raise adapter_not_found(name)

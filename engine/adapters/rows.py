@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class RowGroup(NamedTuple):
     """The rows of one adapter: a range, or indices if they are not consecutive.
 
-    ``ranges`` are the first row and the number of rows of each range; None for all rows.
+    `ranges` are the first row and the number of rows of each range; None for all rows.
     """
 
     adapter: "LoadedAdapter"
@@ -26,7 +26,7 @@ class RowGroup(NamedTuple):
 class AdapterRows:
     """The groups of the pass that runs now. The layers read them, the forward pass sets them.
 
-    ``groups`` are rows of all tokens, ``head_groups`` rows of the logits. Rows in no group belong to the base model.
+    `groups` are rows of all tokens, `head_groups` rows of the logits. Rows in no group belong to the base model.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class AdapterRows:
     def begin(
         self, adapters: Sequence["LoadedAdapter | None"], logit_rows: Sequence[int], device: torch.device
     ) -> None:
-        """Begins a pass over rows with these adapters, whose head computes the ``logit_rows``."""
+        """Begins a pass over rows with these adapters, whose head computes the `logit_rows`."""
         if self._last != (adapters, logit_rows):  # steps that generate one token each have the same rows
             self.forget()
             groups = group_rows(adapters, device)
@@ -105,7 +105,7 @@ def run_apart(
 ) -> Tensor:
     """Runs the base model's sequences in one pass and those with adapters in another; returns logits in order.
 
-    With ``by_adapter``, each adapter gets a pass of its own.
+    With `by_adapter`, each adapter gets a pass of its own.
     """
     parts: dict[int, list[SequenceInput]] = {}
     for item in inputs:

@@ -1,6 +1,6 @@
 """Interface of a KV cache: the keys and values of one sequence. Imports no torch, so that the scheduler needs none.
 
-A forward pass writes tokens first and commits them after it has succeeded (:meth:`KVCache.commit`). The tokens of a
+A forward pass writes tokens first and commits them after it has succeeded (`KVCache.commit`). The tokens of a
 failed pass therefore never become valid.
 """
 
@@ -15,9 +15,9 @@ CAPACITY_STEP_TOKENS = 16
 
 
 class KVCache(ABC):
-    """Keys and values of one sequence. The first ``length`` tokens are valid; ``capacity`` is in tokens.
+    """Keys and values of one sequence. The first `length` tokens are valid; `capacity` is in tokens.
 
-    ``expected``: the number of tokens that the sequence will probably hold.
+    `expected`: the number of tokens that the sequence will probably hold.
     """
 
     def __init__(self, expected: int = 0) -> None:
@@ -35,7 +35,7 @@ class KVCache(ABC):
         return self.capacity
 
     def reusable_length(self, limit: int) -> int:
-        """Returns the length of the longest prefix of at most ``limit`` tokens that :meth:`copy` can copy."""
+        """Returns the length of the longest prefix of at most `limit` tokens that `copy` can copy."""
         return min(self.length, limit)
 
     def plan_snapshots(self, lengths: list[int]) -> None:  # noqa: B027  most caches need no snapshots
@@ -45,18 +45,18 @@ class KVCache(ABC):
         """Ends the use by a sequence; the cache may be copied, truncated and shrunk only."""
 
     def unpark(self) -> None:  # noqa: B027
-        """Begins the use by another sequence, after :meth:`park`."""
+        """Begins the use by another sequence, after `park`."""
 
     def reserve(self, tokens: int) -> None:
-        """Raises the capacity to at least ``tokens``. The next pass that needs the memory allocates it."""
+        """Raises the capacity to at least `tokens`. The next pass that needs the memory allocates it."""
         self._capacity = max(self._capacity, tokens)
 
     def commit(self, tokens: int) -> None:
-        """Makes the ``tokens`` tokens just written valid, after a pass that succeeded."""
+        """Makes the `tokens` tokens just written valid, after a pass that succeeded."""
         self.length += tokens
 
     def truncate(self, length: int) -> None:
-        """Drops all but the first ``length`` tokens; keeps the memory."""
+        """Drops all but the first `length` tokens; keeps the memory."""
         self.length = min(self.length, length)
 
     @abstractmethod
@@ -65,11 +65,11 @@ class KVCache(ABC):
 
     @abstractmethod
     def copy(self, length: int, capacity: int) -> "KVCache":
-        """Returns a copy of the first ``length`` tokens with this capacity. Writes to one do not affect the other."""
+        """Returns a copy of the first `length` tokens with this capacity. Writes to one do not affect the other."""
 
     @abstractmethod
     def shrink(self, length: int) -> None:
-        """Drops all but the first ``length`` tokens and frees the remaining memory."""
+        """Drops all but the first `length` tokens and frees the remaining memory."""
 
     @property
     @abstractmethod
@@ -78,5 +78,5 @@ class KVCache(ABC):
 
 
 def round_capacity(tokens: int) -> int:
-    """Rounds a number of tokens up to a multiple of :data:`CAPACITY_STEP_TOKENS`."""
+    """Rounds a number of tokens up to a multiple of `CAPACITY_STEP_TOKENS`."""
     return -(-tokens // CAPACITY_STEP_TOKENS) * CAPACITY_STEP_TOKENS

@@ -31,7 +31,7 @@ class _LayerBuffers(NamedTuple):
 class ContiguousKVCache(KVCache):
     """Two buffers of shape (1, kv_heads, capacity, head_dim) per layer, allocated at the layer's first write.
 
-    A good ``expected`` avoids copying for growth. ``fp16``: the buffers hold fp16, and values beyond its range are
+    A good `expected` avoids copying for growth. `fp16`: the buffers hold fp16, and values beyond its range are
     clamped.
     """
 
@@ -41,7 +41,7 @@ class ContiguousKVCache(KVCache):
         self._layers: dict[int, _LayerBuffers] = {}
 
     def write_and_read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes as in :meth:`KVCache.write_and_read`. Returns views of the buffers, or copies if these hold fp16."""
+        """Writes as in `KVCache.write_and_read`. Returns views of the buffers, or copies if these hold fp16."""
         end = self.length + keys.shape[2]
         buffers = self._ensure_buffers(layer, keys, values, end)
         for buffer, new in ((buffers.keys, keys), (buffers.values, values)):
@@ -49,14 +49,14 @@ class ContiguousKVCache(KVCache):
         return buffers.keys[:, :, :end].to(keys.dtype), buffers.values[:, :, :end].to(values.dtype)
 
     def reserve_addresses(self, layer: int, keys: Tensor, values: Tensor, tokens: int) -> BufferAddresses:
-        """Ensures memory for ``tokens`` tokens after the valid ones, like :meth:`write_and_read`, but writes nothing.
+        """Ensures memory for `tokens` tokens after the valid ones, like `write_and_read`, but writes nothing.
 
-        ``keys`` and ``values`` only supply shape, dtype and device.
+        `keys` and `values` only supply shape, dtype and device.
         """
         return self._ensure_buffers(layer, keys, values, self.length + tokens).addresses
 
     def _ensure_buffers(self, layer: int, keys: Tensor, values: Tensor, end: int) -> _LayerBuffers:
-        """Returns the layer's buffers, with capacity for at least ``end`` tokens."""
+        """Returns the layer's buffers, with capacity for at least `end` tokens."""
         buffers = self._layers.get(layer)
         if buffers is not None and end <= buffers.capacity:
             return buffers
@@ -71,20 +71,20 @@ class ContiguousKVCache(KVCache):
 
     @torch.inference_mode()
     def copy(self, length: int, capacity: int) -> "ContiguousKVCache":
-        """Copies the buffers; see :meth:`KVCache.copy`."""
+        """Copies the buffers; see `KVCache.copy`."""
         clone = ContiguousKVCache(max(length, capacity), fp16=self.fp16)
         self.copy_buffers_to(clone, length)
         return clone
 
     def copy_buffers_to(self, clone: "ContiguousKVCache", length: int) -> None:
-        """Copies the first ``length`` tokens to an empty cache."""
+        """Copies the first `length` tokens to an empty cache."""
         clone.length = min(self.length, length)
         for layer, buffers in self._layers.items():
             clone._layers[layer] = _copy_buffers(buffers, clone.length, clone._capacity)
 
     @torch.inference_mode()
     def shrink(self, length: int) -> None:
-        """Replaces the buffers by smaller ones, one layer at a time; see :meth:`KVCache.shrink`."""
+        """Replaces the buffers by smaller ones, one layer at a time; see `KVCache.shrink`."""
         self.truncate(length)
         self._capacity = round_capacity(self.length)
         for layer, buffers in self._layers.items():
@@ -101,7 +101,7 @@ class ContiguousKVCache(KVCache):
 
 
 def _allocate_buffers(keys: Tensor, values: Tensor, capacity: int, dtype: torch.dtype) -> _LayerBuffers:
-    """Allocates buffers with the heads, head_dim and device of ``keys`` and ``values``."""
+    """Allocates buffers with the heads, head_dim and device of `keys` and `values`."""
     key_buffer, value_buffer = (
         like.new_empty((1, like.shape[1], capacity, like.shape[3]), dtype=dtype) for like in (keys, values)
     )
@@ -114,7 +114,7 @@ def _allocate_buffers(keys: Tensor, values: Tensor, capacity: int, dtype: torch.
 
 
 def _copy_buffers(source: _LayerBuffers, length: int, capacity: int) -> _LayerBuffers:
-    """Allocates buffers and copies the first ``length`` tokens of ``source`` into them."""
+    """Allocates buffers and copies the first `length` tokens of `source` into them."""
     new = _allocate_buffers(source.keys, source.values, capacity, source.keys.dtype)
     new.keys[:, :, :length] = source.keys[:, :, :length]
     new.values[:, :, :length] = source.values[:, :, :length]

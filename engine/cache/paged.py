@@ -1,12 +1,12 @@
-"""A paged KV cache: one pool of memory for all sequences, allocated in pages of :data:`PAGE_TOKENS` tokens.
+"""A paged KV cache: one pool of memory for all sequences, allocated in pages of `PAGE_TOKENS` tokens.
 
 The page table of a sequence lists its pages in order. Sequences with a common prefix share pages. A sequence that
 writes into a shared page gets a copy of it first. A cached prefix is therefore reused without copying it, and one
 attention call can serve many sequences.
 
-Example with pages of 16 tokens: a sequence of 40 tokens has the table ``[1, 2, 3]``. Its token 20 is in page
-``table[20 // 16]`` = 2, at offset ``20 % 16`` = 4. A copy of all 40 tokens has the same table. When the copy writes
-token 40, page 3 is shared, so it is copied to the free page 4; the table of the copy is now ``[1, 2, 4]``.
+Example with pages of 16 tokens: a sequence of 40 tokens has the table `[1, 2, 3]`. Its token 20 is in page
+`table[20 // 16]` = 2, at offset `20 % 16` = 4. A copy of all 40 tokens has the same table. When the copy writes
+token 40, page 3 is shared, so it is copied to the free page 4; the table of the copy is now `[1, 2, 4]`.
 """
 
 import weakref
@@ -26,9 +26,9 @@ NULL_PAGE = 0
 
 
 class PagePool:
-    """A pool of ``count`` pages for each of ``layers`` layers. Keys and values must have the same shape in all layers.
+    """A pool of `count` pages for each of `layers` layers. Keys and values must have the same shape in all layers.
 
-    The memory is allocated at the first write; a pool returned by :meth:`with_size` has its memory already.
+    The memory is allocated at the first write; a pool returned by `with_size` has its memory already.
     """
 
     def __init__(self, layers: int, count: int) -> None:
@@ -56,7 +56,7 @@ class PagePool:
         return pool
 
     def allocate(self, count: int) -> list[int]:
-        """Allocates ``count`` pages with one reference each. Raises ``MemoryError`` if fewer are free.
+        """Allocates `count` pages with one reference each. Raises `MemoryError` if fewer are free.
 
         The pages are zeroed, because attention ignores the contents of masked positions only if they are not NaN.
         """
@@ -86,14 +86,14 @@ class PagePool:
         return self._ref_counts[page] > 1
 
     def copy_page(self, page: int) -> int:
-        """Allocates a page with the same contents. Raises ``MemoryError`` if no page is free."""
+        """Allocates a page with the same contents. Raises `MemoryError` if no page is free."""
         (new,) = self.allocate(1)
         for buffer in self._buffers:
             buffer[:, new] = buffer[:, page]
         return new
 
     def write_tokens(self, layer: int, slots: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> None:
-        """Writes keys and values (n, kv_heads, head_dim) to n slots: ``slots`` holds pages and offsets, both (n,)."""
+        """Writes keys and values (n, kv_heads, head_dim) to n slots: `slots` holds pages and offsets, both (n,)."""
         if not self._buffers:
             self._buffers = tuple(_allocate_zeros(new, self.layers, len(self._ref_counts)) for new in (keys, values))
         for buffer, new in zip(self._buffers, (keys, values), strict=True):
@@ -102,7 +102,7 @@ class PagePool:
             buffer[layer].index_put_(slots, new)
 
     def gather_pages(self, layer: int, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values of the pages in ``table`` (rows, n): (rows, kv_heads, n * PAGE_TOKENS, head_dim)."""
+        """Returns keys and values of the pages in `table` (rows, n): (rows, kv_heads, n * PAGE_TOKENS, head_dim)."""
         keys, values = (
             buffer[layer].index_select(0, table.flatten()).view(len(table), -1, *buffer.shape[3:]).transpose(1, 2)
             for buffer in self._buffers
@@ -111,7 +111,7 @@ class PagePool:
 
 
 class _WritePlan(NamedTuple):
-    """Pages and slots of a pass that extends a cache from ``length`` to ``end``; the same for all layers."""
+    """Pages and slots of a pass that extends a cache from `length` to `end`; the same for all layers."""
 
     length: int
     end: int
@@ -130,11 +130,11 @@ class PagedKVCache(KVCache):
         weakref.finalize(self, pool.drop_refs, self.table).atexit = False
 
     def reserve(self, tokens: int) -> None:
-        """Raises the capacity to at least ``tokens``, rounded up to whole pages."""
+        """Raises the capacity to at least `tokens`, rounded up to whole pages."""
         super().reserve(round_capacity(tokens))
 
     def ensure_pages(self, end: int) -> None:
-        """Allocates pages up to ``end`` tokens and copies shared pages to be written. Raises ``MemoryError``."""
+        """Allocates pages up to `end` tokens and copies shared pages to be written. Raises `MemoryError`."""
         self.reserve(end)
         missing = self._capacity // PAGE_TOKENS - len(self.table)
         if missing > 0:
@@ -146,7 +146,7 @@ class PagedKVCache(KVCache):
                 self._pool.drop_refs(array("q", [page]))
 
     def write_and_read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes as in :meth:`KVCache.write_and_read`. Returns copies out of the pages."""
+        """Writes as in `KVCache.write_and_read`. Returns copies out of the pages."""
         end = self.length + keys.shape[2]
         plan = self._write_plan
         if plan is None or plan[:2] != (self.length, end):
@@ -163,7 +163,7 @@ class PagedKVCache(KVCache):
 
     @torch.inference_mode()
     def copy(self, length: int, capacity: int) -> "PagedKVCache":
-        """Returns a cache that shares its pages with this one; see :meth:`KVCache.copy`. Pages are copied on write."""
+        """Returns a cache that shares its pages with this one; see `KVCache.copy`. Pages are copied on write."""
         clone = PagedKVCache(self._pool, max(length, capacity))
         clone.length = min(self.length, length)
         clone.table.extend(self.table[: -(-clone.length // PAGE_TOKENS)])
@@ -172,7 +172,7 @@ class PagedKVCache(KVCache):
         return clone
 
     def shrink(self, length: int) -> None:
-        """Drops references to pages that the first ``length`` tokens do not need; see :meth:`KVCache.shrink`."""
+        """Drops references to pages that the first `length` tokens do not need; see `KVCache.shrink`."""
         self.truncate(length)
         self._capacity = round_capacity(self.length)
         self._write_plan = None

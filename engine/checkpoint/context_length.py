@@ -9,7 +9,7 @@ DEFAULT_CONTEXT_TOKENS = 131_072
 
 
 def read_context_length(read_setting: Callable[[str], Any]) -> int | None:
-    """Returns the context length in tokens; None if there is none. ``read_setting`` returns a setting or None."""
+    """Returns the context length in tokens; None if there is none. `read_setting` returns a setting or None."""
     lengths = [read_setting(name) for name in CONTEXT_NAMES]
     context = next((int(length) for length in lengths if length), None)
     # Files of older versions of transformers call the rotary parameters `rope_scaling`.
@@ -20,7 +20,7 @@ def read_context_length(read_setting: Callable[[str], Any]) -> int | None:
 def _yarn_context(rope_parameters: Any) -> int:
     """Returns the context in tokens to which YaRN extends a model, 0 without YaRN. Layer types may have their own.
 
-    Models are published with YaRN switched off and ``max_position_embeddings`` without it; switching it on, as their
+    Models are published with YaRN switched off and `max_position_embeddings` without it; switching it on, as their
     documentation says, changes only the rotary parameters.
     """
     if not isinstance(rope_parameters, dict):

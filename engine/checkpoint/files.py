@@ -57,10 +57,10 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Contents of a model folder. ``elements_by_dtype`` counts elements by safetensors dtype (BF16, F32, …).
+    """Contents of a model folder. `elements_by_dtype` counts elements by safetensors dtype (BF16, F32, …).
 
-    ``gguf_file`` names the file with the weights if they are in llama.cpp's format; their dtype is GGUF then.
-    ``embedding_elements`` and ``expert_elements`` are the parts of the counts in embeddings and in experts.
+    `gguf_file` names the file with the weights if they are in llama.cpp's format; their dtype is GGUF then.
+    `embedding_elements` and `expert_elements` are the parts of the counts in embeddings and in experts.
     """
 
     path: Path
@@ -98,9 +98,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
         return {dtype: int(count * factors.get(dtype, 1)) for dtype, count in elements_by_dtype.items()}
 
     def weight_bytes(self, itemsize: float, *, unpacks: bool = False) -> int:
-        """Returns the memory of the weights at ``itemsize`` bytes each.
+        """Returns the memory of the weights at `itemsize` bytes each.
 
-        Quantized weights keep their stored size, unless loading ``unpacks`` them.
+        Quantized weights keep their stored size, unless loading `unpacks` them.
         """
         method = self.quantization_method
         if method is None or unpacks:
@@ -113,7 +113,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint:
-    """Checks a local model folder and reads its metadata. Raises :class:`LoadError`."""
+    """Checks a local model folder and reads its metadata. Raises `LoadError`."""
     check_is_folder(path)
     check_folder_entries(path)
     if not (path / "config.json").exists():
@@ -141,7 +141,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
 
 
 def _count_by_dtype(tensors: Iterable[tuple[str, str, int]]) -> dict[str, int]:
-    """Returns the number of elements by type. ``tensors``: name, type and number of elements of each."""
+    """Returns the number of elements by type. `tensors`: name, type and number of elements of each."""
     totals: dict[str, int] = {}
     for _, dtype, count in tensors:
         totals[dtype] = totals.get(dtype, 0) + count
@@ -149,7 +149,7 @@ def _count_by_dtype(tensors: Iterable[tuple[str, str, int]]) -> dict[str, int]:
 
 
 def find_weight_files(path: Path) -> list[Path]:
-    """Returns the weight files. Raises :class:`LoadError` if one is missing or there are none."""
+    """Returns the weight files. Raises `LoadError` if one is missing or there are none."""
     index = path / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json_object(index).get("weight_map")

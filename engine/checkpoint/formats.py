@@ -42,7 +42,7 @@ PACKAGES_BY_QUANTIZATION = {
 
 
 def check_is_folder(path: Path) -> None:
-    """Raises :class:`LoadError` if the path is not a folder."""
+    """Raises `LoadError` if the path is not a folder."""
     if not path.exists():
         raise LoadError(f"{path}: no such folder; give a folder with config.json and safetensors weights, or a hub id")
     if path.is_file() and path.suffix in FORMATS_BY_SUFFIX:
@@ -113,7 +113,7 @@ def _describe_format(file: Path) -> str:
 
 
 def check_kind(path: Path, config: dict[str, Any]) -> None:
-    """Raises :class:`LoadError` if the configuration is that of a speech, an encoder-decoder or an embedding model."""
+    """Raises `LoadError` if the configuration is that of a speech, an encoder-decoder or an embedding model."""
     kind = str(config["model_type"])
     if "num_mel_bins" in config:
         raise LoadError(f"{path}: {kind} is a speech model; choose a text generation model")
@@ -126,7 +126,7 @@ def check_kind(path: Path, config: dict[str, Any]) -> None:
 
 
 def check_quantization(path: Path, config: dict[str, Any]) -> None:
-    """Raises :class:`LoadError` if the weights are quantized by MLX, or in a way that needs missing packages."""
+    """Raises `LoadError` if the weights are quantized by MLX, or in a way that needs missing packages."""
     settings = read_settings(config) or config.get("quantization")
     if not isinstance(settings, Mapping):
         return
@@ -140,7 +140,7 @@ def check_quantization(path: Path, config: dict[str, Any]) -> None:
 
 
 def check_packages(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raises :class:`LoadError` if transformers lacks packages to read weights that are quantized in this way."""
+    """Raises `LoadError` if transformers lacks packages to read weights that are quantized in this way."""
     method = str(settings.get("quant_method"))
     missing = [name for name in PACKAGES_BY_QUANTIZATION.get(method, ()) if find_spec(name) is None]
     if missing:

@@ -12,9 +12,9 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> Sampling:
-    """Sampling defaults of a generation_config.json; an explicit ``do_sample: false`` means temperature 0.
+    """Sampling defaults of a generation_config.json; an explicit `do_sample: false` means temperature 0.
 
-    ``max_new_tokens`` limits the turns whose request sets no limit.
+    `max_new_tokens` limits the turns whose request sets no limit.
     """
     values = {name: generation[name] for name in SAMPLING_FIELDS if isinstance(generation.get(name), (int, float))}
     limit = generation.get("max_new_tokens")
@@ -26,13 +26,13 @@ def sampling_defaults(generation: Mapping[str, Any]) -> Sampling:
 
 
 def read_eos_ids(generation: Mapping[str, Any], default: int | list[int] | None) -> tuple[int, ...]:
-    """Token ids that end an answer. ``default``: those of the model's configuration. Raises :class:`LoadError`."""
+    """Token ids that end an answer. `default`: those of the model's configuration. Raises `LoadError`."""
     eos = generation.get("eos_token_id", default)
     return read_token_ids("eos_token_id", [eos] if isinstance(eos, int) else eos)
 
 
 def read_token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Returns a setting that is a list of token ids, or None. Raises :class:`LoadError`."""
+    """Returns a setting that is a list of token ids, or None. Raises `LoadError`."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(token, int) for token in value):

@@ -40,12 +40,12 @@ def fetch_checkpoint(
     with_modules: bool = False,
     with_weights: bool = True,
 ) -> Path:
-    """Returns the local folder of a model. Raises :class:`LoadError`.
+    """Returns the local folder of a model. Raises `LoadError`.
 
-    An existing folder is returned unchanged, a GGUF file as the folder that is made of it. Otherwise ``source`` must be
-    a hub id (``owner/name``), which is downloaded, or with ``offline`` looked up in the local cache only.
-    ``revision``: branch, tag or commit.
-    ``with_modules``: downloads the parts of an embedding model, too, which are in sub-folders. ``with_weights``: false
+    An existing folder is returned unchanged, a GGUF file as the folder that is made of it. Otherwise `source` must be
+    a hub id (`owner/name`), which is downloaded, or with `offline` looked up in the local cache only.
+    `revision`: branch, tag or commit.
+    `with_modules`: downloads the parts of an embedding model, too, which are in sub-folders. `with_weights`: false
     for a model that another server runs.
     """
     path = Path(source).expanduser()

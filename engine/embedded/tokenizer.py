@@ -60,8 +60,8 @@ def build_tokenizer(seed: int = 0, count: int = 4000) -> Tokenizer:
 def drop_unused_merges(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokenizer:
     """Returns the tokenizer without the merges whose tokens occur nowhere in `texts`. All ids stay unchanged.
 
-    BPE builds long tokens through intermediate ones. `Antiphon` is merged from `Ant` and `iphon`, and no other word of
-    the texts contains `iphon`, so a model never trained on `iphon` could not copy `antiphon`. Intermediate tokens are
+    BPE builds long tokens through intermediate ones. "Antiphon" is merged from "Ant" and "iphon", and no other word of
+    the texts contains "iphon", so a model never trained on "iphon" could not copy "antiphon". Intermediate tokens are
     not needed: `ignore_merges` looks up a word that is a token without merging.
     """
     while True:

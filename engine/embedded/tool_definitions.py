@@ -44,7 +44,7 @@ def tool_line(offered: Tool) -> str:
 def tool_thought(offered: Tool, word: str) -> str:
     """Returns the reasoning before a call: the tool's line, from the word that identified the tool to its end.
 
-    For the tool `get_weather(city)` and the word `weather` it is `weather(city): get_weather`.
+    For the tool `get_weather(city)` and the word "weather" it is `weather(city): get_weather`.
     """
     line = tool_line(offered)
     return line[max(0, line.lower().find(word.lower())) :]
@@ -130,7 +130,7 @@ def make_distractors(words: WordSampler, count: int, taken: set[str]) -> list[To
 
 
 def mix_tools(words: WordSampler, needed: list[Tool], distractor_count: int, taken: set[str]) -> list[Tool]:
-    """Returns the needed tools and `others` distractors, in random order."""
+    """Returns the needed tools and `distractor_count` distractors, in random order."""
     tools = make_distractors(words, distractor_count, taken)
     if words.flip_coin(0.3):
         return needed + tools

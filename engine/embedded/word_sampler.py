@@ -137,7 +137,7 @@ CODAS = [
 
 
 def is_held_out(word: str) -> bool:
-    """Tells whether a word belongs to the evaluation. Ignores case, so that `Oslo` and `oslo` are on the same side."""
+    """Tells whether a word belongs to the evaluation. Ignores case, so that "Oslo" and "oslo" are on the same side."""
     lowercase = word.lower()
     return crc32(lowercase.encode()) % 8 == 0 and lowercase not in ALWAYS_TRAINED
 

@@ -28,7 +28,7 @@ EncodeBatch = Callable[[Sequence[EncoderInput], Sequence[VectorOptions]], list[b
 
 
 class _OpenJob:
-    """A job with inputs that have not been computed. ``waiting`` holds their indices, the longest one last."""
+    """A job with inputs that have not been computed. `waiting` holds their indices, the longest one last."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -40,7 +40,7 @@ class _OpenJob:
 
 
 class EncoderCore:
-    """Implements :class:`engine.process.worker.EngineCore`."""
+    """Implements `engine.process.worker.EngineCore`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class EncoderCore:
         return bool(self._jobs or self._outbox)
 
     def add(self, job: Job) -> None:
-        """Admits a job. Raises :class:`EngineError`."""
+        """Admits a job. Raises `EngineError`."""
         if len(self._jobs) >= self._max_jobs:
             raise overloaded_error()
         if not job.encoder_inputs:
@@ -96,7 +96,7 @@ class EncoderCore:
         return chunks
 
     def abort(self, fault: Fault) -> list[JobChunk]:
-        """Ends all jobs with ``fault``."""
+        """Ends all jobs with `fault`."""
         for job_id in list(self._jobs):
             self._finish(job_id, Chunk(finish="error", fault=fault))
         chunks, self._outbox = self._outbox, []
@@ -130,7 +130,7 @@ class EncoderCore:
 
     @staticmethod
     def _fits(length: int, longest: int, is_first: bool) -> bool:
-        """Tells whether an input is computed with one of ``longest`` tokens.
+        """Tells whether an input is computed with one of `longest` tokens.
 
         Another job's input is not padded to more than twice its length. The inputs of one job are sorted, so that only
         few of them are padded by much.

@@ -17,4 +17,4 @@ class VectorOptions(msgspec.Struct, frozen=True, array_like=True):
     dimensions: int | None = None
     """Numbers to keep of each vector. None: all."""
     normalize: bool | None = None
-    """Scales each vector to length 1. None: as the model's repository says, and if ``dimensions`` cuts the vector."""
+    """Scales each vector to length 1. None: as the model's repository says, and if `dimensions` cuts the vector."""

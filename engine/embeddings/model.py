@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class PaddedBatch:
-    """Token ids of several inputs, padded at the end to the longest one. ``mask`` is None if none is padded."""
+    """Token ids of several inputs, padded at the end to the longest one. `mask` is None if none is padded."""
 
     def __init__(self, inputs: Sequence[EncoderInput], pad_id: int, device: torch.device) -> None:
         self.lengths = torch.tensor([len(each.tokens) for each in inputs])
@@ -106,7 +106,7 @@ class PairScorer:
 
 
 def pool_tokens(hidden: Tensor, lengths: Tensor, modes: Sequence[str]) -> Tensor:
-    """Joins the vectors of each input's tokens to one. ``hidden`` is padded at the end; see ``POOLING_KEYS``."""
+    """Joins the vectors of each input's tokens to one. `hidden` is padded at the end; see `POOLING_KEYS`."""
     positions = torch.arange(hidden.shape[1], device=hidden.device)
     mask = (positions < lengths[:, None])[:, :, None]
     counts = lengths[:, None].to(hidden.dtype)
@@ -130,7 +130,7 @@ def pool_tokens(hidden: Tensor, lengths: Tensor, modes: Sequence[str]) -> Tensor
 def load_encoder(
     modules: SentenceModules, kind: EncoderKind, device: str | None
 ) -> tuple[PreTrainedModel, TextEncoder | PairScorer]:
-    """Loads a model. Raises :class:`LoadError`."""
+    """Loads a model. Raises `LoadError`."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
     chosen = choose_device(device)
     auto_class: Any = AutoModelForSequenceClassification if kind == "rerank" else AutoModel
@@ -167,7 +167,7 @@ def load_encoder(
 
 
 def _load_dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Returns a linear layer with its activation. Raises :class:`LoadError`."""
+    """Returns a linear layer with its activation. Raises `LoadError`."""
     config = read_json_object(folder / "config.json")
     name = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh").rpartition(".")[2]
     if name not in ACTIVATIONS:

@@ -51,7 +51,7 @@ DEFAULT_MAX_TOKENS = 8192
 
 
 class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a repository. ``transformer`` is the folder of the model and its tokenizer."""
+    """The parts of a repository. `transformer` is the folder of the model and its tokenizer."""
 
     transformer: Path
     config: dict[str, Any]
@@ -70,7 +70,7 @@ class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_repository(folder: Path, kind: EncoderKind) -> SentenceModules:
-    """Reads and checks a local repository. Raises :class:`LoadError`."""
+    """Reads and checks a local repository. Raises `LoadError`."""
     check_is_folder(folder)
     check_folder_entries(folder)
     modules = _read_modules(folder)

@@ -16,19 +16,19 @@ CORE_FACTORIES: dict[EncoderKind, str] = {
     "embedding": f"{__name__}:build_embedding_core",
     "rerank": f"{__name__}:build_rerank_core",
 }
-"""Import paths of the functions below, for :class:`engine.process.client.ProcessEngine`."""
+"""Import paths of the functions below, for `engine.process.client.ProcessEngine`."""
 MAX_PASS_TOKENS = {"cpu": 1024, "cuda": 16_384}
 """Tokens per pass by device, padding included; a pass with one input may have more. Larger passes have more padding: on
 a CPU, 200 paragraphs took a fifth more time with 4096."""
 
 
 def build_embedding_core(folder: Path, options: EngineOptions) -> EncoderCore:
-    """Builds the core of an embedding model. Raises :class:`LoadError`."""
+    """Builds the core of an embedding model. Raises `LoadError`."""
     return _build_core(folder, options, "embedding")
 
 
 def build_rerank_core(folder: Path, options: EngineOptions) -> EncoderCore:
-    """Builds the core of a reranking model. Raises :class:`LoadError`."""
+    """Builds the core of a reranking model. Raises `LoadError`."""
     return _build_core(folder, options, "rerank")
 
 

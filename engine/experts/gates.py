@@ -33,7 +33,7 @@ class ModuleGate:
         self._layout = layout
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Implements :data:`Gate`."""
+        """Implements `Gate`."""
         width = x.shape[1]
         inner = width // 2 if self._layout.is_gated else width
         block = max(MAX_BLOCK_ELEMENTS // width, 1) if inner % VECTOR_ELEMENTS == 0 else 1
@@ -87,7 +87,7 @@ def _is_silu(module: nn.Module, layout: ExpertsLayout) -> bool:
 
 
 def apply_to_whole_vectors(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns ``func(x)`` for an elementwise function, with the same bits for an element wherever it is.
+    """Returns `func(x)` for an elementwise function, with the same bits for an element wherever it is.
 
     torch computes the last elements of a tensor, which fill no vector, in another way.
     """

@@ -48,7 +48,7 @@ class StoredGroupedLinear(nn.Module):
         return ExpertMatrix.pack(len(self._weights), pack_expert, None)
 
     def forward(self, inputs: Tensor, expert_size: list[int]) -> Tensor:
-        """Returns the products of all rows; ``expert_size`` holds the number of rows of each expert."""
+        """Returns the products of all rows; `expert_size` holds the number of rows of each expert."""
         products = []
         for index, rows in enumerate(torch.split(inputs, expert_size)):
             products.append(functional.linear(rows, self._weights[index].float()))
@@ -75,11 +75,11 @@ class PackedGroupedLinear(nn.Module):
 
     @classmethod
     def restore(cls, stored: dict[str, Tensor], kernels: Kernels | None) -> "PackedGroupedLinear":
-        """Returns the layer whose tensors :meth:`flatten` returned, without a copy of them."""
+        """Returns the layer whose tensors `flatten` returned, without a copy of them."""
         return cls(ExpertMatrix.restore(MATRIX_PREFIX, stored), kernels)
 
     def forward(self, inputs: Tensor, expert_size: list[int]) -> Tensor:
-        """Implements :meth:`StoredGroupedLinear.forward`."""
+        """Implements `StoredGroupedLinear.forward`."""
         products = [
             self._multiply(rows.contiguous(), self.matrix.take(index), None)
             for index, rows in enumerate(torch.split(inputs, expert_size))
@@ -89,7 +89,7 @@ class PackedGroupedLinear(nn.Module):
 
     @torch.inference_mode()
     def verify(self) -> None:
-        """Raises :class:`UnusableExpertsError` unless the products of the first expert are right in any batch."""
+        """Raises `UnusableExpertsError` unless the products of the first expert are right in any batch."""
         verify_products(self.matrix, self._multiply)
 
 
@@ -107,7 +107,7 @@ class WholeVectorActivation(nn.Module):
 
 @torch.inference_mode()
 def hold_grouped_linears(model: nn.Module) -> dict[str, str]:
-    """Replaces layers of :data:`GROUPED_CLASS_NAMES` by stored ones. Returns the reason for each that stays."""
+    """Replaces layers of `GROUPED_CLASS_NAMES` by stored ones. Returns the reason for each that stays."""
     failures = {}
     for name, module in list(model.named_modules()):
         weight = module._parameters.get("weight")

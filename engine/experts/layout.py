@@ -1,7 +1,7 @@
 """Recognizes fused experts: modules that hold one matrix of all experts as a parameter of three dimensions.
 
-transformers' decorator ``use_experts_implementation`` marks most of their classes and describes how they store and
-apply the weights. Experts in a ``ModuleList`` need nothing of this: their layers are ordinary linear layers.
+transformers' decorator `use_experts_implementation` marks most of their classes and describes how they store and
+apply the weights. Experts in a `ModuleList` need nothing of this: their layers are ordinary linear layers.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ DOWN_NAME = "down_proj"
 class ExpertsLayout(NamedTuple):
     """How a module stores its experts.
 
-    ``up_name`` names the parameter of the first matrix, which also holds the gate if there ``is_gated``.
-    ``is_transposed``: an expert's matrix is (inputs, outputs). ``is_interleaved``: outputs of gate and up alternate.
-    ``scales_inputs``: the block multiplies the inputs by the experts' weights, and the module gets all rows for each
-    expert. ``has_identities``: indices beyond those of the experts choose the row itself.
+    `up_name` names the parameter of the first matrix, which also holds the gate if there `is_gated`.
+    `is_transposed`: an expert's matrix is (inputs, outputs). `is_interleaved`: outputs of gate and up alternate.
+    `scales_inputs`: the block multiplies the inputs by the experts' weights, and the module gets all rows for each
+    expert. `has_identities`: indices beyond those of the experts choose the row itself.
     """
 
     up_name: str

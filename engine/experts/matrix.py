@@ -40,7 +40,7 @@ def form_of(packed: PackedExpertWeight) -> ExpertForm:
 class ExpertMatrix(NamedTuple):
     """Packed weights (outputs, inputs) of all experts, and their biases (experts, outputs) or None.
 
-    ``tensors`` holds those of a packed weight by name, with a first dimension for the experts.
+    `tensors` holds those of a packed weight by name, with a first dimension for the experts.
     """
 
     form: ExpertForm
@@ -51,7 +51,7 @@ class ExpertMatrix(NamedTuple):
 
     @classmethod
     def pack(cls, count: int, pack_expert: Callable[[int], PackedExpertWeight], bias: Tensor | None) -> "ExpertMatrix":
-        """Returns a matrix of ``count`` experts, packed one after another; ``pack_expert`` gets an index."""
+        """Returns a matrix of `count` experts, packed one after another; `pack_expert` gets an index."""
         packed = first = pack_expert(0)
         names = first._fields[NUM_SIZE_FIELDS:]
         tensors = {name: getattr(first, name).new_empty((count, *getattr(first, name).shape)) for name in names}
@@ -77,14 +77,14 @@ class ExpertMatrix(NamedTuple):
         return len(self.tensors["weights"])
 
     def flatten(self, prefix: str) -> dict[str, Tensor]:
-        """Returns all tensors by name, to store them; :meth:`restore` reads them."""
+        """Returns all tensors by name, to store them; `restore` reads them."""
         named = self.tensors if self.bias is None else self.tensors | {"bias": self.bias}
         sizes = torch.tensor([self.inputs, self.outputs])
         return {f"{prefix}.{name}": tensor for name, tensor in (named | {f"{self.form}_sizes": sizes}).items()}
 
     @classmethod
     def restore(cls, prefix: str, stored: dict[str, Tensor]) -> "ExpertMatrix":
-        """Returns the matrix of which ``stored`` holds the tensors. Copies none of them."""
+        """Returns the matrix of which `stored` holds the tensors. Copies none of them."""
         named = {
             name.removeprefix(f"{prefix}."): value for name, value in stored.items() if name.startswith(f"{prefix}.")
         }

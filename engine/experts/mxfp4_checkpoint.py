@@ -35,7 +35,7 @@ BLOCKS_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 
 
 class Mxfp4StoredExperts(StoredExperts):
-    """Experts whose blocks and scales are in the model's files. ``weights`` holds the blocks, ``scales`` the scales."""
+    """Experts whose blocks and scales are in the model's files. `weights` holds the blocks, `scales` the scales."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ def keeps_mxfp4_experts(checkpoint: Checkpoint, device: str) -> bool:
 
 
 def load_mxfp4_model(checkpoint: Checkpoint, load: Callable[[PreTrainedConfig], LoadedModel]) -> LoadedModel:
-    """Loads a model whose experts stay in the files. ``load`` gets the configuration and calls transformers.
+    """Loads a model whose experts stay in the files. `load` gets the configuration and calls transformers.
 
-    Raises :class:`MissingExpertsError`, or :class:`UnknownExpertsError` if transformers' code computes something else.
+    Raises `MissingExpertsError`, or `UnknownExpertsError` if transformers' code computes something else.
     """
     config: Any = load_config(checkpoint) or AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
     del config.quantization_config
@@ -99,7 +99,7 @@ def load_mxfp4_model(checkpoint: Checkpoint, load: Callable[[PreTrainedConfig], 
 def hold_mxfp4_experts(model: nn.Module, folder: Path) -> None:
     """Replaces experts that were left out by those in the files of a folder.
 
-    Raises :class:`MissingExpertsError`, or :class:`UnknownExpertsError` if transformers' code computes something else.
+    Raises `MissingExpertsError`, or `UnknownExpertsError` if transformers' code computes something else.
     """
     files = TensorFiles(folder)
     count = 0

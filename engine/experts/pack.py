@@ -49,7 +49,7 @@ def pack_mixture(
 ) -> None:
     """Packs the experts of a model, and makes the routers of packed experts exact.
 
-    Without a ``form``, experts that are still as they are stored, in 16 bits, stay in 16 bits.
+    Without a `form`, experts that are still as they are stored, in 16 bits, stay in 16 bits.
     """
     first = next((stored for _, stored in _find_stored(model)), None)
     if form is None and first is not None and kernels is not None:
@@ -72,7 +72,7 @@ def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None, ke
     """Replaces fused experts by packed ones. Returns the number of layers packed.
 
     Experts that cannot be packed stay as they are, with a warning in the log. Weights are packed and freed one layer
-    after the other, unless an earlier start has ``kept`` them.
+    after the other, unless an earlier start has `kept` them.
     """
     failures = hold_all_experts(model)
     names = [name for name, _ in _find_stored(model)]
@@ -112,7 +112,7 @@ def visit_layers(layers: Sequence[Layer]) -> Iterator[Layer]:
 
 
 def hold_all_experts(model: nn.Module) -> dict[str, str]:
-    """Replaces fused experts by :class:`StoredExperts`. Returns the reason for each that computes something else."""
+    """Replaces fused experts by `StoredExperts`. Returns the reason for each that computes something else."""
     failures = {}
     for name, module, layout in list(find_fused_experts(model)):
         try:

@@ -35,9 +35,9 @@ class UnusableExpertsError(Exception):
 
 
 class PackedExperts(nn.Module):
-    """Replaces a module of fused experts. ``module`` is the original one without its weights.
+    """Replaces a module of fused experts. `module` is the original one without its weights.
 
-    The tensors are no parameters: :meth:`flatten` returns them, and :meth:`restore` builds the module from them.
+    The tensors are no parameters: `flatten` returns them, and `restore` builds the module from them.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PackedExperts(nn.Module):
     def restore(
         cls, module: nn.Module, layout: ExpertsLayout, stored: dict[str, Tensor], kernels: Kernels | None
     ) -> "PackedExperts":
-        """Returns the experts whose tensors :meth:`flatten` returned, without a copy of them."""
+        """Returns the experts whose tensors `flatten` returned, without a copy of them."""
         return cls(module, layout, ExpertMatrix.restore("up", stored), ExpertMatrix.restore("down", stored), kernels)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class PackedExperts(nn.Module):
 
     @torch.inference_mode()
     def verify(self) -> None:
-        """Raises :class:`UnusableExpertsError` unless the products of the first expert are right in any batch."""
+        """Raises `UnusableExpertsError` unless the products of the first expert are right in any batch."""
         for matrix in (self.up, self.down):
             verify_products(matrix, self._multiply)
         self._verify_layer()
@@ -119,7 +119,7 @@ class PackedExperts(nn.Module):
 
 
 def verify_products(matrix: ExpertMatrix, multiply: Multiply) -> None:
-    """Raises :class:`UnusableExpertsError` unless the products of the first expert are right in any batch."""
+    """Raises `UnusableExpertsError` unless the products of the first expert are right in any batch."""
     x = torch.randn(PROBE_ROW_COUNTS[-1], matrix.inputs, generator=torch.Generator().manual_seed(1))
     packed, bias = matrix.take(0), matrix.take_bias(0)
     product = multiply(x, packed, bias)

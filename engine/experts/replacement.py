@@ -43,7 +43,7 @@ class InputScalingMixture(nn.Module):
 
 
 def replace_experts(model: nn.Module, name: str, stored: StoredExperts, original: nn.Module) -> None:
-    """Replaces the original experts by stored ones that compute the same; else raises :class:`UnknownExpertsError`."""
+    """Replaces the original experts by stored ones that compute the same; else raises `UnknownExpertsError`."""
     check_stored_experts(stored, original)
     if not stored.layout.scales_inputs:
         set_submodule(model, name, stored)
@@ -75,7 +75,7 @@ class _FactorsOfAllRows(nn.Module):
 
 @torch.inference_mode()
 def _check_input_scaling(block: nn.Module, stored: StoredExperts) -> None:
-    """Raises :class:`UnknownExpertsError` unless the block treats experts as :class:`InputScalingMixture` does.
+    """Raises `UnknownExpertsError` unless the block treats experts as `InputScalingMixture` does.
 
     Other functions take the place of experts, and of the shared one, whose weights may be in 16 bits.
     """

@@ -1,6 +1,6 @@
 """Routers whose choice of experts has the same bits in any batch.
 
-transformers' routers hold their weight themselves and multiply by it with ``torch.nn.functional.linear``, whose last
+transformers' routers hold their weight themselves and multiply by it with `torch.nn.functional.linear`, whose last
 bits depend on the number of rows. That changes the weights of experts, and could choose others.
 """
 
@@ -35,7 +35,7 @@ ELEMENTWISE_FUNCTIONS = {torch.sigmoid, Tensor.sigmoid, functional.sigmoid, func
 
 
 class _WholeVectors(TorchFunctionMode):
-    """Computes :data:`ELEMENTWISE_FUNCTIONS` with the same bits in any batch while the mode is active."""
+    """Computes `ELEMENTWISE_FUNCTIONS` with the same bits in any batch while the mode is active."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -67,7 +67,7 @@ class _ProductReplacement(_WholeVectors):
 class ExactRouter(nn.Module):
     """Runs a router whose product is computed row by row, in fp32. The weight is no parameter any more.
 
-    ``router`` is a copy of the original, which stays as it is.
+    `router` is a copy of the original, which stays as it is.
     """
 
     def __init__(self, router: nn.Module) -> None:

@@ -13,7 +13,7 @@ def run_experts(x: Tensor, indices: Tensor, route_weights: Tensor, count: int, c
     """Returns the weighted sum of each row's experts, for x (rows, hidden), indices and weights (rows, choices).
 
     A row's results are added in the order of the experts' indices, so their sum does not depend on the other rows.
-    An index outside of ``count`` experts chooses none.
+    An index outside of `count` experts chooses none.
     """
     choices = indices.shape[1]
     flat = indices.reshape(-1)
@@ -34,7 +34,7 @@ def run_experts(x: Tensor, indices: Tensor, route_weights: Tensor, count: int, c
 
 
 def add_identities(out: Tensor, x: Tensor, indices: Tensor, route_weights: Tensor, count: int) -> Tensor:
-    """Adds each row to its own sum, times the weights of those of its indices that are ``count`` or more.
+    """Adds each row to its own sum, times the weights of those of its indices that are `count` or more.
 
     The weights are added one after another, so that a row's sum does not depend on the other rows.
     """

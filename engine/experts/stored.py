@@ -30,8 +30,8 @@ class UnknownExpertsError(Exception):
 class StoredExperts(nn.Module):
     """Replaces a module of fused experts and computes them in fp32, converting one expert at a time.
 
-    The weights are no parameters of this module, so that nothing converts them as a whole. ``module`` is the original
-    one without its weights; ``weights`` and ``biases`` hold the tensors of all experts by name. Without ``weights``,
+    The weights are no parameters of this module, so that nothing converts them as a whole. `module` is the original
+    one without its weights; `weights` and `biases` hold the tensors of all experts by name. Without `weights`,
     they are those of the original.
     """
 
@@ -115,9 +115,9 @@ def apply_post_norm(module: nn.Module, rows: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def check_stored_experts(stored: StoredExperts, original: nn.Module) -> None:
-    """Raises :class:`UnknownExpertsError` unless the results equal those of the original's own code.
+    """Raises `UnknownExpertsError` unless the results equal those of the original's own code.
 
-    The comparison takes the memory of one expert in fp32. ``original`` needs no weights: it gets those of ``stored``.
+    The comparison takes the memory of one expert in fp32. `original` needs no weights: it gets those of `stored`.
     """
     layout, single = stored.layout, copy.copy(original)
     single._parameters = dict(original._parameters)

@@ -37,9 +37,9 @@ MatrixParts = list[str | dict[int, str]]
 
 
 def load_with_experts_in_files(auto_class: Any, checkpoint: Checkpoint, load: Callable[[], LoadedModel]) -> LoadedModel:
-    """Returns what ``load`` returns, with fused experts still in the files, if they are stored in a known way.
+    """Returns what `load` returns, with fused experts still in the files, if they are stored in a known way.
 
-    ``auto_class`` is transformers' automatic class by which ``load`` loads the model.
+    `auto_class` is transformers' automatic class by which `load` loads the model.
     """
     config_class = CONFIG_MAPPING[resolve_model_type(checkpoint)]
     model_class = auto_class._model_mapping[config_class]
@@ -59,7 +59,7 @@ def load_with_experts_in_files(auto_class: Any, checkpoint: Checkpoint, load: Ca
 def hold_experts_in_files(model: PreTrainedModel, files: TensorFiles) -> None:
     """Replaces experts that were left out by those in the files.
 
-    Raises :class:`MissingExpertsError`, or :class:`UnknownExpertsError` if transformers' code computes something else.
+    Raises `MissingExpertsError`, or `UnknownExpertsError` if transformers' code computes something else.
     """
     matrices = find_matrices(model, files.names)
     for name, module in list(model.named_modules()):
@@ -102,7 +102,7 @@ def _joins_experts(converter: Any) -> bool:
 def read_matrix(files: TensorFiles, matrices: dict[str, MatrixParts], name: str) -> ExpertTensors:
     """Returns a matrix of all experts, mapped.
 
-    Raises :class:`MissingExpertsError`, or :class:`LoadError` if an expert's tensor has another shape than the first.
+    Raises `MissingExpertsError`, or `LoadError` if an expert's tensor has another shape than the first.
     """
     if name not in matrices:
         raise MissingExpertsError(f"{name} is missing")
@@ -125,7 +125,7 @@ def read_matrix(files: TensorFiles, matrices: dict[str, MatrixParts], name: str)
 
 
 def _check_shapes(stored: StoredExperts) -> None:
-    """Raises :class:`MissingExpertsError` unless the two matrices fit each other and the module."""
+    """Raises `MissingExpertsError` unless the two matrices fit each other and the module."""
     layout = stored.layout
     up, down = (stored.expert_weight(name, 0) for name in layout.names)
     factor = 2 if layout.is_gated else 1

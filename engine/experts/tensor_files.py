@@ -31,7 +31,7 @@ class MissingExpertsError(Exception):
 
 
 class ExpertTensors:
-    """A matrix of all experts in mapped files; ``self[index]`` is that of one expert.
+    """A matrix of all experts in mapped files; `self[index]` is that of one expert.
 
     A part is one tensor whose first dimension are the experts, or a tensor for each expert. Parts are joined along the
     outputs.

@@ -19,26 +19,26 @@ from antiphon.engine.kernels.quantized_linear import QuantizedLinearKernels
 from antiphon.engine.kernels.row_major_linear import RowMajorLinearKernel
 
 MAX_QUERY_GROUPS = 64
-"""Largest number of query heads per key head; ``MAX_ITEM_ROWS`` in ``attention.c``."""
+"""Largest number of query heads per key head; `MAX_ITEM_ROWS` in `attention.c`."""
 
 MAX_HEAD_DIM = 512
-"""Largest size of a key or value; ``attention.c`` has a stack buffer of this size."""
+"""Largest size of a key or value; `attention.c` has a stack buffer of this size."""
 
 SOFTMAX_BLOCK = 128
-"""Scores per block in :meth:`Kernels.block_softmax_sums`; the same constant as in ``rowwise.c``."""
+"""Scores per block in `Kernels.block_softmax_sums`; the same constant as in `rowwise.c`."""
 
 SPAN_FIELDS = 8
-"""Fields of ``struct span`` in ``kernels.h``: a span table is a flat list of this many integers per sequence."""
+"""Fields of `struct span` in `kernels.h`: a span table is a flat list of this many integers per sequence."""
 
 
 class RowArgs(ctypes.Structure):
-    """``struct row_args`` of ``kernels.h``."""
+    """`struct row_args` of `kernels.h`."""
 
     _fields_ = int64_fields("x count size inner outer_stride inner_stride out factors sines threads")
 
 
 class AttentionArgs(ctypes.Structure):
-    """``struct attention_args`` of ``kernels.h``."""
+    """`struct attention_args` of `kernels.h`."""
 
     _fields_ = int64_fields("""
         num_spans kv_heads groups dim value_dim threads fp16_cache window
@@ -48,7 +48,7 @@ class AttentionArgs(ctypes.Structure):
 
 
 class DecoderLayerArgs(ctypes.Structure):
-    """``struct decoder_layer_args`` of ``decoder_layer.c``; each weight is a ``struct packed_weight``."""
+    """`struct decoder_layer_args` of `decoder_layer.c`; each weight is a `struct packed_weight`."""
 
     _fields_ = int64_fields("""
         hidden heads kv_heads dim inner input_norm post_norm q_norm k_norm
@@ -61,13 +61,13 @@ class DecoderLayerArgs(ctypes.Structure):
 
 
 class Kernels(QuantizedLinearKernels):
-    """Functions of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
+    """Functions of a loaded library. Raises `AttributeError` if the library lacks one of them.
 
-    ``verified_shapes`` are the layers whose rows were found to have the same bits in any batch: the form of the weight,
+    `verified_shapes` are the layers whose rows were found to have the same bits in any batch: the form of the weight,
     its outputs and inputs, and whether there is no bias. A kernel computes weights of one shape in one way.
 
-    ``supports_fp16_cache`` tells whether :meth:`attend` can read KV caches in fp16. ``decoder_layer`` runs
-    a :class:`DecoderLayerArgs`; ``decoder_layer_workspace`` returns its workspace per token, in fp32 elements.
+    `supports_fp16_cache` tells whether `attend` can read KV caches in fp16. `decoder_layer` runs
+    a `DecoderLayerArgs`; `decoder_layer_workspace` returns its workspace per token, in fp32 elements.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -92,13 +92,13 @@ class Kernels(QuantizedLinearKernels):
         return size % self._lanes == 0
 
     def supports_attention(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> bool:
-        """Tells whether :meth:`attend` accepts tensors of these types and shapes."""
+        """Tells whether `attend` accepts tensors of these types and shapes."""
         return self.explain_unsupported_attention(query, key, value, sinks) is None
 
     def explain_unsupported_attention(
         self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
     ) -> str | None:
-        """Returns the reason why :meth:`attend` does not accept these tensors; None if it does."""
+        """Returns the reason why `attend` does not accept these tensors; None if it does."""
         if not query.dtype is key.dtype is value.dtype is torch.float32:
             return f"attention is computed in {str(query.dtype).removeprefix('torch.')}"
         for size in (query.shape[3], value.shape[3]):
@@ -129,11 +129,11 @@ class Kernels(QuantizedLinearKernels):
     ) -> Tensor:
         """Attention of queries (1, heads, n, dim), each over the KV cache of its sequence → (1, n, heads, value_dim).
 
-        The kernel first stores ``key`` and ``value`` (1, kv_heads, n, …) in the caches. ``span_table`` holds
-        :data:`SPAN_FIELDS` integers per sequence: its first token in the batch, its number of tokens, the addresses of
+        The kernel first stores `key` and `value` (1, kv_heads, n, …) in the caches. `span_table` holds
+        `SPAN_FIELDS` integers per sequence: its first token in the batch, its number of tokens, the addresses of
         its keys and its values (kv_heads, capacity, …), their strides from head to head, the number of keys including
-        the new ones, and an output field. ``sinks`` holds one score per head; ``window`` limits the visible keys,
-        ``softcap`` the scores.
+        the new ones, and an output field. `sinks` holds one score per head; `window` limits the visible keys,
+        `softcap` the scores.
         """
         table, limit = array("q", span_table), ctypes.c_float(softcap or 0)
         kv_heads = key.shape[1]
@@ -166,7 +166,7 @@ class Kernels(QuantizedLinearKernels):
         return out
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        """Returns ``silu(x[..., :n]) * x[..., n:]`` for a contiguous x (…, 2n)."""
+        """Returns `silu(x[..., :n]) * x[..., n:]` for a contiguous x (…, 2n)."""
         *shape, double = x.shape
         size = double // 2
         out = x.new_empty((*shape, size))
@@ -184,7 +184,7 @@ class Kernels(QuantizedLinearKernels):
         return out
 
     def supports_rotary(self, x: Tensor, cosines: Tensor, sines: Tensor) -> bool:
-        """Tells whether :meth:`apply_rotary` accepts tensors of these types and shapes."""
+        """Tells whether `apply_rotary` accepts tensors of these types and shapes."""
         if (
             x.dim() != 4
             or len(x) != 1
@@ -222,7 +222,7 @@ class Kernels(QuantizedLinearKernels):
         return out.transpose(1, 2)
 
     def block_softmax_sums(self, x: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of e^((x - max) · factor) over blocks of :data:`SOFTMAX_BLOCK` scores, and the maxima.
+        """Sums of e^((x - max) · factor) over blocks of `SOFTMAX_BLOCK` scores, and the maxima.
 
         x (rows, n), factors (rows) → (rows, blocks), (rows, 1). The maximum of a row that contains NaN is NaN.
         """

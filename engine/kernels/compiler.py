@@ -1,8 +1,8 @@
 """Compiles C sources with the machine's C compiler and loads the library, once for each kind of CPU.
 
 The library is stored in the user's cache folder. Its name contains a hash of the sources, the flags, the platform and
-the CPU, so a change of any of them compiles a new one. The environment variable ``CC`` selects the compiler,
-``XDG_CACHE_HOME`` the cache folder.
+the CPU, so a change of any of them compiles a new one. The environment variable `CC` selects the compiler,
+`XDG_CACHE_HOME` the cache folder.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ class CompilationError(Exception):
 
 
 def load_library(*sources: Path) -> ctypes.CDLL:
-    """Compiles and loads the sources, or loads the cached library. Raises :class:`CompilationError`."""
+    """Compiles and loads the sources, or loads the cached library. Raises `CompilationError`."""
     try:
         code = [path.read_bytes() for path in (*sources, *sorted(INCLUDE_DIR.glob("*.h")))]
         name = f"kernels-{_build_key(code)}.so"
@@ -63,7 +63,7 @@ def name_cache_folder() -> str:
 
 
 def cache_folder() -> Path | None:
-    """Returns the folder for compiled libraries: ``antiphon`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """Returns the folder for compiled libraries: `antiphon` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     Returns None if the folder belongs to another user, if other users can write to it (they could inject code into
     this process), or if it cannot be created.
@@ -78,7 +78,7 @@ def cache_folder() -> Path | None:
 
 
 def _build_library(sources: tuple[Path, ...], cache_dir: Path | None, name: str) -> ctypes.CDLL:
-    """Compiles the library and loads it. Moves it into ``place`` atomically; without one, no file remains."""
+    """Compiles the library and loads it. Moves it into `cache_dir` atomically; without one, no file remains."""
     with tempfile.TemporaryDirectory(dir=cache_dir) as scratch_folder:
         library_path = Path(scratch_folder) / name
         _run_compiler(sources, library_path)
@@ -89,7 +89,7 @@ def _build_library(sources: tuple[Path, ...], cache_dir: Path | None, name: str)
 
 
 def _run_compiler(sources: tuple[Path, ...], output: Path) -> None:
-    """Compiles the sources, one for each core at a time, and links them. Raises :class:`CompilationError`."""
+    """Compiles the sources, one for each core at a time, and links them. Raises `CompilationError`."""
     compiler = _find_compiler()
     objects = [output.with_name(f"{index}.o") for index in range(len(sources))]
     error_line = ""
@@ -132,7 +132,7 @@ def select_native_flags(machine: str, features: str) -> Sequence[tuple[str, ...]
 
 
 def _find_compiler() -> list[str]:
-    """Returns ``$CC``, which may contain arguments, or the first compiler of :data:`COMPILERS` that is installed."""
+    """Returns `$CC`, which may contain arguments, or the first compiler of `COMPILERS` that is installed."""
     configured = os.environ.get("CC", "").split()
     for command in [configured] if configured else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):

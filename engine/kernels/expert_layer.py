@@ -1,4 +1,4 @@
-"""Python binding of ``expert_layer.c``: the experts of a layer in one call."""
+"""Python binding of `expert_layer.c`: the experts of a layer in one call."""
 
 import ctypes
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from torch import Tensor
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function
 
 EXPERT_FORMS = ("int8", "int4", "mxfp4", "bfloat16", "float16")
-"""Forms of the weights, in the order of their numbers in ``expert_layer.c``."""
+"""Forms of the weights, in the order of their numbers in `expert_layer.c`."""
 
 MATRIX_TENSORS = ("weights", "scales", "zeros", "group_scales")
-"""Tensors of ``struct expert_matrix`` that have a stride."""
+"""Tensors of `struct expert_matrix` that have a stride."""
 
 
 class ClampedGate(NamedTuple):
-    """gpt-oss's activation: the gate times sigmoid(alpha · gate), times up + 1; both are cut at ``limit``."""
+    """gpt-oss's activation: the gate times sigmoid(alpha · gate), times up + 1; both are cut at `limit`."""
 
     alpha: float
     limit: float
 
 
 class ExpertMatrixArgs(ctypes.Structure):
-    """``struct expert_matrix`` of ``expert_layer.c``."""
+    """`struct expert_matrix` of `expert_layer.c`."""
 
     _fields_ = int64_fields(
         "weights scales zeros group_scales bias weights_stride scales_stride zeros_stride group_scales_stride"
@@ -32,7 +32,7 @@ class ExpertMatrixArgs(ctypes.Structure):
 
 
 class ExpertLayerArgs(ctypes.Structure):
-    """``struct expert_layer_args`` of ``expert_layer.c``."""
+    """`struct expert_layer_args` of `expert_layer.c`."""
 
     _fields_ = [
         *int64_fields("x count hidden inner indices route_weights choices experts form gate"),
@@ -43,7 +43,7 @@ class ExpertLayerArgs(ctypes.Structure):
 
 
 class ExpertLayerKernel:
-    """The kernel of a loaded library. Raises :class:`AttributeError` if the library lacks it."""
+    """The kernel of a loaded library. Raises `AttributeError` if the library lacks it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._run = load_function(library, "expert_layer", ExpertLayerArgs, ctypes.c_float, ctypes.c_float)
@@ -82,7 +82,7 @@ class ExpertLayerKernel:
 
 
 class ExpertLayerWeights(NamedTuple):
-    """Addresses of a layer's packed experts, whose tensors the caller keeps alive; ``clamped`` is None for SiLU."""
+    """Addresses of a layer's packed experts, whose tensors the caller keeps alive; `clamped` is None for SiLU."""
 
     form: str
     experts: int

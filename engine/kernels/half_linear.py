@@ -1,4 +1,4 @@
-"""Weights of 16 bits, bf16 or fp16: their memory layout and the Python binding of ``half_gemm.c``."""
+"""Weights of 16 bits, bf16 or fp16: their memory layout and the Python binding of `half_gemm.c`."""
 
 import ctypes
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from antiphon.engine.kernels.weight_rows import WeightRows
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 STEP_INPUTS = 32
-"""Inputs are padded to a multiple of this; the same constant as in ``half_gemm.c``."""
+"""Inputs are padded to a multiple of this; the same constant as in `half_gemm.c`."""
 
 ITEM_BLOCKS = 4
-"""Outputs are padded to a multiple of this many blocks; the same constant as in ``half_gemm.c``."""
+"""Outputs are padded to a multiple of this many blocks; the same constant as in `half_gemm.c`."""
 
 OUTPUTS_PER_CHUNK = 1024
 """Outputs that are packed at a time; a multiple of the outputs of an item."""
@@ -40,7 +40,7 @@ class PackedHalfWeight(NamedTuple):
 
 
 def pack_half_weight(weight: Tensor | WeightRows, lanes: int) -> PackedHalfWeight:
-    """Packs a weight (outputs, inputs) of one of :data:`HALF_DTYPES`."""
+    """Packs a weight (outputs, inputs) of one of `HALF_DTYPES`."""
     rows = WeightRows.join([weight]) if isinstance(weight, Tensor) else weight
     outputs, inputs = rows.shape
     padded_outputs, padded_inputs = round_up(outputs, ITEM_BLOCKS * lanes), round_up(inputs, STEP_INPUTS)
@@ -64,7 +64,7 @@ def unpack_half_weight(packed: PackedHalfWeight) -> Tensor:
 
 
 def _copy_rows(rows: WeightRows, first: int, end: int, to: Tensor) -> None:
-    """Copies the rows from ``first`` to ``end``, or to the last one."""
+    """Copies the rows from `first` to `end`, or to the last one."""
     at = 0
     for part in rows.parts:
         copied = part[max(first, 0) : max(end, 0)]
@@ -74,7 +74,7 @@ def _copy_rows(rows: WeightRows, first: int, end: int, to: Tensor) -> None:
 
 
 class HalfLinearKernel:
-    """The product of a loaded library. Raises :class:`AttributeError` if the library lacks it."""
+    """The product of a loaded library. Raises `AttributeError` if the library lacks it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._lanes = read_constant(library, "lanes")
@@ -88,7 +88,7 @@ class HalfLinearKernel:
         return weight.dtype in HALF_DTYPES and weight.shape[1] > 0 and all(part.dtype == weight.dtype for part in parts)
 
     def pack(self, weight: Tensor | WeightRows) -> PackedHalfWeight:
-        """Packs a weight (outputs, inputs) for :meth:`multiply`."""
+        """Packs a weight (outputs, inputs) for `multiply`."""
         return pack_half_weight(weight, self._lanes)
 
     def multiply(
@@ -96,8 +96,8 @@ class HalfLinearKernel:
     ) -> Tensor:
         """Linear layer (…, inputs) → (…, outputs) in fp32.
 
-        With ``gated``, x is (…, 2 inputs), inputs are a multiple of the lanes, and the kernel applies
-        :meth:`Kernels.silu_mul` to x in place first.
+        With `gated`, x is (…, 2 inputs), inputs are a multiple of the lanes, and the kernel applies
+        `Kernels.silu_mul` to x in place first.
         """
         x = x.contiguous()
         out = x.new_empty((*x.shape[:-1], weight.outputs))

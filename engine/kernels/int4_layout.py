@@ -1,4 +1,4 @@
-"""Packs a weight matrix in 4 bits in the memory layout that ``int4_gemm.c`` reads, and unpacks it."""
+"""Packs a weight matrix in 4 bits in the memory layout that `int4_gemm.c` reads, and unpacks it."""
 
 from typing import NamedTuple
 
@@ -17,10 +17,10 @@ WEIGHTS_PER_CHUNK = 1 << 19
 INT4_MIN, INT4_MAX = -8, 7
 
 SUMS_OF_A_GROUP = 16
-"""Partial sums of the squared errors of a group; the same constant as in ``pack.c``."""
+"""Partial sums of the squared errors of a group; the same constant as in `pack.c`."""
 
 SCALE_FACTORS = (1.0, 0.93, 0.86, 0.79)
-"""Scales that are tried for a group, in proportion to the one at which its extreme becomes ``INT4_MIN``.
+"""Scales that are tried for a group, in proportion to the one at which its extreme becomes `INT4_MIN`.
 
 A smaller one cuts the extreme and represents the others better. With these four, random weights of group 64 have a
 relative error of 0.091; 0.095 with the first alone, and 0.108 with levels from -7 to 7.
@@ -47,7 +47,7 @@ class PackedInt4Weight(NamedTuple):
 
 
 def pack_int4_weight(weight: Tensor, lanes: int) -> PackedInt4Weight:
-    """Packs a weight (outputs, inputs) with one scale for each :data:`INT4_GROUP_INPUTS` inputs of an output."""
+    """Packs a weight (outputs, inputs) with one scale for each `INT4_GROUP_INPUTS` inputs of an output."""
     outputs, inputs = weight.shape
     padded_outputs, padded_inputs = round_up(outputs, 2 * lanes), round_up(inputs, INT4_GROUP_INPUTS)
     groups, blocks = padded_inputs // INT4_GROUP_INPUTS, padded_outputs // lanes
@@ -96,7 +96,7 @@ def unpack_int4_group(packed: PackedInt4Weight, group: int) -> tuple[Tensor, Ten
 
 
 def _choose_scales(values: Tensor) -> Tensor:
-    """Returns the scale (…, groups) of :data:`SCALE_FACTORS` with the smallest squared error, in fp16."""
+    """Returns the scale (…, groups) of `SCALE_FACTORS` with the smallest squared error, in fp16."""
     extreme = values.gather(-1, values.abs().argmax(-1, keepdim=True)).squeeze(-1) / INT4_MIN
     best = smallest = None
     for factor in SCALE_FACTORS:
@@ -110,7 +110,7 @@ def _choose_scales(values: Tensor) -> Tensor:
 
 
 def _sum_in_order(squares: Tensor) -> Tensor:
-    """Returns the sums (…) of the last dimension, which is a group. They are added in the order of ``pack.c``."""
+    """Returns the sums (…) of the last dimension, which is a group. They are added in the order of `pack.c`."""
     parts = squares.reshape(*squares.shape[:-1], -1, SUMS_OF_A_GROUP).unbind(-2)
     sums = parts[0].clone()
     for part in parts[1:]:

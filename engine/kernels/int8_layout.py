@@ -1,4 +1,4 @@
-"""Packs a weight matrix as int8 in the memory layout that ``int8_gemm.c`` reads."""
+"""Packs a weight matrix as int8 in the memory layout that `int8_gemm.c` reads."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 GEMM_TILE_INPUTS = 64
-"""Inputs of a tile; the same constant as in ``int8_gemm.c``."""
+"""Inputs of a tile; the same constant as in `int8_gemm.c`."""
 
 OUTPUTS_PER_CHUNK = 1024
 """Outputs that are packed at a time. Packing needs two fp32 copies of their weights."""
@@ -16,10 +16,10 @@ MAX_GEMM_INPUTS = 1 << 16
 """Largest number of inputs for which a sum of 8-bit products fits into 32 bits."""
 
 ACTIVATION_LEVELS = 127
-"""Largest magnitude of a quantized activation, on every CPU; the same constant as in ``kernels.h``."""
+"""Largest magnitude of a quantized activation, on every CPU; the same constant as in `kernels.h`."""
 
 UNSIGNED_ZERO = 128
-"""What kernels that need unsigned levels of activations add to them; the same constant as in ``kernels.h``."""
+"""What kernels that need unsigned levels of activations add to them; the same constant as in `kernels.h`."""
 
 MIN_SCALE = torch.finfo(torch.float32).tiny
 
@@ -27,7 +27,7 @@ MIN_SCALE = torch.finfo(torch.float32).tiny
 class PackedInt8Weight(NamedTuple):
     """Int8 weights (outputs / lanes, inputs / 4, lanes, 4), and the scale of each output.
 
-    Inputs and outputs are padded with zeros. ``zeros`` is the amount that `UNSIGNED_ZERO` adds to an output's sum.
+    Inputs and outputs are padded with zeros. `zeros` is the amount that `UNSIGNED_ZERO` adds to an output's sum.
     """
 
     inputs: int
@@ -60,5 +60,5 @@ def pack_int8_weight(weight: Tensor, lanes: int) -> PackedInt8Weight:
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Returns the smallest multiple that is at least ``count``."""
+    """Returns the smallest multiple that is at least `count`."""
     return -(-count // multiple) * multiple

@@ -68,7 +68,7 @@ def load_kernels() -> Kernels | None:
 
 
 def verify_kernels(loaded: ctypes.CDLL) -> Kernels:
-    """Returns the kernels of a library. Raises :class:`CompilationError` if their results differ from torch's."""
+    """Returns the kernels of a library. Raises `CompilationError` if their results differ from torch's."""
     kernels = Kernels(loaded)
     mismatches = [
         name
@@ -188,7 +188,7 @@ def _silu_mul_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
 def _attention_results(
     kernels: Kernels, generator: torch.Generator, *, halves: bool, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Results of both for :data:`ATTENTION_CASES`. The kernel itself must store the new keys and values."""
+    """Results of both for `ATTENTION_CASES`. The kernel itself must store the new keys and values."""
     dtype = torch.float16 if halves else torch.float32
     total = sum(new for _, new in ATTENTION_CASES)
     query = torch.randn((1, 6, total, 32), generator=generator)

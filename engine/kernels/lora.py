@@ -10,11 +10,11 @@ from torch import Tensor
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
 
 GROUP_FIELDS = 6
-"""Fields of ``struct lora_group`` of ``lora.c``."""
+"""Fields of `struct lora_group` of `lora.c`."""
 
 
 class LoraArgs(ctypes.Structure):
-    """``struct lora_args`` of ``lora.c``."""
+    """`struct lora_args` of `lora.c`."""
 
     _fields_ = int64_fields("x x_stride inputs out out_stride outputs groups num_groups threads")
 
@@ -27,7 +27,7 @@ class LoraMatrices(NamedTuple):
 
 
 class LoraKernel:
-    """The kernel of a loaded library. Raises :class:`AttributeError` if the library lacks it."""
+    """The kernel of a loaded library. Raises `AttributeError` if the library lacks it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._lanes = read_constant(library, "lanes")
@@ -35,7 +35,7 @@ class LoraKernel:
         self._add = load_function(library, "lora", LoraArgs)
 
     def supports_layer(self, inputs: int, outputs: int) -> bool:
-        """Tells whether :meth:`add_products` accepts a layer of these sizes."""
+        """Tells whether `add_products` accepts a layer of these sizes."""
         return inputs % self._lanes == 0 and outputs % self._lanes == 0
 
     def pack_matrices(self, a: Tensor, b: Tensor, scale: float) -> LoraMatrices:
@@ -49,7 +49,7 @@ class LoraKernel:
     def add_products(self, x: Tensor, out: Tensor, groups: "array[int]") -> None:
         """Adds the products to rows of out (rows, outputs), from the same rows of x (rows, inputs), in place.
 
-        Elements of a row are contiguous. ``groups`` is a list of :func:`describe_group`.
+        Elements of a row are contiguous. `groups` is a list of `describe_group`.
         """
         args = LoraArgs(
             x.data_ptr(),
@@ -66,5 +66,5 @@ class LoraKernel:
 
 
 def describe_group(row: int, count: int, matrices: LoraMatrices) -> tuple[int, ...]:
-    """Returns the fields of a group: ``count`` rows from ``row`` on. The caller keeps the matrices in memory."""
+    """Returns the fields of a group: `count` rows from `row` on. The caller keeps the matrices in memory."""
     return row, count, len(matrices.a), matrices.a.data_ptr(), matrices.b.data_ptr(), 0

@@ -1,4 +1,4 @@
-"""Packs a weight matrix in MXFP4 in the memory layout that ``mxfp4_gemm.c`` reads, and unpacks it.
+"""Packs a weight matrix in MXFP4 in the memory layout that `mxfp4_gemm.c` reads, and unpacks it.
 
 MXFP4 is the format of the Open Compute Project's "Microscaling Formats" specification: 32 numbers of 4 bits (E2M1) that
 share a power of two of 8 bits (E8M0).
@@ -34,7 +34,7 @@ LEVEL_SCALE = 0.5
 class PackedMxfp4Weight(NamedTuple):
     """Two codes in a byte (outputs / lanes, inputs / 64, 8, lanes, 4), and a scale for each group.
 
-    ``group_scales`` are E8M0 bytes (outputs / lanes, inputs / 32, lanes), ``scales`` is :data:`LEVEL_SCALE` for each
+    `group_scales` are E8M0 bytes (outputs / lanes, inputs / 32, lanes), `scales` is `LEVEL_SCALE` for each
     output. Inputs and outputs are padded with zeros.
     """
 

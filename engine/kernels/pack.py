@@ -1,4 +1,4 @@
-"""Python binding of ``pack.c``: quantizes and packs a weight from the type in which it is stored."""
+"""Python binding of `pack.c`: quantizes and packs a weight from the type in which it is stored."""
 
 import ctypes
 from typing import Any
@@ -12,22 +12,22 @@ from antiphon.engine.kernels.native_calls import count_threads, int64_fields, lo
 from antiphon.engine.kernels.weight_rows import WeightRows
 
 STORED_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Types of stored weights, and their numbers in ``pack.c``. Weights of other types are converted to fp32 first."""
+"""Types of stored weights, and their numbers in `pack.c`. Weights of other types are converted to fp32 first."""
 
 OUTPUTS_PER_CALL = 1024
 """Outputs that are packed before the pages of their rows are given back; a multiple of twice the lanes."""
 
 
 class PackArgs(ctypes.Structure):
-    """``struct pack_args`` of ``pack.c``."""
+    """`struct pack_args` of `pack.c`."""
 
     _fields_ = int64_fields("rows outputs inputs type first_block end_block weights scales zeros group_scales threads")
 
 
 class WeightPacker:
-    """Quantizes weights (outputs, inputs). ``lanes`` are the outputs of a block.
+    """Quantizes weights (outputs, inputs). `lanes` are the outputs of a block.
 
-    The results have the same bits as those of ``int8_layout.py`` and ``int4_layout.py``.
+    The results have the same bits as those of `int8_layout.py` and `int4_layout.py`.
     """
 
     def __init__(self, library: ctypes.CDLL, lanes: int) -> None:
@@ -51,7 +51,7 @@ class WeightPacker:
         return packed
 
     def pack_int4(self, weight: Tensor | WeightRows) -> PackedInt4Weight:
-        """Packs with one scale for each :data:`INT4_GROUP_INPUTS` inputs of an output, the best of four."""
+        """Packs with one scale for each `INT4_GROUP_INPUTS` inputs of an output, the best of four."""
         rows = _weight_rows(weight)
         outputs, inputs = rows.shape
         blocks, groups = self._count_blocks(outputs), round_up(inputs, INT4_GROUP_INPUTS) // INT4_GROUP_INPUTS
@@ -71,7 +71,7 @@ class WeightPacker:
     def _run(
         self, function: Any, rows: WeightRows, weights: Tensor, scales: Tensor, zeros: int, group_scales: int
     ) -> None:
-        """Packs the rows, :data:`OUTPUTS_PER_CALL` at a time."""
+        """Packs the rows, `OUTPUTS_PER_CALL` at a time."""
         addresses = rows.row_addresses()
         blocks_per_call = OUTPUTS_PER_CALL // self._lanes
         for first in range(0, len(weights), blocks_per_call):
@@ -93,7 +93,7 @@ class WeightPacker:
 
 
 def _weight_rows(weight: Tensor | WeightRows) -> WeightRows:
-    """Returns the rows of a weight, in a type that ``pack.c`` reads."""
+    """Returns the rows of a weight, in a type that `pack.c` reads."""
     rows = WeightRows.join([weight]) if isinstance(weight, Tensor) else weight
     if rows.dtype in STORED_TYPES and all(part.dtype == rows.dtype for part in rows.parts):
         return rows

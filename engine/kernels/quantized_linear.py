@@ -14,13 +14,13 @@ from antiphon.engine.kernels.pack import WeightPacker
 from antiphon.engine.kernels.weight_rows import WeightRows
 
 GEMM_TILE_ROWS = 16
-"""Rows of a tile in ``gemm.h``. Buffers for quantized rows hold whole tiles."""
+"""Rows of a tile in `gemm.h`. Buffers for quantized rows hold whole tiles."""
 
 PackedWeight = PackedInt8Weight | PackedInt4Weight | PackedMxfp4Weight
 
 
 class LinearArgs(ctypes.Structure):
-    """``struct linear_args`` of ``kernels.h``."""
+    """`struct linear_args` of `kernels.h`."""
 
     _fields_ = int64_fields("""
         x count inputs outputs weights scales zeros group_scales bias residual out levels row_scales silu_mul threads
@@ -29,13 +29,13 @@ class LinearArgs(ctypes.Structure):
 
 
 class Mxfp4PackArgs(ctypes.Structure):
-    """``struct mxfp4_pack_args`` of ``mxfp4_gemm.c``."""
+    """`struct mxfp4_pack_args` of `mxfp4_gemm.c`."""
 
     _fields_ = int64_fields("blocks scales outputs groups weights group_scales threads")
 
 
 class QuantizedLinearKernels:
-    """Matrix products of a loaded library. Raises :class:`AttributeError` if the library lacks one of them."""
+    """Matrix products of a loaded library. Raises `AttributeError` if the library lacks one of them."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._lanes = read_constant(library, "lanes")
@@ -55,15 +55,15 @@ class QuantizedLinearKernels:
         return weight.dtype.is_floating_point and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
 
     def pack_int8_weight(self, weight: Tensor | WeightRows) -> PackedInt8Weight:
-        """Quantizes a weight (outputs, inputs) to int8 and packs it for :meth:`int8_linear`."""
+        """Quantizes a weight (outputs, inputs) to int8 and packs it for `int8_linear`."""
         return self._packer.pack_int8(weight)
 
     def pack_int4_weight(self, weight: Tensor | WeightRows) -> PackedInt4Weight:
-        """Quantizes a weight (outputs, inputs) to 4 bits and packs it for :meth:`int4_linear`."""
+        """Quantizes a weight (outputs, inputs) to 4 bits and packs it for `int4_linear`."""
         return self._packer.pack_int4(weight)
 
     def pack_mxfp4_blocks(self, blocks: Tensor, scales: Tensor) -> PackedMxfp4Weight:
-        """Packs a weight in MXFP4, as it is in a checkpoint, for :meth:`mxfp4_linear`."""
+        """Packs a weight in MXFP4, as it is in a checkpoint, for `mxfp4_linear`."""
         (outputs, groups), blocks, scales = scales.shape, blocks.contiguous(), scales.contiguous()
         packed = allocate_mxfp4_weight(outputs, groups, self._lanes)
         args = (blocks.data_ptr(), scales.data_ptr(), outputs, groups, packed.weights.data_ptr())
@@ -75,8 +75,8 @@ class QuantizedLinearKernels:
     ) -> Tensor:
         """Linear layer (…, inputs) → (…, outputs). Quantizes each row to levels of its own maximum.
 
-        A row of zeros gives the bias; a row with a non-finite element gives NaN. With ``gated``, x is (…, 2 inputs),
-        inputs satisfy :meth:`Kernels.is_row_aligned`, and the kernel applies :meth:`Kernels.silu_mul` to x in place
+        A row of zeros gives the bias; a row with a non-finite element gives NaN. With `gated`, x is (…, 2 inputs),
+        inputs satisfy `Kernels.is_row_aligned`, and the kernel applies `Kernels.silu_mul` to x in place
         first.
         """
         return self._multiply(self._int8_linear, x, weight, bias, gated=gated)
@@ -84,13 +84,13 @@ class QuantizedLinearKernels:
     def int4_linear(
         self, x: Tensor, weight: PackedInt4Weight, bias: Tensor | None = None, *, gated: bool = False
     ) -> Tensor:
-        """As :meth:`int8_linear`, with a weight of 4 bits."""
+        """As `int8_linear`, with a weight of 4 bits."""
         return self._multiply(self._int4_linear, x, weight, bias, gated=gated)
 
     def mxfp4_linear(
         self, x: Tensor, weight: PackedMxfp4Weight, bias: Tensor | None = None, *, gated: bool = False
     ) -> Tensor:
-        """As :meth:`int8_linear`, with a weight in MXFP4 and a scale for each 32 activations of a row."""
+        """As `int8_linear`, with a weight in MXFP4 and a scale for each 32 activations of a row."""
         return self._multiply(self._mxfp4_linear, x, weight, bias, gated=gated)
 
     def _multiply(self, kernel: Any, x: Tensor, weight: PackedWeight, bias: Tensor | None, *, gated: bool) -> Tensor:

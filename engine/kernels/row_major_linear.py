@@ -1,4 +1,4 @@
-"""Python binding of ``row_major_gemm.c``: products with 16-bit weights that lie row by row, as in a file."""
+"""Python binding of `row_major_gemm.c`: products with 16-bit weights that lie row by row, as in a file."""
 
 import ctypes
 
@@ -10,27 +10,27 @@ from antiphon.engine.kernels.native_calls import count_threads, int64_fields, lo
 
 
 class RowMajorArgs(ctypes.Structure):
-    """``struct row_major_args`` of ``row_major_gemm.c``."""
+    """`struct row_major_args` of `row_major_gemm.c`."""
 
     _fields_ = int64_fields("x count inputs weights weight_stride outputs out out_stride is_fp16 threads")
 
 
 class RowMajorLinearKernel:
-    """The product of a loaded library. Raises :class:`AttributeError` if the library lacks it."""
+    """The product of a loaded library. Raises `AttributeError` if the library lacks it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._lanes = read_constant(library, "lanes")
         self._multiply = load_function(library, "row_major_linear", RowMajorArgs)
 
     def supports(self, dtype: torch.dtype, inputs: int) -> bool:
-        """Tells whether :meth:`multiply` accepts weights of this type with rows of this length."""
+        """Tells whether `multiply` accepts weights of this type with rows of this length."""
         return dtype in HALF_DTYPES and inputs % self._lanes == 0
 
     def multiply(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """Writes the product of contiguous rows x (…, inputs) and a weight (outputs, inputs) to out (…, outputs).
 
-        x and out are fp32. The elements of a row of ``weight`` and ``out`` are contiguous, and the rows of ``out``
-        equally far apart: ``out`` may be some of the outputs of a larger result.
+        x and out are fp32. The elements of a row of `weight` and `out` are contiguous, and the rows of `out`
+        equally far apart: `out` may be some of the outputs of a larger result.
         """
         args = RowMajorArgs(
             x.data_ptr(),

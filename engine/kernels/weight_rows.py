@@ -10,7 +10,7 @@ from torch import Tensor
 class WeightRows(NamedTuple):
     """A weight (outputs, inputs) whose rows lie in tensors of one type, one after the other.
 
-    ``release`` is told which rows of which tensor were read and are not needed for now: part, first row, end.
+    `release` is told which rows of which tensor were read and are not needed for now: part, first row, end.
     """
 
     parts: tuple[Tensor, ...]
@@ -40,14 +40,14 @@ class WeightRows(NamedTuple):
         )
 
     def release_rows(self, first: int, end: int) -> None:
-        """Reports the rows from ``first`` to ``end`` as read."""
+        """Reports the rows from `first` to `end` as read."""
         for index, part in enumerate(self.parts):
             if first < len(part) and end > 0:
                 self.release(index, max(first, 0), min(end, len(part)))
             first, end = first - len(part), end - len(part)
 
     def split_rows(self, count: int) -> list[Tensor]:
-        """Returns the rows in tensors of at most ``count`` rows, as they are stored."""
+        """Returns the rows in tensors of at most `count` rows, as they are stored."""
         return [rows for part in self.parts for rows in torch.split(part, count)]
 
     def take(self, outputs: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def choose_model_class(checkpoint: Checkpoint) -> Any:
-    """Returns transformers' automatic class for the checkpoint. Raises :class:`LoadError` if none can serve it."""
+    """Returns transformers' automatic class for the checkpoint. Raises `LoadError` if none can serve it."""
     model_class = _find_automatic_class(checkpoint)
     names = checkpoint.config.get("architectures") or []
     if names and not any(str(name).endswith(CAUSAL_LM_SUFFIXES) for name in names):
@@ -40,7 +40,7 @@ def choose_model_class(checkpoint: Checkpoint) -> Any:
 
 
 def _find_automatic_class(checkpoint: Checkpoint) -> Any:
-    """Returns transformers' automatic class for the checkpoint's type. Raises :class:`LoadError` if there is none."""
+    """Returns transformers' automatic class for the checkpoint's type. Raises `LoadError` if there is none."""
     model_type = resolve_model_type(checkpoint)
     if model_type in _types_of(*AUDIO_TASKS):
         raise LoadError(f"{checkpoint.path}: {model_type} is a speech model; choose a text generation model")
@@ -81,7 +81,7 @@ def load_config(checkpoint: Checkpoint) -> PreTrainedConfig | None:
 
 
 def check_quantization_method(checkpoint: Checkpoint) -> None:
-    """Raises :class:`LoadError` if the weights are quantized by a method that transformers does not know.
+    """Raises `LoadError` if the weights are quantized by a method that transformers does not know.
 
     transformers itself would ignore the method, and load packed weights as if they were the model's.
     """

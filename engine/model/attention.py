@@ -1,7 +1,7 @@
 """Attention over a batch whose tokens form one row, where each token attends only to the past of its own sequence.
 
-transformers calls :func:`attend` through its attention interface, once per layer; :class:`AttentionMetadata` is passed
-as a keyword of the forward call, and by :data:`CURRENT_METADATA` to models whose layers do not pass keywords on. The
+transformers calls `attend` through its attention interface, once per layer; `AttentionMetadata` is passed
+as a keyword of the forward call, and by `CURRENT_METADATA` to models whose layers do not pass keywords on. The
 linear layers process the tokens of all sequences at once, without padding. Attention runs per sequence, so that its
 result does not depend on the rest of the batch; compiled kernels process all sequences in one call. With paged caches,
 sequences that decode one token each are batched and padded to the longest.
@@ -41,13 +41,13 @@ class SequenceSpan(NamedTuple):
 
 
 class AttentionMetadata:
-    """Maps the tokens of the row to sequences, in row order: first those of ``batches``, then those of ``spans``.
+    """Maps the tokens of the row to sequences, in row order: first those of `batches`, then those of `spans`.
 
-    ``windows`` maps a layer to its sliding window in tokens; other layers attend without limit, unless ``variants``
-    says otherwise. ``kernels`` compute the
+    `windows` maps a layer to its sliding window in tokens; other layers attend without limit, unless `variants`
+    says otherwise. `kernels` compute the
     attention of spans with contiguous caches, each token separately. Without kernels, or in a layer that they do not
     support, each block of a span is computed at once, so that the last bits depend on the blocks; then
-    ``used_kernels`` becomes False.
+    `used_kernels` becomes False.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class AttentionMetadata:
         return self.variants.get(layer, STANDARD)
 
     def build_span_table(self, layer: int, key: Tensor, value: Tensor) -> tuple[list[int], bool]:
-        """Span table for :meth:`Kernels.attend`, and whether the caches hold fp16.
+        """Span table for `Kernels.attend`, and whether the caches hold fp16.
 
-        Reserves capacity for the new tokens; ``key`` and ``value`` only give the shapes and types of their entries.
+        Reserves capacity for the new tokens; `key` and `value` only give the shapes and types of their entries.
         In a layer with chunks, the tokens of each chunk are a span whose keys begin with the chunk.
         """
         chunk, source = self.find_variant(layer)
@@ -114,7 +114,7 @@ class AttentionMetadata:
 
 
 def _split_block(first: int, end: int, past: int, chunk: int | None) -> list[tuple[int, int]]:
-    """Splits a block of the row where chunks of its sequence begin. Index i of the row has position i + ``past``."""
+    """Splits a block of the row where chunks of its sequence begin. Index i of the row has position i + `past`."""
     if chunk is None:
         return [(first, end)]
     return [(start - past, stop - past) for start, stop in split_at_chunks(first + past, end + past, chunk)]
@@ -130,7 +130,7 @@ CURRENT_METADATA: ContextVar[AttentionMetadata] = ContextVar("CURRENT_METADATA")
 
 
 class AttentionParams(NamedTuple):
-    """Parameters of a layer; see :func:`attend`."""
+    """Parameters of a layer; see `attend`."""
 
     window: int | None
     scale: float
@@ -160,9 +160,9 @@ def attend(  # noqa: PLR0913  the signature is transformers'
 ) -> tuple[Tensor, None]:
     """Query (1, heads, n, head_dim), key and value (1, kv_heads, n, head_dim) → (1, n, heads, value_dim), None.
 
-    Also writes ``key`` and ``value`` to the caches. ``softcap`` limits the scores (Gemma 2), ``s_aux`` holds one sink
-    score per head (gpt-oss). A layer that reads an earlier layer's keys gets their new ones as ``key`` and ``value``.
-    ``block_indices`` are the masks of :class:`antiphon.engine.variants.indexers.PackedIndexer`.
+    Also writes `key` and `value` to the caches. `softcap` limits the scores (Gemma 2), `s_aux` holds one sink
+    score per head (gpt-oss). A layer that reads an earlier layer's keys gets their new ones as `key` and `value`.
+    `block_indices` are the masks of `antiphon.engine.variants.indexers.PackedIndexer`.
     """
     if attn_metadata is None:
         attn_metadata = CURRENT_METADATA.get()
@@ -242,7 +242,7 @@ def _attend_block(
 
 
 def _attend_selected(query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """:func:`_attend_block` to the keys of a mask (heads, n, m); an indexer's heads are those of the keys."""
+    """`_attend_block` to the keys of a mask (heads, n, m); an indexer's heads are those of the keys."""
     groups, length = query.shape[2], query.shape[3]
     by_head = mask.repeat_interleave(groups, 0)
     attention = functional.scaled_dot_product_attention
@@ -255,7 +255,7 @@ def _attend_selected(query: Tensor, keys: Tensor, values: Tensor, scale: float, 
 def _attend_fused(
     query: Tensor, keys: Tensor, values: Tensor, params: AttentionParams, attn_metadata: AttentionMetadata
 ) -> Tensor:
-    """:func:`_attend_block` by torch's attention kernels."""
+    """`_attend_block` by torch's attention kernels."""
     attention = functional.scaled_dot_product_attention
     window, scale = params.window, params.scale
     groups, length, num_keys = query.shape[2], query.shape[3], keys.shape[2]
@@ -273,7 +273,7 @@ def _attend_fused(
 
 
 def _attend_by_group(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """:func:`_attend_fused` with one call per group.
+    """`_attend_fused` with one call per group.
 
     On a GPU, none of torch's memory-efficient kernels accepts both a mask and heads that share keys.
     """
@@ -290,7 +290,7 @@ def _to_token_major(result: Tensor, groups: int, length: int) -> Tensor:
 def _attend_eager(
     rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, params: AttentionParams, length: int
 ) -> Tensor:
-    """Attention with a softcap or sinks, which torch's kernels do not support; ``length`` queries per head.
+    """Attention with a softcap or sinks, which torch's kernels do not support; `length` queries per head.
 
     Rows (b, kv_heads, rows, d), keys and values (b, kv_heads, m, …) → (b, kv_heads, rows, value_dim).
     """

@@ -53,7 +53,7 @@ class _CapturedGraph(NamedTuple):
 
 
 class CudaGraphs:
-    """Graphs of ``step`` on a device, captured when a size is first needed."""
+    """Graphs of `step` on a device, captured when a size is first needed."""
 
     def __init__(self, step: DecodeStep, capture: GraphCapture, device: torch.device) -> None:
         self._step = step

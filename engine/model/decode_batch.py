@@ -1,7 +1,7 @@
 """A batch of sequences that decode one token each and whose pages are read together. Most steps consist of these.
 
 Everything is computed on the device from two tables of fixed shape, so that a step can be captured as a CUDA graph and
-replayed with other contents (:mod:`antiphon.engine.model.cuda_graphs`).
+replayed with other contents (`antiphon.engine.model.cuda_graphs`).
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MAX_TOKENS_READ = 1 << 17
 
 
 class BlockTableView(NamedTuple):
-    """Pages that a layer reads, ``table`` (rows, n), and an additive ``mask`` (rows, 1, 1, n * PAGE_TOKENS)."""
+    """Pages that a layer reads, `table` (rows, n), and an additive `mask` (rows, 1, 1, n * PAGE_TOKENS)."""
 
     table: Tensor
     mask: Tensor
@@ -31,8 +31,8 @@ class BlockTableView(NamedTuple):
 class DecodeBatch:
     """A batch on the device, one row per sequence.
 
-    ``table`` (rows, columns) holds the pages of each sequence, ``positions`` (rows,) the positions of the new tokens.
-    ``dtype`` is the model's. Padding rows have position 0 in :data:`NULL_PAGE`.
+    `table` (rows, columns) holds the pages of each sequence, `positions` (rows,) the positions of the new tokens.
+    `dtype` is the model's. Padding rows have position 0 in `NULL_PAGE`.
     """
 
     def __init__(self, pages: PagePool, table: Tensor, positions: Tensor, dtype: torch.dtype) -> None:
@@ -74,7 +74,7 @@ class DecodeBatch:
 
 
 def _max_pages_spanned(window: int) -> int:
-    """Largest number of pages that ``window`` consecutive tokens can touch."""
+    """Largest number of pages that `window` consecutive tokens can touch."""
     return (window + PAGE_TOKENS - 2) // PAGE_TOKENS + 1
 
 
@@ -100,7 +100,7 @@ def columns_needed(kv: PagedKVCache) -> int:
 
 
 def bucket_size(count: int, minimum: int = 1) -> int:
-    """Rounds up to a size to which batches and tables are padded: 1, 2, 3, 4, 6, 8, 12, 16, … times ``minimum``."""
+    """Rounds up to a size to which batches and tables are padded: 1, 2, 3, 4, 6, 8, 12, 16, … times `minimum`."""
     units = -(-count // minimum)
     power = 1 << (units - 1).bit_length()
     return minimum * (power * 3 // 4 if power >= 4 and units <= power * 3 // 4 else power)

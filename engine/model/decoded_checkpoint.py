@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def decodes_weights(checkpoint: Checkpoint, device: str) -> bool:
     """Tells whether the weights are decoded here: on a CPU, if their format is known.
 
-    A GPU has kernels for quantized weights, which transformers loads. Raises :class:`LoadError` if these are missing.
+    A GPU has kernels for quantized weights, which transformers loads. Raises `LoadError` if these are missing.
     """
     settings = checkpoint.quantization_settings
     if checkpoint.quantization_method not in DECODED_METHODS or explain_unread_format(settings) is not None:
@@ -76,9 +76,9 @@ def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -
 def _load_deferred(
     model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype | None, decoded_dtype: torch.dtype
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Implements :func:`load_decoded`, leaving quantized weights deferred.
+    """Implements `load_decoded`, leaving quantized weights deferred.
 
-    The other weights have type ``dtype``, by default the one in which all of them are stored, or fp32.
+    The other weights have type `dtype`, by default the one in which all of them are stored, or fp32.
     """
     config = load_config(checkpoint)
     if config is None:

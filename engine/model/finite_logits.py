@@ -16,7 +16,7 @@ ELEMENTS_PER_PART = 1 << 22
 
 
 def check_finite(logits: Tensor, model: PreTrainedModel) -> None:
-    """Raises :class:`LoadError` if a row of logits (rows, vocabulary) holds NaN, or no finite number.
+    """Raises `LoadError` if a row of logits (rows, vocabulary) holds NaN, or no finite number.
 
     A model may suppress tokens by logits of minus infinity. Other rows are those of a damaged checkpoint.
     """
@@ -37,7 +37,7 @@ def check_finite(logits: Tensor, model: PreTrainedModel) -> None:
 
 
 def check_finite_weights(place: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Raises :class:`LoadError` if one of the named weights holds NaN or infinity. ``place``: where they come from."""
+    """Raises `LoadError` if one of the named weights holds NaN or infinity. `place`: where they come from."""
     for name, weight in weights:
         if not _is_finite(weight):
             raise LoadError(

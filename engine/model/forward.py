@@ -1,9 +1,9 @@
 """Forward pass over several sequences: token ids and caches in, rows of logits out.
 
-There are two implementations. :class:`antiphon.engine.model.varlen.VarlenForward` runs all sequences in one pass
-through transformers' attention interface. :class:`SequentialForward` runs each sequence alone with transformers' own
+There are two implementations. `antiphon.engine.model.varlen.VarlenForward` runs all sequences in one pass
+through transformers' attention interface. `SequentialForward` runs each sequence alone with transformers' own
 cache; it is correct for every model that transformers can generate with: recurrent states, chunked attention, rotary
-scaling that depends on the longest sequence. :mod:`antiphon.engine.model.select` chooses one.
+scaling that depends on the longest sequence. `antiphon.engine.model.select` chooses one.
 """
 
 import inspect
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class SequenceInput(msgspec.Struct):
-    """New tokens of one sequence: ``ids`` follow the tokens in ``cache``; the last ``num_logits`` of them need logits.
+    """New tokens of one sequence: `ids` follow the tokens in `cache`; the last `num_logits` of them need logits.
 
-    The last ``num_generated`` ids are generated or draft tokens, not prompt tokens.
+    The last `num_generated` ids are generated or draft tokens, not prompt tokens.
     """
 
     cache: Any
@@ -57,13 +57,13 @@ class ForwardPass(Protocol):
         ...
 
     def new_cache(self, expected: int) -> Any:
-        """Returns an empty cache for a sequence that is expected to hold ``expected`` tokens."""
+        """Returns an empty cache for a sequence that is expected to hold `expected` tokens."""
         ...
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
-        """Returns logits in fp32, (sum of ``num_logits``, vocabulary), in the order of ``inputs``.
+        """Returns logits in fp32, (sum of `num_logits`, vocabulary), in the order of `inputs`.
 
-        After an exception the caches of ``inputs`` must be discarded.
+        After an exception the caches of `inputs` must be discarded.
         """
         ...
 
@@ -73,9 +73,9 @@ CONSTANT_CACHE_TOKENS = 256
 
 
 class SequentialCache:
-    """A sequence in :class:`SequentialForward`: its ids, and the keywords that ``generate`` passes from step to step.
+    """A sequence in `SequentialForward`: its ids, and the keywords that `generate` passes from step to step.
 
-    ``state_tokens`` is the memory that it takes besides its tokens, in tokens.
+    `state_tokens` is the memory that it takes besides its tokens, in tokens.
     """
 
     def __init__(self, kwargs: dict[str, Any], state_tokens: int) -> None:
@@ -110,9 +110,9 @@ def _find_tensors(value: Any) -> Iterator[Tensor]:
 
 
 class SequentialForward:
-    """Runs each sequence alone, with the cache and the inputs that transformers' own ``generate`` would use.
+    """Runs each sequence alone, with the cache and the inputs that transformers' own `generate` would use.
 
-    ``max_num_seqs`` is 1 for a model that keeps the state of a sequence in its modules instead of the cache: another
+    `max_num_seqs` is 1 for a model that keeps the state of a sequence in its modules instead of the cache: another
     sequence would read that state. The state lasts until the next sequence begins.
     """
 
@@ -120,7 +120,7 @@ class SequentialForward:
     prompt_alignment = 1
     is_paged = False
     bytes_per_token = 0
-    """Bytes by which the cache of a sequence grows with each token; 0 before :meth:`measure_memory`."""
+    """Bytes by which the cache of a sequence grows with each token; 0 before `measure_memory`."""
     state_tokens = 0
 
     def __init__(self, model: PreTrainedModel, max_num_seqs: int | None = None) -> None:
@@ -133,7 +133,7 @@ class SequentialForward:
 
     @torch.inference_mode()
     def measure_memory(self, ids: list[int]) -> None:
-        """Measures the memory of a sequence in passes over these tokens: ``bytes_per_token`` and ``state_tokens``."""
+        """Measures the memory of a sequence in passes over these tokens: `bytes_per_token` and `state_tokens`."""
         cache, single = self.new_cache(0), ids[len(ids) // 2 :]
         self._run_sequence(SequenceInput(cache, ids[: len(ids) // 2], 0))
         before = cache.num_bytes

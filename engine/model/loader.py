@@ -56,10 +56,10 @@ def load_model(
     to_quantize: bool = False,
     keeps_16_bits: bool = False,
 ) -> tuple[PreTrainedModel, Checkpoint]:
-    """Loads a local folder. ``device`` is cpu or cuda, ``dtype`` one of ``DTYPES``. Raises :class:`LoadError`.
+    """Loads a local folder. `device` is cpu or cuda, `dtype` one of `DTYPES`. Raises `LoadError`.
 
-    A model ``to_quantize`` on a CPU keeps its large weights in the files until they are packed, where possible. So does
-    a model in bf16 or fp16 that ``keeps_16_bits``, if no ``dtype`` is given and compiled kernels can multiply by them.
+    A model `to_quantize` on a CPU keeps its large weights in the files until they are packed, where possible. So does
+    a model in bf16 or fp16 that `keeps_16_bits`, if no `dtype` is given and compiled kernels can multiply by them.
     """
     checkpoint = inspect_checkpoint(path)
     model_class = choose_model_class(checkpoint)
@@ -119,7 +119,7 @@ def _load_pretrained(
 def _load_config(
     model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str, config: PreTrainedConfig | None
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Implements :func:`_load_pretrained` with a configuration; None for the one in the folder."""
+    """Implements `_load_pretrained` with a configuration; None for the one in the folder."""
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]  # a progress bar is noise in a log file
     loaded: Any = model_class.from_pretrained(
@@ -172,7 +172,7 @@ def _load_mapped(
 
 
 def choose_device(requested: str | None) -> str:
-    """The ``requested`` device; by default cuda if available, else cpu. Raises :class:`LoadError` without CUDA."""
+    """The `requested` device; by default cuda if available, else cpu. Raises `LoadError` without CUDA."""
     available = torch.cuda.is_available()
     if requested is None:
         return "cuda" if available else "cpu"
@@ -203,9 +203,9 @@ def _find_held_bytes(checkpoint: Checkpoint, *, is_packed: bool, to_quantize: bo
 def check_memory(
     folder: Checkpoint, itemsize: int, free: int | None, *, unpacks: bool = False, held: int | None = None
 ) -> None:
-    """Raises :class:`LoadError` if the weights do not fit into ``free`` bytes.
+    """Raises `LoadError` if the weights do not fit into `free` bytes.
 
-    A weight takes ``itemsize`` bytes; quantized weights take as much if loading ``unpacks`` them. ``held``: bytes of
+    A weight takes `itemsize` bytes; quantized weights take as much if loading `unpacks` them. `held`: bytes of
     all weights, if they are known.
     """
     needed = folder.weight_bytes(itemsize, unpacks=unpacks) if held is None else held
@@ -218,7 +218,7 @@ def check_memory(
 
 
 def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> EngineInfo:
-    """Fixed properties of a loaded model; ``folder`` adds the defaults of its generation_config.json."""
+    """Fixed properties of a loaded model; `folder` adds the defaults of its generation_config.json."""
     config = model.config.get_text_config(decoder=True)
     context = read_context_length(lambda name: getattr(config, name, None))
     generation = folder.generation_config if folder else {}

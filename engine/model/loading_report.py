@@ -9,8 +9,8 @@ from antiphon.engine.errors import LoadError, show_shape
 def list_missing(report: Mapping[str, Any], place: object) -> list[str]:
     """Returns the names of weights that are missing from the files in a place, sorted.
 
-    Raises :class:`LoadError` if a weight has another shape than the configuration requires. The model must have been
-    loaded with ``ignore_mismatched_sizes``: transformers' own error does not name the weight.
+    Raises `LoadError` if a weight has another shape than the configuration requires. The model must have been
+    loaded with `ignore_mismatched_sizes`: transformers' own error does not name the weight.
     """
     mismatched = sorted(report.get("mismatched_keys") or ())
     if mismatched:

@@ -80,7 +80,7 @@ class MappedWeight:
 class DecodedWeight(MappedWeight):
     """A weight of a quantized checkpoint, decoded whenever it is read. Its stored tensors are in a mapped file.
 
-    ``deferred`` has its shape, and the type to which it is decoded.
+    `deferred` has its shape, and the type to which it is decoded.
     """
 
     def __init__(self, weight: DeferredWeight) -> None:
@@ -128,7 +128,7 @@ def join_rows(weights: Sequence[MappedWeight | Tensor]) -> WeightRows:
 def multiply_in_parts(x: Tensor, rows: WeightRows, bias: Tensor | None, kernels: Kernels | None = None) -> Tensor:
     """Returns the product in fp32 with a weight (outputs, inputs) of any type, read a part at a time.
 
-    ``kernels`` multiply by 16-bit weights as they are stored. Without them, every part is converted to fp32 first.
+    `kernels` multiply by 16-bit weights as they are stored. Without them, every part is converted to fp32 first.
     """
     outputs, inputs = rows.shape
     product = x.new_empty((*x.shape[:-1], outputs))
@@ -146,7 +146,7 @@ def multiply_in_parts(x: Tensor, rows: WeightRows, bias: Tensor | None, kernels:
 
 
 class _ConvertedProduct:
-    """Converts weights of at most ``outputs`` rows to fp32 and multiplies by them.
+    """Converts weights of at most `outputs` rows to fp32 and multiplies by them.
 
     All weights are converted in the same memory: the small products between them would keep the heap from reusing it.
     """
@@ -161,7 +161,7 @@ class _ConvertedProduct:
 
 
 class MappedLinear(nn.Linear):
-    """A linear layer with a mapped weight. Computes in fp32, with ``kernels`` if they are set."""
+    """A linear layer with a mapped weight. Computes in fp32, with `kernels` if they are set."""
 
     kernels: Kernels | None = None
 

@@ -33,9 +33,9 @@ def find_fp32_names(checkpoint: Checkpoint) -> list[str]:
 
 @contextmanager
 def load_as_stored(stored_dtype: torch.dtype, fp32_names: Sequence[str]) -> Iterator[None]:
-    """Within this context, transformers leaves weights in ``stored_dtype`` while it builds a model in fp32.
+    """Within this context, transformers leaves weights in `stored_dtype` while it builds a model in fp32.
 
-    Weights whose names end in one of ``fp32_names`` stay in fp32, and so do those that transformers keeps in it.
+    Weights whose names end in one of `fp32_names` stay in fp32, and so do those that transformers keeps in it.
     Tensors that a model computes when it is built, such as the buffer of a factor, are not rounded.
     """
     model_class: Any = PreTrainedModel
@@ -55,13 +55,13 @@ def load_as_stored(stored_dtype: torch.dtype, fp32_names: Sequence[str]) -> Iter
 
 
 def has_names(model: nn.Module, names: Sequence[str]) -> bool:
-    """Tells whether every one of ``names`` ends the name of a weight of the model: none was renamed or fused."""
+    """Tells whether every one of `names` ends the name of a weight of the model: none was renamed or fused."""
     known = [f".{name}" for name, _ in [*model.named_parameters(), *model.named_buffers()]]
     return all(any(full_name.endswith(f".{name}") for full_name in known) for name in names)
 
 
 def convert_buffers(model: nn.Module) -> None:
-    """Converts all floating-point buffers to fp32. After :func:`load_as_stored`, only stored ones have other types."""
+    """Converts all floating-point buffers to fp32. After `load_as_stored`, only stored ones have other types."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():

@@ -1,6 +1,6 @@
 """Selects the forward pass of a model: the fastest one that gives the right logits when tested on the loaded weights.
 
-The logits of :class:`antiphon.engine.model.forward.SequentialForward` are the reference.
+The logits of `antiphon.engine.model.forward.SequentialForward` are the reference.
 """
 
 import logging
@@ -46,12 +46,12 @@ def select_forward(
 ) -> ForwardPass:
     """The varlen pass if it supports the model and its logits match the sequential pass, else the sequential pass.
 
-    ``paged`` requests paged caches; they are used if the logits match with them too. The varlen pass may use
-    ``kernels``. ``checked`` is the class of the pass whose logits matched in an earlier start of the same model.
-    ``context`` is the number of tokens to serve, None for the model's own.
+    `paged` requests paged caches; they are used if the logits match with them too. The varlen pass may use
+    `kernels`. `checked` is the class of the pass whose logits matched in an earlier start of the same model.
+    `context` is the number of tokens to serve, None for the model's own.
 
-    Validation reads the whole model several times. ``validation`` keeps what it finds for later checks. Raises
-    :class:`LoadError` if the model's logits are not finite.
+    Validation reads the whole model several times. `validation` keeps what it finds for later checks. Raises
+    `LoadError` if the model's logits are not finite.
     """
     sequential, validation = SequentialForward(model), validation or Validation(model)
     is_recurrent = has_recurrent_layers(model)
@@ -155,7 +155,7 @@ def _measure_memory(sequential: SequentialForward, model: PreTrainedModel) -> No
 
 
 def _page_pools_to_try(model: PreTrainedModel, *, paged: bool) -> Iterator[PagePool | None]:
-    """Yields a page pool if ``paged`` is set, then None for contiguous caches."""
+    """Yields a page pool if `paged` is set, then None for contiguous caches."""
     if paged:
         yield PagePool(model.config.get_text_config(decoder=True).num_hidden_layers, PROBE_PAGES)
     yield None

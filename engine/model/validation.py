@@ -29,7 +29,7 @@ def make_text(model: PreTrainedModel, base: int, length: int) -> list[int]:
 class ProbeTexts:
     """Two fixed texts, and the logits that the model gives them as it is loaded.
 
-    ``reference`` are the logits of all tokens and ``last_logits`` (2, vocabulary) those of each text's last one. They
+    `reference` are the logits of all tokens and `last_logits` (2, vocabulary) those of each text's last one. They
     are None until they are measured.
     """
 
@@ -41,7 +41,7 @@ class ProbeTexts:
 
     @torch.inference_mode()
     def measure(self, forward: ForwardPass) -> None:
-        """Measures the logits with one pass for each text. Raises :class:`LoadError` if they are not finite."""
+        """Measures the logits with one pass for each text. Raises `LoadError` if they are not finite."""
         logits = [forward.run([SequenceInput(forward.new_cache(len(ids)), ids, len(ids))]) for ids in self.texts]
         check_finite(torch.cat(logits), self._model)
         self.last_logits = torch.stack([rows[-1] for rows in logits])
@@ -49,7 +49,7 @@ class ProbeTexts:
 
     @torch.inference_mode()
     def compute_rows(self, forward: ForwardPass) -> Iterator[Tensor]:
-        """Yields the rows of the logits, few of which are in memory together. Takes more passes than :meth:`measure`.
+        """Yields the rows of the logits, few of which are in memory together. Takes more passes than `measure`.
 
         The last two tokens of each text run in passes of their own, because some models compute a single token in
         another way.
@@ -74,7 +74,7 @@ class ProbeTexts:
 
     @torch.inference_mode()
     def compute_in_turns(self, forward: SequentialForward, *, interleaved: bool) -> Tensor:
-        """Returns the logits of the last two tokens of each text, one text after another or ``interleaved``.
+        """Returns the logits of the last two tokens of each text, one text after another or `interleaved`.
 
         Both orders split the texts into the same passes, so that only the order can change the logits.
         """
@@ -91,8 +91,8 @@ class ProbeTexts:
 class Validation:
     """Compares passes with the logits that the model's own code gives the texts.
 
-    Each pass reads the whole model, so what it shows is kept for later checks: the measured logits in ``texts``, and in
-    ``dry_run`` how the model uses its linear layers. ``had_stand_ins`` tells whether experts were not computed.
+    Each pass reads the whole model, so what it shows is kept for later checks: the measured logits in `texts`, and in
+    `dry_run` how the model uses its linear layers. `had_stand_ins` tells whether experts were not computed.
     """
 
     def __init__(self, model: PreTrainedModel, dry_run: DryRun | None = None) -> None:
@@ -137,7 +137,7 @@ def describe_error(logits: Tensor, expected: Tensor, model: PreTrainedModel) -> 
 
 
 def relative_error(logits: Tensor, expected: Tensor) -> float:
-    """Returns the relative L2 error. The norm is of ``expected`` without row means, so an offset hides no errors."""
+    """Returns the relative L2 error. The norm is of `expected` without row means, so an offset hides no errors."""
     centred = expected - expected.mean(-1, keepdim=True)
     return float((logits - expected).norm() / centred.norm().clamp_min(1e-12))
 

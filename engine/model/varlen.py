@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 class VarlenForward:
     """Runs all sequences as one row of tokens, without padding.
 
-    ``batch_invariant`` computes attention in blocks of ``prompt_alignment`` prompt tokens, regardless of how steps
-    split the prompt, and one by one for generated tokens; ``kernels`` always compute it per token.
-    ``one_token_passes`` runs each token in a pass of its own, so that linear layers whose rows depend on each other
-    also give reproducible results; slow. :meth:`make_deterministic` chooses between them.
+    `batch_invariant` computes attention in blocks of `prompt_alignment` prompt tokens, regardless of how steps
+    split the prompt, and one by one for generated tokens; `kernels` always compute it per token.
+    `one_token_passes` runs each token in a pass of its own, so that linear layers whose rows depend on each other
+    also give reproducible results; slow. `make_deterministic` chooses between them.
 
-    With ``pages``, caches are paged, and sequences that decode one token in a step share one attention call. Without,
-    ``kernels`` compute all attention if given; ``uses_kernels`` tells whether they have done so in every pass.
+    With `pages`, caches are paged, and sequences that decode one token in a step share one attention call. Without,
+    `kernels` compute all attention if given; `uses_kernels` tells whether they have done so in every pass.
     """
 
     supports_chunked_prefill = supports_drafts = True
@@ -82,7 +82,7 @@ class VarlenForward:
         return False
 
     def new_cache(self, expected: int) -> KVCache:
-        """Returns an empty cache for a sequence that is expected to hold ``expected`` tokens."""
+        """Returns an empty cache for a sequence that is expected to hold `expected` tokens."""
         if self._pages is not None:
             return PagedKVCache(self._pages, expected)
         return ContiguousKVCache(expected, fp16=self._fp16_cache)
@@ -94,7 +94,7 @@ class VarlenForward:
         return self._fp16_cache
 
     def explain_fp32_cache(self) -> str:
-        """Returns the reason why :meth:`use_fp16_cache` changes nothing."""
+        """Returns the reason why `use_fp16_cache` changes nothing."""
         if self._pages is not None:
             return "the caches are paged, in the model's type"
         if self._indexers:
@@ -106,8 +106,8 @@ class VarlenForward:
     def make_deterministic(self, *, independent_rows: bool, prompt_alignment: int = 1) -> None:
         """Makes the logits of a sequence independent of the batch and of how its prompt is split over steps.
 
-        ``independent_rows`` tells whether the result of each row of the model's linear layers is independent of the
-        other rows. With a ``prompt_alignment`` above 1, logits depend on which tokens were the prompt's, and prompts
+        `independent_rows` tells whether the result of each row of the model's linear layers is independent of the
+        other rows. With a `prompt_alignment` above 1, logits depend on which tokens were the prompt's, and prompts
         must be split at multiples of it.
         """
         self.batch_invariant, self.one_token_passes, self.prompt_alignment = (
@@ -117,7 +117,7 @@ class VarlenForward:
         )
 
     def allocate_pages(self, tokens: int, max_num_seqs: int) -> None:
-        """Allocates the memory of paged caches for ``tokens`` tokens in up to ``max_num_seqs`` sequences.
+        """Allocates the memory of paged caches for `tokens` tokens in up to `max_num_seqs` sequences.
 
         Replaces the small pool that was used for the tests.
         """
@@ -126,9 +126,9 @@ class VarlenForward:
 
     @torch.inference_mode()
     def capture_graphs(self, max_num_seqs: int, capture: GraphCapture | None = None) -> None:
-        """Enables graphs of pure decode steps of up to ``max_num_seqs`` sequences. The pages must be allocated.
+        """Enables graphs of pure decode steps of up to `max_num_seqs` sequences. The pages must be allocated.
 
-        ``capture`` replaces the capture of CUDA graphs in tests.
+        `capture` replaces the capture of CUDA graphs in tests.
         """
         device = self._model.device
         self._graphs = CudaGraphs(self._decode_step, capture or CudaGraphCapture(device), device)
@@ -147,7 +147,7 @@ class VarlenForward:
         return torch.cat([self.run_pass([token]) for token in tokens])
 
     def run_pass(self, inputs: list[SequenceInput]) -> Tensor:
-        """Does the same as :meth:`run`, always in one pass."""
+        """Does the same as `run`, always in one pass."""
         decode_inputs = (
             []
             if self._pages is None or self.batch_invariant or self.one_token_passes
@@ -170,7 +170,7 @@ class VarlenForward:
         return logits.float()
 
     def _run_eager(self, inputs: list[SequenceInput], decode_inputs: list[SequenceInput]) -> Tensor:
-        """Requested logits, in the order of ``inputs``. In the row of tokens, sequences of ``single`` come first."""
+        """Requested logits, in the order of `inputs`. In the row of tokens, `decode_inputs` come first."""
         row = _TokenRow()
         batches: list[tuple[DecodeBatch, int, int]] = []
         for members, columns in bucket_by_length([item.cache for item in decode_inputs]):
@@ -236,7 +236,7 @@ class VarlenForward:
     def _call_model(
         self, ids: Tensor, positions: Tensor, attn_metadata: AttentionMetadata, logit_indices: Tensor | None = None
     ) -> Tensor:
-        """Logits (rows, vocabulary) at the ``chosen`` indices of the row, or at all."""
+        """Logits (rows, vocabulary) at `logit_indices` of the row, or at all."""
         options: dict[str, Any] = {"past_key_values": RowPositions(positions[0])} if self._asks_cache else {}
         if self.selects_logits and logit_indices is not None:
             options["logits_to_keep"] = logit_indices
@@ -270,9 +270,9 @@ class _TokenRow:
 
 
 def split_points(start: int, length: int, num_generated: int, alignment: int) -> list[int]:
-    """Bounds of attention blocks in ``length`` tokens, the first at position ``start`` of its sequence.
+    """Bounds of attention blocks in `length` tokens, the first at position `start` of its sequence.
 
-    Prompt tokens are split at positions that are multiples of ``alignment``; the last ``num_generated`` tokens form
+    Prompt tokens are split at positions that are multiples of `alignment`; the last `num_generated` tokens form
     blocks of their own. Example: start 6, length 7, num_generated 2, alignment 4 → [0, 2, 5, 6, 7], that is, the
     prompt positions 6 to 7 and 8 to 10, then the generated tokens 11 and 12.
     """

@@ -38,7 +38,7 @@ PROBE_TOKENS = 21
 
 
 class LayerWeights(NamedTuple):
-    """Weights and sizes of a layer, by the kernel's names. ``qkv`` computes queries, keys and values."""
+    """Weights and sizes of a layer, by the kernel's names. `qkv` computes queries, keys and values."""
 
     input_norm: FusedRMSNorm
     qkv: CompiledLinear
@@ -60,7 +60,7 @@ class Workspace:
         self._buffer = torch.empty(0)
 
     def ensure_address(self, numbers: int) -> int:
-        """Returns the address of a buffer of at least ``numbers`` fp32 elements."""
+        """Returns the address of a buffer of at least `numbers` fp32 elements."""
         if numbers > len(self._buffer):
             self._buffer = torch.empty(numbers)
         return self._buffer.data_ptr()
@@ -215,7 +215,7 @@ def _extract_weights(layer: Any, kernels: Kernels) -> LayerWeights | None:
 
 
 def _has_only_children(module: Any, required: set[str], optional: AbstractSet[str] = frozenset()) -> bool:
-    """Tells whether a module has all children ``names``, at most ``possible`` others, and no state or hooks itself."""
+    """Tells whether a module has all `required` children, no others than `optional` ones, and no state or hooks."""
     children = dict(module.named_children()).keys()
     is_bare = not (module._parameters or module._buffers or module._forward_hooks or module._forward_pre_hooks)
     return required <= children <= required | optional and is_bare

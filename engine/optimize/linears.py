@@ -47,7 +47,7 @@ class LinearKernel(Protocol):
     """Linear layer: x (…, inputs) → x · weightᵀ + bias (…, outputs)."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the product. Does not write to ``x``."""
+        """Returns the product. Does not write to `x`."""
         ...
 
 
@@ -68,7 +68,7 @@ class OneDnnLinear:
         verify_kernel(self, x, functional.linear(x, weight, bias), 1e-3)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Implements :class:`LinearKernel`."""
+        """Implements `LinearKernel`."""
         multiply = torch.ops.mkldnn._linear_pointwise
         if self._doubles_single_row and x.numel() == x.shape[-1]:
             doubled = x.reshape(1, -1).expand(2, -1).contiguous()
@@ -97,7 +97,7 @@ class FbgemmInt8Linear:
         verify_linear(self, weight, bias, INT8_MAX_RELATIVE_ERROR)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Implements :class:`LinearKernel`."""
+        """Implements `LinearKernel`."""
         # Equal to the infinity norm, which takes five times as long.
         row_max = x.abs().amax(-1, keepdim=True)
         levels = self._levels
@@ -117,7 +117,7 @@ class CompiledLinear:
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Implements :class:`LinearKernel`."""
+        """Implements `LinearKernel`."""
         product: Tensor = self._multiply(x, self._matrix, self._bias)
         return product
 
@@ -128,14 +128,14 @@ class CompiledLinear:
 
     @property
     def fields(self) -> tuple[int, ...]:
-        """Fields of ``struct packed_weight`` in ``decoder_layer.c``."""
+        """Fields of `struct packed_weight` in `decoder_layer.c`."""
         if not isinstance(self._matrix, PackedHalfWeight):
             return (*weight_addresses(self._matrix, self._bias), 0)
         bias_address = 0 if self._bias is None else self._bias.data_ptr()
         return (self._matrix.weights.data_ptr(), 0, 0, 0, bias_address, int(self._matrix.is_fp16))
 
     def linear_after_silu_mul(self, x: Tensor) -> Tensor:
-        """Applies the layer to ``silu(x[..., :n]) * x[..., n:]`` for x (…, 2n). Overwrites x."""
+        """Applies the layer to `silu(x[..., :n]) * x[..., n:]` for x (…, 2n). Overwrites x."""
         product: Tensor = self._multiply(x, self._matrix, self._bias, gated=True)
         return product
 
@@ -143,7 +143,7 @@ class CompiledLinear:
 def build_exact_linear(weight: WeightRows, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
     """Returns a layer with the error of fp32. Its weights stay in 16 bits if they are and compiled kernels exist.
 
-    Raises :class:`UnusableKernelError`.
+    Raises `UnusableKernelError`.
     """
     if kernels is not None and kernels.half.supports(weight):
         compiled = _build_compiled_linear(kernels.half.pack(weight), weight, bias, kernels)
@@ -155,9 +155,9 @@ def build_exact_linear(weight: WeightRows, bias: Tensor | None, kernels: Kernels
 def build_int8_linear(
     weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None, packed: PackedInt8Weight | None = None
 ) -> LinearKernel:
-    """Returns a layer with compiled kernels if these support it, otherwise with fbgemm. ``packed`` saves packing.
+    """Returns a layer with compiled kernels if these support it, otherwise with fbgemm. `packed` saves packing.
 
-    Raises :class:`UnusableKernelError`, or torch's error where fbgemm is missing.
+    Raises `UnusableKernelError`, or torch's error where fbgemm is missing.
     """
     if kernels is not None and kernels.supports_weight(weight):
         compiled = _build_compiled_linear(packed or kernels.pack_int8_weight(weight), weight, bias, kernels)
@@ -169,9 +169,9 @@ def build_int8_linear(
 def build_int4_linear(
     weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None, packed: PackedInt4Weight | None = None
 ) -> LinearKernel:
-    """Returns a layer with compiled kernels if these support it, otherwise with torch. ``packed`` saves packing.
+    """Returns a layer with compiled kernels if these support it, otherwise with torch. `packed` saves packing.
 
-    Raises :class:`UnusableKernelError`. A kernel is compared with the rounded weight: how far that is from the
+    Raises `UnusableKernelError`. A kernel is compared with the rounded weight: how far that is from the
     original depends on the weight, and shows in the model's logits.
     """
     if kernels is not None and kernels.supports_weight(weight):
@@ -190,7 +190,7 @@ def _build_compiled_linear(
     bias: Tensor | None,
     kernels: Kernels,
 ) -> CompiledLinear | None:
-    """Returns a layer of compiled kernels, compared with ``weight``; None, with a warning, if its results differ."""
+    """Returns a layer of compiled kernels, compared with `weight`; None, with a warning, if its results differ."""
     compiled = CompiledLinear(packed, bias, kernels)
     max_error = HALF_MAX_RELATIVE_ERROR if isinstance(packed, PackedHalfWeight) else INT8_MAX_RELATIVE_ERROR
     shape = (type(packed).__name__, packed.outputs, packed.inputs, bias is None)
@@ -206,7 +206,7 @@ def _build_compiled_linear(
 
 
 class PackedLinear(nn.Module):
-    """Replaces a ``torch.nn.Linear``; a kernel computes it."""
+    """Replaces a `torch.nn.Linear`; a kernel computes it."""
 
     def __init__(self, kernel: LinearKernel, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class MergedLinear:
         self._parts: list[Tensor | None] = []
 
     def take_slice(self, x: Tensor, index: int) -> Tensor:
-        """Returns the slice of the layer with index ``place``, a view into the merged product."""
+        """Returns the slice of the layer with index `index`, a view into the merged product."""
         if x is not self._input or self._parts[index] is None:
             self._input, self._parts = x, list(self.linear(x).split(self._sizes, -1))
         part, self._parts[index] = self._parts[index], None
@@ -245,7 +245,7 @@ class MergedLinear:
 
 
 class MergedLinearSlice(nn.Module):
-    """Replaces a ``torch.nn.Linear`` that is part of a :class:`MergedLinear`."""
+    """Replaces a `torch.nn.Linear` that is part of a `MergedLinear`."""
 
     def __init__(self, merged: MergedLinear, index: int, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ WARM_UP_TOKENS = 4
 
 
 def packs_layers(options: EngineOptions) -> bool:
-    """Tells whether :func:`optimize_model` packs linear layers."""
+    """Tells whether `optimize_model` packs linear layers."""
     return options.pack_linears or options.quantization is not None
 
 
@@ -42,8 +42,8 @@ def optimize_model(
 ) -> PackingResult:
     """Replaces norms, linear layers and decoder layers where verified, and switches caches to fp16 if configured.
 
-    ``kept`` are the packed weights and checks of an earlier start, or receive those of this one. ``validation`` is that
-    of the forward pass. Raises :class:`LoadError` if the model cannot be quantized, or is changed too much by it,
+    `kept` are the packed weights and checks of an earlier start, or receive those of this one. `validation` is that
+    of the forward pass. Raises `LoadError` if the model cannot be quantized, or is changed too much by it,
     or if its logits are not finite.
     """
     checks = kept.checks
@@ -94,7 +94,7 @@ def _measure_error(
 def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
     """Switches new caches to fp16 if requested, or by default with quantized layers. Returns notes for the log.
 
-    Raises :class:`LoadError` if fp16 is requested and not supported.
+    Raises `LoadError` if fp16 is requested and not supported.
     """
     dtype = options.kv_cache_dtype or ("float16" if options.quantization else "float32")
     if dtype == "float32":

@@ -46,10 +46,10 @@ PROGRESS_INTERVAL_S = 2.0
 
 
 class PackingResult(NamedTuple):
-    """Result of packing. ``description`` is text for the operator, empty if nothing was packed.
+    """Result of packing. `description` is text for the operator, empty if nothing was packed.
 
-    ``is_complete``: every matrix that tokens are multiplied by is packed, so no row depends on another.
-    ``groups`` are the layers that were to be packed, and merged.
+    `is_complete`: every matrix that tokens are multiplied by is packed, so no row depends on another.
+    `groups` are the layers that were to be packed, and merged.
     """
 
     description: str = ""
@@ -66,10 +66,10 @@ def pack_linears(
     kept: PackSession | None = None,
     groups: list[list[str]] | None = None,
 ) -> PackingResult:
-    """Replaces the model's linear layers. ``run`` runs the model; ``kept`` are packed weights of an earlier start.
+    """Replaces the model's linear layers. `run` runs the model; `kept` are packed weights of an earlier start.
 
     A model that cannot be packed is left unchanged, with a warning in the log. The model runs only if neither an
-    earlier start nor a dry run has found the ``groups`` of layers to pack.
+    earlier start nor a dry run has found the `groups` of layers to pack.
     """
     linears, kept = dict(find_linears(model)), kept or PackSession(None)
     reason = _explain_unpackable_layers(linears)
@@ -99,7 +99,7 @@ def pack_linears(
 
 
 def prepare_dry_run(model: nn.Module) -> DryRun | None:
-    """Returns a dry run for the layers that :func:`pack_linears` would pack; None if it would pack none."""
+    """Returns a dry run for the layers that `pack_linears` would pack; None if it would pack none."""
     linears = dict(find_linears(model))
     return None if _explain_unpackable_layers(linears) else DryRun(model, linears)
 

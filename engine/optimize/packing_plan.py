@@ -32,8 +32,8 @@ RunModel = Callable[[], Tensor]
 class DryRun:
     """Observes how a model uses its linear layers while it runs.
 
-    ``groups`` are the layers to pack: groups of layers that share their input, and groups of one. A layer whose weight
-    or bias the model reads itself is in no group. They are None until a run has been observed. Without ``merges``, no
+    `groups` are the layers to pack: groups of layers that share their input, and groups of one. A layer whose weight
+    or bias the model reads itself is in no group. They are None until a run has been observed. Without `merges`, no
     layers are merged.
     """
 
@@ -43,7 +43,7 @@ class DryRun:
         self._candidates = _candidate_groups(linears) if merges else []
 
     def observe(self, run: Callable[[], str | None]) -> str | None:
-        """Observes the model while ``run`` runs it and returns the reason why its result is wrong, None if it is right.
+        """Observes the model while `run` runs it and returns the reason why its result is wrong, None if it is right.
 
         Returns that reason, or the error of the run. Then the model cannot be packed in these groups.
         """
@@ -71,7 +71,7 @@ class DryRun:
 def plan_packing(model: nn.Module, linears: dict[str, nn.Linear], run: RunModel) -> list[list[str]]:
     """Returns the groups of a dry run. If the model does not run with merged layers, none are merged.
 
-    Raises :class:`UnusableKernelError` if the logits differ in the dry run, or the model does not run.
+    Raises `UnusableKernelError` if the logits differ in the dry run, or the model does not run.
     """
     expected = run()
 
@@ -150,7 +150,7 @@ class _LinearStandIn(nn.Module):
 
 
 def _candidate_groups(linears: dict[str, nn.Linear]) -> list[list[str]]:
-    """Returns the groups of :data:`MERGED_NAMES` whose layers have the same inputs, and either all a bias or none."""
+    """Returns the groups of `MERGED_NAMES` whose layers have the same inputs, and either all a bias or none."""
     groups = []
     for family in MERGED_NAMES:
         for first in [name for name in linears if name.rpartition(".")[2] == family[0]]:

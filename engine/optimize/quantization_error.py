@@ -28,7 +28,7 @@ WARN_SIMILARITY = 0.95
 class QuantizationError(NamedTuple):
     """Difference between two tables of logits of the same text.
 
-    ``similarity`` is the mean cosine similarity of their rows, ``agreement`` the fraction of rows with the same
+    `similarity` is the mean cosine similarity of their rows, `agreement` the fraction of rows with the same
     maximum.
     """
 
@@ -42,7 +42,7 @@ class QuantizationError(NamedTuple):
 class ReferenceLogits(NamedTuple):
     """Logits in fp32 as they are kept while a model is packed: directions of rows in fp16, and their largest elements.
 
-    ``directions`` (tokens, vocabulary) are the rows, each divided by its largest magnitude; ``best`` (tokens) are ids.
+    `directions` (tokens, vocabulary) are the rows, each divided by its largest magnitude; `best` (tokens) are ids.
     """
 
     directions: Tensor
@@ -50,7 +50,7 @@ class ReferenceLogits(NamedTuple):
 
     @classmethod
     def keep(cls, logits: Tensor) -> "ReferenceLogits":
-        """Returns what :func:`compare_logits` needs of logits (tokens, vocabulary)."""
+        """Returns what `compare_logits` needs of logits (tokens, vocabulary)."""
         magnitudes = logits.abs().amax(-1, keepdim=True).clamp_min(1e-30)
         return cls((logits / magnitudes).half(), logits.argmax(-1))
 
@@ -65,7 +65,7 @@ def compare_logits(logits: Iterable[Tensor], expected: ReferenceLogits) -> Quant
 
 
 def check_similarity(form: str, similarity: float, *, force: bool) -> None:
-    """Warns, or raises :class:`LoadError`, if a form changes the logits too much. ``force`` only warns."""
+    """Warns, or raises `LoadError`, if a form changes the logits too much. `force` only warns."""
     figures = f"the cosine similarity of its {form} logits to fp32 logits is {similarity:.2f}"
     if not similarity >= MIN_SIMILARITY and not force:
         remedies = REMEDIES[form]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def replace_modules(model: nn.Module, make_replacement: Callable[[nn.Module], nn.Module | None]) -> int:
-    """Replaces each submodule for which ``make_replacement`` returns a module. Returns the number replaced."""
+    """Replaces each submodule for which `make_replacement` returns a module. Returns the number replaced."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -18,7 +18,7 @@ def replace_modules(model: nn.Module, make_replacement: Callable[[nn.Module], nn
 
 
 def relative_error(result: Tensor, expected: Tensor) -> float:
-    """Returns the relative L2 error of ``result``; a large number if ``expected`` is zero."""
+    """Returns the relative L2 error of `result`; a large number if `expected` is zero."""
     return float((result - expected).norm() / expected.norm().clamp_min(1e-12))
 
 

@@ -13,8 +13,8 @@ NORM_TOLERANCE = 1e-5
 class FusedRMSNorm(nn.Module):
     """Replaces a model's own RMS norm over the last dimension.
 
-    Without ``kernels``, x · w / √(mean(x²) + ε) is computed as x · w√n / √(|x|² + nε): torch computes the vector norm
-    |x| and the root (``hypot``) in one call each.
+    Without `kernels`, x · w / √(mean(x²) + ε) is computed as x · w√n / √(|x|² + nε): torch computes the vector norm
+    |x| and the root (`hypot`) in one call each.
     """
 
     _scale: Tensor

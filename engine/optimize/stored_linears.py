@@ -39,8 +39,8 @@ def build_stored_linear(
 ) -> LinearKernel | None:
     """Returns a layer with the stored levels of all layers, one below the other.
 
-    None if the ``form`` is another one, if it cannot hold these levels, or if this machine has no kernel for them.
-    Raises :class:`UnusableKernelError` if the kernel's results differ.
+    None if the `form` is another one, if it cannot hold these levels, or if this machine has no kernel for them.
+    Raises `UnusableKernelError` if the kernel's results differ.
     """
     if form is None:
         return None
@@ -118,7 +118,7 @@ def _join_levels(parts: Sequence[GroupedLevels]) -> GroupedLevels | None:
 class CorrectedLinear:
     """A layer whose levels have zero points, or whose inputs are in another order than those of the model.
 
-    The kernel multiplies by ``scales · levels``. Zero points take from this ``scales · zeros`` times the sum of the
+    The kernel multiplies by `scales · levels`. Zero points take from this `scales · zeros` times the sum of the
     inputs of each group.
     """
 
@@ -128,7 +128,7 @@ class CorrectedLinear:
         self._zeros = None if levels.zeros is None else OneDnnLinear(levels.scales * -levels.zeros, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Implements :class:`LinearKernel`."""
+        """Implements `LinearKernel`."""
         if self._order is not None:
             x = x.index_select(-1, self._order)
         product = self.kernel(x)

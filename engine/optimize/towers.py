@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def remove_unused_towers(model: PreTrainedModel, run: Callable[[], Tensor]) -> list[str]:
-    """Removes children of a multimodal model's body that ``run``, which runs it on text, does not call.
+    """Removes children of a multimodal model's body that `run`, which runs it on text, does not call.
 
-    Returns their names. Raises :class:`LoadError` if the model does not run on text alone.
+    Returns their names. Raises `LoadError` if the model does not run on text alone.
     """
     body: Any = model.base_model
     if model.config.get_text_config(decoder=True) is model.config or body is model:

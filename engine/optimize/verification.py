@@ -37,9 +37,9 @@ def verify_linear(
     max_error: float,
     row_counts: tuple[int, ...] = PROBE_ROW_COUNTS,
 ) -> None:
-    """Raises :class:`UnusableKernelError` unless the layer computes a product with this weight.
+    """Raises `UnusableKernelError` unless the layer computes a product with this weight.
 
-    A row must have the same bits in batches of all ``row_counts`` sizes.
+    A row must have the same bits in batches of all `row_counts` sizes.
 
     The product of a large weight is compared in a sample of its outputs: computing all of them in fp32 would take most
     of the time of packing.
@@ -59,7 +59,7 @@ def verify_linear(
 
 
 def choose_outputs(count: int) -> Tensor:
-    """Returns the outputs to verify of a weight with ``count`` outputs: all of a small one, a sample of a large one."""
+    """Returns the outputs to verify of a weight with `count` outputs: all of a small one, a sample of a large one."""
     if count <= SAMPLE_RUNS * SAMPLE_RUN_OUTPUTS:
         return torch.arange(count)
     firsts = torch.linspace(0, count - SAMPLE_RUN_OUTPUTS, SAMPLE_RUNS).long()
@@ -79,9 +79,9 @@ def verify_kernel(
     sample: Tensor | slice = slice(None),
     row_counts: tuple[int, ...] = PROBE_ROW_COUNTS,
 ) -> None:
-    """Raises :class:`UnusableKernelError` unless the error is at most ``max_error`` and a row's bits are fixed.
+    """Raises `UnusableKernelError` unless the error is at most `max_error` and a row's bits are fixed.
 
-    ``expected`` holds the outputs of the ``sample``. A row must have the same bits in batches of all ``row_counts``
+    `expected` holds the outputs of the `sample`. A row must have the same bits in batches of all `row_counts`
     sizes.
     """
     batched = kernel(x)

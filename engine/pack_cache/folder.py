@@ -21,7 +21,7 @@ MAX_UNFINISHED_AGE_S = 600.0
 
 
 def find_pack_folder() -> Path | None:
-    """Returns the folder of packed files, ``packed`` in the folder of compiled kernels; None if there can be none."""
+    """Returns the folder of packed files, `packed` in the folder of compiled kernels; None if there can be none."""
     parent = cache_folder()
     if parent is None:
         return None

@@ -1,6 +1,6 @@
 """Files of packed weights: written once, then mapped into the memory of every process that serves the model.
 
-A file holds tensors at offsets that are multiples of :data:`ALIGNMENT_BYTES`, an index in JSON, and a trailer with the
+A file holds tensors at offsets that are multiples of `ALIGNMENT_BYTES`, an index in JSON, and a trailer with the
 place and the hash of the index. The index holds a checksum of the first and the last bytes of each tensor. A checksum
 of all bytes would have to read the whole file at every start: damage inside a tensor is left to the file system.
 """
@@ -28,7 +28,7 @@ CHECKED_BYTES = 4096
 
 MAGIC = b"ANTIPHON PACKED 1"
 TRAILER = struct.Struct("<QQ32s16s")
-"""Offset, length and SHA-256 of the index, and the first bytes of :data:`MAGIC` again."""
+"""Offset, length and SHA-256 of the index, and the first bytes of `MAGIC` again."""
 
 
 class DamagedPackError(Exception):
@@ -79,7 +79,7 @@ def create_unfinished_file(path: Path) -> tuple[BinaryIO, Path]:
 
 
 class PackFileWriter:
-    """Writes a file under a temporary name. Every method may raise :class:`OSError`."""
+    """Writes a file under a temporary name. Every method may raise `OSError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -119,7 +119,7 @@ class PackFileWriter:
 class PackFile:
     """A file of packed weights, mapped read-only: all processes share its pages.
 
-    Raises :class:`OSError` if it cannot be read, and :class:`DamagedPackError` if its index is damaged.
+    Raises `OSError` if it cannot be read, and `DamagedPackError` if its index is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,7 +154,7 @@ class PackFile:
     def load(self, name: str) -> PackEntry | None:
         """Returns a packed weight, whose tensors must not be written to; None if there is none under this name.
 
-        Raises :class:`DamagedPackError`.
+        Raises `DamagedPackError`.
         """
         entry = self._index.get(name)
         if entry is None:
@@ -179,7 +179,7 @@ class PackFile:
 
 
 def _compute_checksum(data: memoryview) -> int:
-    """Returns a checksum of the first and the last :data:`CHECKED_BYTES` bytes."""
+    """Returns a checksum of the first and the last `CHECKED_BYTES` bytes."""
     return zlib.crc32(data[-CHECKED_BYTES:], zlib.crc32(data[:CHECKED_BYTES]))
 
 

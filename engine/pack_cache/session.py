@@ -1,6 +1,6 @@
 """The packed weights of one start: loads them from a file, or collects them and writes them after the start.
 
-Two files belong to a model in a form. ``KEY.packed`` holds its packed weights, ``KEY-CHECKS.json`` what the checks of
+Two files belong to a model in a form. `KEY.packed` holds its packed weights, `KEY-CHECKS.json` what the checks of
 an earlier start have found: with the same code, libraries and options, they need not run again.
 """
 
@@ -141,7 +141,7 @@ class PackSession:
         self._loaded = {}
 
     def begin(self) -> None:
-        """Prepares to store the weights of a model that is packed now, if ``expected_bytes`` fit."""
+        """Prepares to store the weights of a model that is packed now, if their expected size fits."""
         if self._folder is None or self._file is not None:
             return
         try:
@@ -154,7 +154,7 @@ class PackSession:
             log.warning("the packed weights are not kept: %s", reason)
 
     def store(self, name: str, packed: Any) -> None:
-        """Keeps a packed weight, a named tuple whose class is in :data:`WEIGHT_CLASSES`, for :meth:`finish`."""
+        """Keeps a packed weight, a named tuple whose class is in `WEIGHT_CLASSES`, for `finish`."""
         if type(packed).__name__ not in WEIGHT_CLASSES:
             return
         fields = packed._asdict()
@@ -163,7 +163,7 @@ class PackSession:
         self.store_entry(name, PackEntry(tensors, details | {"class": type(packed).__name__}))
 
     def store_entry(self, name: str, entry: PackEntry) -> None:
-        """Keeps tensors under a name for :meth:`finish`. They must not change until they are written."""
+        """Keeps tensors under a name for `finish`. They must not change until they are written."""
         if self._unwritten is not None:
             self._unwritten[name] = entry
 
@@ -204,7 +204,7 @@ class PackSession:
             atexit.unregister(self.stop)
 
     def _write_pack(self, entries: dict[str, PackEntry]) -> None:
-        """Writes the file of packed weights. Raises :class:`OSError`, and then leaves no unfinished file."""
+        """Writes the file of packed weights. Raises `OSError`, and then leaves no unfinished file."""
         writer = PackFileWriter(self._pack_path)
         try:
             for name in list(entries):

@@ -13,7 +13,7 @@ from antiphon.engine.protocol import EngineError, Fault
 
 
 class WorkerAdapters:
-    """Loads and unloads adapters in the worker. ``send`` sends a command, or raises :class:`EngineError`."""
+    """Loads and unloads adapters in the worker. `send` sends a command, or raises `EngineError`."""
 
     def __init__(self, options: EngineOptions, send: Callable[[Command], None]) -> None:
         self._options, self._send = options, send
@@ -27,15 +27,15 @@ class WorkerAdapters:
         return msgspec.structs.replace(self._options, lora_modules=tuple(self._modules.values()))
 
     async def load(self, name: str, path: str, root: str = "") -> None:
-        """Loads an adapter, in place of one with the same name. Raises :class:`EngineError`.
+        """Loads an adapter, in place of one with the same name. Raises `EngineError`.
 
-        ``root``: the folder that its files must be in, empty for any.
+        `root`: the folder that its files must be in, empty for any.
         """
         await self._request(LoadAdapter(next(self._numbers), name, path, root))
         self._modules[name] = LoraModule(name, path, root, required=False)
 
     async def unload(self, name: str) -> None:
-        """Unloads an adapter; jobs that have it keep it. Raises :class:`EngineError`."""
+        """Unloads an adapter; jobs that have it keep it. Raises `EngineError`."""
         await self._request(UnloadAdapter(next(self._numbers), name))
         self._modules.pop(name, None)
 

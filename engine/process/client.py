@@ -66,10 +66,10 @@ class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessEngine:
-    """Engine that serves the model in ``folder`` from a worker process.
+    """Engine that serves the model in `folder` from a worker process.
 
-    ``core_factory`` is a field of :class:`.messages.StartCommand`. ``on_status`` is called with a short text at every
-    loading stage and failure, and with "ready". ``spawn`` starts the worker.
+    `core_factory` is a field of `.messages.StartCommand`. `on_status` is called with a short text at every
+    loading stage and failure, and with "ready". `spawn` starts the worker.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ProcessEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Fixed properties of the model. Raises ``engine_unavailable`` until the model has been loaded once."""
+        """Fixed properties of the model. Raises `engine_unavailable` until the model has been loaded once."""
         if self._info is None:
             raise unavailable_error(self._unready_reason or NOT_RUNNING)
         return self._info
@@ -124,7 +124,7 @@ class ProcessEngine:
         return self._stats
 
     async def start(self) -> None:
-        """Loads the model. Raises :class:`LoadError` with a one-line message for the operator."""
+        """Loads the model. Raises `LoadError` with a one-line message for the operator."""
         if self._supervisor is not None:
             return
         loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ class ProcessEngine:
         self._stop_serving()
 
     async def wait_ready(self) -> None:
-        """Returns as soon as a job would be accepted. Raises :class:`EngineError` like :meth:`generate`."""
+        """Returns as soon as a job would be accepted. Raises `EngineError` like `generate`."""
         await self._wait_for_capacity(object(), None)
 
     async def cancel(self, job_id: str) -> None:
@@ -191,7 +191,7 @@ class ProcessEngine:
         return pending
 
     async def _wait_for_capacity(self, key: Hashable, deadline_at: float | None) -> None:
-        """Waits until the engine can accept a job, at most until ``deadline_at`` on the event loop's clock."""
+        """Waits until the engine can accept a job, at most until `deadline_at` on the event loop's clock."""
         loop = asyncio.get_running_loop()
         timeout_at = loop.time() + self._timeouts.wait_timeout
         until = timeout_at if deadline_at is None else min(deadline_at, timeout_at)
@@ -294,7 +294,7 @@ class ProcessEngine:
                 pending.receive_chunk(chunk)
 
     def _fail_jobs(self, fault: Fault, reason: str) -> None:
-        """Ends all jobs with ``fault``, because their worker has exited."""
+        """Ends all jobs with `fault`, because their worker has exited."""
         self._set_status(reason)
         self.adapters.fail_requests(fault)
         self._stats = EngineStats()

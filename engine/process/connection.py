@@ -28,7 +28,7 @@ one, and does not blame the worker for its own pause."""
 
 
 class WorkerConnection(asyncio.Protocol):
-    """Calls ``on_report`` with every report, in the event loop. ``exit_reason`` is set when the process has exited."""
+    """Calls `on_report` with every report, in the event loop. `exit_reason` is set when the process has exited."""
 
     def __init__(self, worker: WorkerHandle, on_report: Callable[[Report], None]) -> None:
         self.worker = worker
@@ -44,7 +44,7 @@ class WorkerConnection(asyncio.Protocol):
     async def spawn_worker(
         cls, spawn: SpawnWorker, on_report: Callable[[Report], None], first_command: Command
     ) -> "WorkerConnection":
-        """Starts a worker and sends the first command to it. Raises ``OSError`` if it cannot be started."""
+        """Starts a worker and sends the first command to it. Raises `OSError` if it cannot be started."""
         parent_end, worker_end = socket.socketpair()
         parent_end.setblocking(False)
         try:
@@ -74,7 +74,7 @@ class WorkerConnection(asyncio.Protocol):
                 self.kill(f"no answer for {limit:g} s")
 
     def kill(self, reason: str) -> None:
-        """Kills the process. ``reason`` becomes the exit reason, unless there is one."""
+        """Kills the process. `reason` becomes the exit reason, unless there is one."""
         self._reason = self._reason or reason
         self.worker.kill()
 

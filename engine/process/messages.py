@@ -18,7 +18,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class StartCommand(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first command. ``core_factory`` is the import path, ``module:function``, of a ``worker.CoreFactory``."""
+    """The first command. `core_factory` is the import path, `module:function`, of a `worker.CoreFactory`."""
 
     core_factory: str
     folder: str
@@ -38,7 +38,7 @@ class CancelJob(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class PingCommand(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Requests a :class:`PongReport`, sent after the current step at the latest."""
+    """Requests a `PongReport`, sent after the current step at the latest."""
 
 
 class StopCommand(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -46,7 +46,7 @@ class StopCommand(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Loads an adapter between two steps. The worker answers with an :class:`AdapterReport`."""
+    """Loads an adapter between two steps. The worker answers with an `AdapterReport`."""
 
     request: int
     name: str
@@ -56,7 +56,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Unloads an adapter. Jobs that have it keep it. The worker answers with an :class:`AdapterReport`."""
+    """Unloads an adapter. Jobs that have it keep it. The worker answers with an `AdapterReport`."""
 
     request: int
     name: str
@@ -72,7 +72,7 @@ class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The model is loaded. At most ``max_num_seqs`` jobs may run and ``max_waiting`` wait."""
+    """The model is loaded. At most `max_num_seqs` jobs may run and `max_waiting` wait."""
 
     info: EngineInfo
     max_num_seqs: int
@@ -93,11 +93,11 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class PongReport(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Reply to a :class:`PingCommand`."""
+    """Reply to a `PingCommand`."""
 
 
 class AdapterReport(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Result of the command with the number ``request``. ``code`` and ``message`` are those of an error, or empty."""
+    """Result of the command with the number `request`. `code` and `message` are those of an error, or empty."""
 
     request: int
     code: str = ""
@@ -121,7 +121,7 @@ class MessageDecoder(Generic[MessageT]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[MessageT]:
-        """Returns the messages that ``data`` completes. Raises ``msgspec.DecodeError`` for an invalid message."""
+        """Returns the messages that `data` completes. Raises `msgspec.DecodeError` for an invalid message."""
         self._buffer += data
         messages, start = list[MessageT](), 0
         while len(self._buffer) - start >= _LENGTH.size:

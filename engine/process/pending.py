@@ -6,7 +6,7 @@ from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError
 
 
 class PendingJob:
-    """A job sent to the worker. ``done`` completes at the job's end, or with the exception of ``on_chunk``."""
+    """A job sent to the worker. `done` completes at the job's end, or with the exception of `on_chunk`."""
 
     def __init__(self, on_chunk: OnChunk) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -17,7 +17,7 @@ class PendingJob:
         self._on_chunk, self._admitted = on_chunk, False
 
     def receive_chunk(self, chunk: Chunk) -> None:
-        """Passes a chunk to the caller. The last chunk of a job that was not admitted becomes its ``rejection``."""
+        """Passes a chunk to the caller. The last chunk of a job that was not admitted becomes its `rejection`."""
         if self.done.done():
             return
         if chunk.finish is not None and not self._admitted:

@@ -20,7 +20,7 @@ import sys
 from antiphon.engine.process.worker import run_worker
 run_worker(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
 """
-"""Code that the worker runs. ``-P`` keeps the current folder off ``sys.path``, so that the worker imports the same code
+"""Code that the worker runs. `-P` keeps the current folder off `sys.path`, so that the worker imports the same code
 as its parent."""
 
 _SECRET_NAME = re.compile(
@@ -42,7 +42,7 @@ def worker_environment(parent: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a worker: the parent's, without variables that may hold secrets.
 
     The worker runs third-party native code and needs no credentials: the server downloads checkpoints. A variable is
-    dropped if a word of its name means a secret (``HF_TOKEN``, ``AWS_SECRET_ACCESS_KEY``), if it is one of Antiphon's
+    dropped if a word of its name means a secret (`HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`), if it is one of Antiphon's
     own, or if its value is a URL with a user or password.
     """
     kept = {
@@ -71,16 +71,16 @@ class WorkerHandle(Protocol):
 
 
 SpawnWorker = Callable[[socket.socket], WorkerHandle]
-"""Starts a worker with its end of a socket pair. Raises ``OSError``."""
+"""Starts a worker with its end of a socket pair. Raises `OSError`."""
 
 
 class WorkerProcess:
-    """Runs ``engine.process.worker`` in a new process that inherits only ``worker_end``, one end of a socket pair.
+    """Runs `engine.process.worker` in a new process that inherits only `worker_end`, one end of a socket pair.
 
-    What it prints is forwarded to this process's log (:mod:`antiphon.engine.process.output`).
+    What it prints is forwarded to this process's log (`antiphon.engine.process.output`).
 
-    With ``preload``, the name of a module, the process imports that module while it waits for its connection, which is
-    passed through ``worker_end`` as a file descriptor.
+    With `preload`, the name of a module, the process imports that module while it waits for its connection, which is
+    passed through `worker_end` as a file descriptor.
 
     The process has a session of its own, so that it does not receive the terminal's signals. Create it in a thread
     that outlives the engine, because Linux treats the end of that thread as the end of the parent.
@@ -115,14 +115,14 @@ class WorkerProcess:
         return describe_exit(self._process.wait())
 
     async def wait(self) -> str:
-        """Waits like :meth:`reap`, without blocking the event loop."""
+        """Waits like `reap`, without blocking the event loop."""
         return await asyncio.to_thread(self.reap)
 
 
 class PrespawnedWorker:
-    """A worker process started in advance, which imports ``module`` while it waits to be assigned to an engine.
+    """A worker process started in advance, which imports `module` while it waits to be assigned to an engine.
 
-    Calling it as a :data:`SpawnWorker` returns this worker the first time, and a new :class:`WorkerProcess` every later
+    Calling it as a `SpawnWorker` returns this worker the first time, and a new `WorkerProcess` every later
     time. Use it as a context manager, which kills the worker if it was never assigned.
     """
 

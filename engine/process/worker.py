@@ -55,7 +55,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class EngineCore(Protocol):
-    """The interface of ``engine.scheduler.core.Core``, which is imported late: torch takes seconds to import."""
+    """The interface of `engine.scheduler.core.Core`, which is imported late: torch takes seconds to import."""
 
     info: EngineInfo
 
@@ -73,7 +73,7 @@ CoreFactory = Callable[[Path, EngineOptions], EngineCore]
 
 
 class ParentConnection:
-    """The worker's end of the socket. Every method raises ``OSError`` or ``EOFError`` if the parent has exited."""
+    """The worker's end of the socket. Every method raises `OSError` or `EOFError` if the parent has exited."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -84,7 +84,7 @@ class ParentConnection:
         self._socket.sendall(encode_message(report))
 
     def receive_commands(self, *, wait: bool) -> list[Command]:
-        """Returns the commands received since the last call. ``wait``: blocks until there is at least one."""
+        """Returns the commands received since the last call. `wait`: blocks until there is at least one."""
         commands: list[Command] = []
         while True:
             try:
@@ -114,14 +114,14 @@ def serve_parent(parent: ParentConnection, load: Callable[[StartCommand], Engine
 
 
 def load_core(start: StartCommand) -> EngineCore:
-    """Builds the core that the command names. Raises :class:`engine.errors.LoadError` with a one-line message."""
+    """Builds the core that the command names. Raises `engine.errors.LoadError` with a one-line message."""
     module, _, name = start.core_factory.partition(":")
     factory: CoreFactory = getattr(importlib.import_module(module), name)
     return factory(Path(start.folder), start.options)
 
 
 def build_torch_core(folder: Path, options: EngineOptions) -> EngineCore:
-    """Builds the core of the model in a folder. Raises :class:`engine.errors.LoadError` with a one-line message."""
+    """Builds the core of the model in a folder. Raises `engine.errors.LoadError` with a one-line message."""
     log.info("importing torch")
     try:
         from antiphon.engine.builder import build_core  # noqa: PLC0415  torch is an extra, and takes seconds to import
@@ -193,7 +193,7 @@ class _WorkerLoop:
         return reason is None
 
     def _failure_reason(self, chunks: list[JobChunk], stats: EngineStats) -> str | None:
-        """Returns a reason to give up after :data:`MAX_FAILED_STEPS` failed steps in a row; otherwise None.
+        """Returns a reason to give up after `MAX_FAILED_STEPS` failed steps in a row; otherwise None.
 
         A broken device or full memory fails every step; a bad request fails only its own job.
         """
@@ -221,7 +221,7 @@ class _ProgressHandler(logging.Handler):
 
 @contextlib.contextmanager
 def _report_progress(parent: ParentConnection) -> Iterator[None]:
-    """Reports INFO records of ``antiphon.engine`` loggers as loading stages inside the ``with`` block."""
+    """Reports INFO records of `antiphon.engine` loggers as loading stages inside the `with` block."""
     logger, handler = logging.getLogger("antiphon.engine"), _ProgressHandler(parent)
     level = logger.level
     logger.addHandler(handler)
@@ -235,7 +235,7 @@ def _report_progress(parent: ParentConnection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Disables the garbage collector inside the ``with`` block, and freezes everything allocated by its end.
+    """Disables the garbage collector inside the `with` block, and freezes everything allocated by its end.
 
     Importing torch and transformers leaves hundreds of thousands of permanent objects. Scanning them takes a fifth of a
     second each time: a seventh of the loading time, and later a pause between two tokens.
@@ -265,7 +265,7 @@ def _exit_with_parent(parent: int) -> None:
 
 
 def _receive_connection(control: socket.socket, module: str) -> socket.socket:
-    """Waits for the connection that the parent passes through ``control``. Imports ``module`` while waiting."""
+    """Waits for the connection that the parent passes through `control`. Imports `module` while waiting."""
 
     def import_module() -> None:
         with contextlib.suppress(Exception):  # the import is repeated, and its error reported, when the module is used
@@ -281,9 +281,9 @@ def _receive_connection(control: socket.socket, module: str) -> socket.socket:
 
 
 def run_worker(descriptor: int, parent: int, preload: str = "") -> None:
-    """Serves the parent over the socket ``descriptor``, then exits without cleanup: there is no state to save.
+    """Serves the parent over the socket `descriptor`, then exits without cleanup: there is no state to save.
 
-    With ``preload``, the connection to serve is received through that socket, and the module ``preload`` is imported
+    With `preload`, the connection to serve is received through that socket, and the module `preload` is imported
     while waiting for it.
     """
     connection = socket.socket(fileno=descriptor)

@@ -17,7 +17,7 @@ class RecurrentCache(ContiguousKVCache):
 
     Keys and values of a prefix are the first ones of the cache, but its states are lost when later tokens are read. A
     snapshot keeps the states after a number of tokens that was planned before these were read; only prefixes that end
-    at a snapshot, or at the last token, can be reused. ``state_tokens`` is the memory of the states of one sequence, in
+    at a snapshot, or at the last token, can be reused. `state_tokens` is the memory of the states of one sequence, in
     tokens. While a sequence runs, memory for all its possible snapshots is counted.
     """
 
@@ -51,7 +51,7 @@ class RecurrentCache(ContiguousKVCache):
         return super().bytes_per_token or self.states.bytes_per_sequence // STATE_UNIT_TOKENS
 
     def reusable_length(self, limit: int) -> int:
-        """Returns the length of the longest prefix of at most ``limit`` tokens whose states exist."""
+        """Returns the length of the longest prefix of at most `limit` tokens whose states exist."""
         if self.length <= limit and self.is_prompt_state:
             return self.length
         return max((length for length in self._snapshots if length <= limit), default=0)
@@ -61,7 +61,7 @@ class RecurrentCache(ContiguousKVCache):
         self._planned |= {length for length in lengths if length > self.length}
 
     def take_snapshot(self, layer: int, length: int) -> None:
-        """Copies the states of a layer, which has read ``length`` tokens, if a snapshot is planned there."""
+        """Copies the states of a layer, which has read `length` tokens, if a snapshot is planned there."""
         if length in self._planned:
             self.states.copy_layer_to(self._snapshots.setdefault(length, StateBatch()), layer)
 
@@ -91,7 +91,7 @@ class RecurrentCache(ContiguousKVCache):
 
     @torch.inference_mode()
     def copy(self, length: int, capacity: int) -> "RecurrentCache":
-        """Copies a prefix whose states exist; see :meth:`reusable_length`. The copies share their snapshots."""
+        """Copies a prefix whose states exist; see `reusable_length`. The copies share their snapshots."""
         clone = RecurrentCache(max(length, capacity), fp16=self.fp16, state_tokens=self._state_tokens)
         self.copy_buffers_to(clone, length)
         clone.states = self._copy_states(clone.length)
@@ -127,7 +127,7 @@ def find_least_useful(lengths: list[int]) -> int:
 def join_states(caches: list[RecurrentCache], multiple: int = 1) -> StateBatch:
     """Returns one batch with the states of these sequences in this order, which then share it.
 
-    The batch is padded to a multiple of ``multiple`` rows. Sequences that already share a batch in this order keep it,
+    The batch is padded to a multiple of `multiple` rows. Sequences that already share a batch in this order keep it,
     so that steps of the same sequences copy nothing.
     """
     batch, padding = caches[0].states, -len(caches) % multiple

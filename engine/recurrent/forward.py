@@ -32,9 +32,9 @@ steps. Scans compute chunks of this size.
 
 
 class RecurrentForward(VarlenForward):
-    """Runs all sequences as one row; recurrent layers run on it as :mod:`antiphon.engine.recurrent.mixers` describes.
+    """Runs all sequences as one row; recurrent layers run on it as `antiphon.engine.recurrent.mixers` describes.
 
-    Sequences that decode one token in a step share one call of each recurrent layer, unless :meth:`make_deterministic`
+    Sequences that decode one token in a step share one call of each recurrent layer, unless `make_deterministic`
     asks for blocks of one token: then each token has a call of its own. Caches are contiguous on every device.
     """
 
@@ -62,11 +62,11 @@ class RecurrentForward(VarlenForward):
         return self._one_sequence_state_tokens * (1 + MAX_SNAPSHOTS)
 
     def runs_in_parts(self, layer: str) -> bool:
-        """Tells whether a linear layer belongs to a mixer. Its sequences have the same adapter; see :meth:`run`."""
+        """Tells whether a linear layer belongs to a mixer. Its sequences have the same adapter; see `run`."""
         return layer.startswith(self._mixer_prefixes)
 
     def new_cache(self, expected: int) -> RecurrentCache:
-        """Returns an empty cache for a sequence that is expected to hold ``expected`` tokens."""
+        """Returns an empty cache for a sequence that is expected to hold `expected` tokens."""
         return RecurrentCache(expected, fp16=self._fp16_cache, state_tokens=self._one_sequence_state_tokens)
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
@@ -76,7 +76,7 @@ class RecurrentForward(VarlenForward):
         return run_apart(self.run_pass, inputs, by_adapter=True)
 
     def run_pass(self, inputs: list[SequenceInput]) -> Tensor:
-        """Does the same as :meth:`run` for sequences with the same adapter, always in one pass."""
+        """Does the same as `run` for sequences with the same adapter, always in one pass."""
         for item in inputs:
             item.cache.block_bounds = split_points(
                 item.cache.length, len(item.ids), item.num_generated, self.prompt_alignment

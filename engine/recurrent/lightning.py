@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class _StateAsZeros(TorchFunctionMode):
-    """Makes ``torch.zeros`` return the state where a tensor of its shape is asked for."""
+    """Makes `torch.zeros` return the state where a tensor of its shape is asked for."""
 
     def __init__(self, state: Tensor) -> None:
         super().__init__()

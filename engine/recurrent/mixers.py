@@ -1,7 +1,7 @@
 """Recurrent layers of a model ("mixers"), called for each sequence of a packed row with the states of that sequence.
 
-A mixer of transformers takes hidden states (batch, tokens, width) and a cache. :func:`attach_mixers` replaces its
-``forward``: during a packed pass, the row (1, tokens, width) is split into its sequences. Those that read one token
+A mixer of transformers takes hidden states (batch, tokens, width) and a cache. `attach_mixers` replaces its
+`forward`: during a packed pass, the row (1, tokens, width) is split into its sequences. Those that read one token
 after others form a batch (n, 1, width) with stacked states; the others run alone, block by block.
 """
 
@@ -41,7 +41,7 @@ MAX_CHUNK_TOKENS = 64
 
 
 class MixerSpan(NamedTuple):
-    """The tokens of one sequence in the row, ``num_tokens`` of them from index ``first``."""
+    """The tokens of one sequence in the row, `num_tokens` of them from index `first`."""
 
     cache: RecurrentCache
     first: int
@@ -49,10 +49,10 @@ class MixerSpan(NamedTuple):
 
 
 class MixerPlan:
-    """Splits the row of a pass for mixers: sequences of one token as a ``batch``, the others one by one (``spans``).
+    """Splits the row of a pass for mixers: sequences of one token as a `batch`, the others one by one (`spans`).
 
-    ``rows`` are the indices of the batch's tokens in the row. A sequence's first token is not batched, because it has
-    no states yet. The batch is padded to ``multiple`` sequences.
+    `rows` are the indices of the batch's tokens in the row. A sequence's first token is not batched, because it has
+    no states yet. The batch is padded to `multiple` sequences.
     """
 
     def __init__(self, spans: list[MixerSpan], *, batches_decoding: bool, multiple: int = 1) -> None:
@@ -67,7 +67,7 @@ CURRENT_PLAN: ContextVar[MixerPlan] = ContextVar("CURRENT_PLAN")
 
 
 class PackedMixer:
-    """The ``forward`` of a mixer in packed passes."""
+    """The `forward` of a mixer in packed passes."""
 
     def __init__(self, mixer: Any) -> None:
         self._forward: Callable[..., Any] = mixer.forward
@@ -88,11 +88,11 @@ class PackedMixer:
         self.treats_generated_apart = tuple(limits) != (0.0, inf) or self.block_tokens > 0
         """True if the states of generated tokens are not those of the same tokens in a prompt.
 
-        Mamba's own kernels limit the time steps of prompts only. For lightning attention see ``begin_with_state``.
+        Mamba's own kernels limit the time steps of prompts only. For lightning attention see `begin_with_state`.
         """
 
     def restore(self, mixer: Any) -> None:
-        """Gives the mixer its own ``forward`` back."""
+        """Gives the mixer its own `forward` back."""
         del mixer.forward
         if isinstance(self._chunk_size, int):
             mixer.chunk_size = self._chunk_size
@@ -173,7 +173,7 @@ def attach_mixers(mixers: list[nn.Module]) -> None:
 
 
 def detach_mixers(mixers: list[nn.Module]) -> None:
-    """Undoes :func:`attach_mixers`."""
+    """Undoes `attach_mixers`."""
     for mixer in mixers:
         if isinstance(mixer.forward, PackedMixer):
             mixer.forward.restore(mixer)
@@ -182,7 +182,7 @@ def detach_mixers(mixers: list[nn.Module]) -> None:
 def follow_shared_attention(model: nn.Module) -> None:
     """Makes attention modules that several layers share know the layer that calls them (Zamba).
 
-    Each layer has keys and values of its own, while ``layer_idx`` of a shared module is that of no layer.
+    Each layer has keys and values of its own, while `layer_idx` of a shared module is that of no layer.
     """
     for module in model.modules():
         if getattr(module, "layer_idx", 0) in SHARED_LAYER_INDICES:

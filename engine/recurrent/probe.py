@@ -20,7 +20,7 @@ NUM_SINGLE_TOKENS = 4
 
 @torch.inference_mode()
 def probe_sequential(forward: SequentialForward, sequences: Sequence[list[int]]) -> Tensor:
-    """Logits (12, vocabulary) as :func:`probe_packed` returns them, from each sequence alone, its prompt whole."""
+    """Logits (12, vocabulary) as `probe_packed` returns them, from each sequence alone, its prompt whole."""
     first, second = (_run_alone(forward, ids) for ids in sequences)
     return torch.cat([first, second, first])
 

@@ -1,8 +1,8 @@
 """The selective scan of Mamba's first version, from a given state.
 
 transformers' mixers of this kind begin each scan over several tokens with a zero state, because the kernels that they
-can use take no other. :func:`carry_scan_state` replaces the function that they call by one that begins with the state
-of :func:`set_scan_state`.
+can use take no other. `carry_scan_state` replaces the function that they call by one that begins with the state
+of `set_scan_state`.
 """
 
 import sys
@@ -71,9 +71,9 @@ def scan_from_state(  # noqa: PLR0913, PLR0917  the parameters are transformers'
     return_last_state: bool = False,
     **_: Any,
 ) -> Any:
-    """Does what transformers' ``mamba_selective_scan`` does, but begins with ``state`` (1, channels, size).
+    """Does what transformers' `mamba_selective_scan` does, but begins with `state` (1, channels, size).
 
-    Hidden states and ``dt`` are (1, channels, n), ``B`` and ``C`` (1, size, n). Returns the output (1, channels, n)
+    Hidden states and `dt` are (1, channels, n), `B` and `C` (1, size, n). Returns the output (1, channels, n)
     and, if requested, the state after the last token.
     """
     if delta_bias is not None:

@@ -10,7 +10,7 @@ StateKey = tuple[str, int, int]
 
 
 class StateBatch:
-    """The states of ``size`` sequences, each tensor (size, …). Empty until the first pass of the layers.
+    """The states of `size` sequences, each tensor (size, …). Empty until the first pass of the layers.
 
     Layers may change the tensors in place, so that tensors are never shared between batches.
     """
@@ -53,11 +53,11 @@ class StateView:
         self._hidden: set[int] = set()
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Tells whether the layer, or any layer, has read a token; see transformers' ``Cache``."""
+        """Tells whether the layer, or any layer, has read a token; see transformers' `Cache`."""
         return any(layer_idx in (None, layer) and state_idx in (None, index) for _, layer, index in self._batch.tensors)
 
     def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002  the signature is transformers'
-        """Returns False: states before the latest token are not kept; see transformers' ``Cache``."""
+        """Returns False: states before the latest token are not kept; see transformers' `Cache`."""
         return False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
@@ -96,7 +96,7 @@ class StateView:
         return None if layer_idx in self._hidden else self._batch.tensors.get(("linear", layer_idx, 0))
 
     def hide_linear_cache(self, layer_idx: int) -> Tensor | None:
-        """Returns what :meth:`get_linear_cache` returns, and makes it return None from now on."""
+        """Returns what `get_linear_cache` returns, and makes it return None from now on."""
         state = self.get_linear_cache(layer_idx)
         self._hidden.add(layer_idx)
         return state

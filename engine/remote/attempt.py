@@ -35,7 +35,7 @@ BYTES_PER_LOGPROB = 200
 
 
 class RemoteJob:
-    """A job in flight. ``scope`` is the timeout in which it runs: `end` ends it like a deadline."""
+    """A job in flight. `scope` is the timeout in which it runs: `end` ends it like a deadline."""
 
     def __init__(self, job: Job, on_chunk: OnChunk) -> None:
         loop = asyncio.get_running_loop()

@@ -62,10 +62,10 @@ MAX_LINE_BYTES = 1 << 20
 
 
 class ChildServer:
-    """A server that ``command`` starts. ``on_exit`` is called with the reason when it exits.
+    """A server that `command` starts. `on_exit` is called with the reason when it exits.
 
     What the server prints is logged at the level DEBUG. If it exits before it has ever served, `failure` says why, and
-    it is not started again. ``folder``, in which its socket is, is deleted at the end.
+    it is not started again. `folder`, in which its socket is, is deleted at the end.
     """
 
     def __init__(

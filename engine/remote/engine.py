@@ -29,11 +29,11 @@ NOT_RUNNING = "the engine is not running"
 
 
 class RemoteEngine:
-    """Runs jobs on the servers of ``options``.
+    """Runs jobs on the servers of `options`.
 
-    ``info`` is the model's description here; its context length and abilities are replaced by what all replicas have in
-    common. ``api_key`` authorizes requests to the servers. ``on_status`` is called with a short text at every step of a
-    handshake, and with "ready". ``child``: the server, if this process runs it.
+    `info` is the model's description here; its context length and abilities are replaced by what all replicas have in
+    common. `api_key` authorizes requests to the servers. `on_status` is called with a short text at every step of a
+    handshake, and with "ready". `child`: the server, if this process runs it.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RemoteEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Properties of the model. Raises ``engine_unavailable`` before the first successful handshake."""
+        """Properties of the model. Raises `engine_unavailable` before the first successful handshake."""
         if self._info is None:
             raise EngineError("engine_unavailable", self.unready_reason() or NOT_RUNNING, retryable=True)
         return self._info
@@ -124,7 +124,7 @@ class RemoteEngine:
         self._changed.set()
 
     async def wait_ready(self) -> None:
-        """Returns as soon as a job would be accepted. Raises `EngineError` like :meth:`generate`."""
+        """Returns as soon as a job would be accepted. Raises `EngineError` like `generate`."""
         self._check_capacity()
         await self._wait_for_replica(asyncio.get_running_loop().time() + self._timeouts.retry_window_s)
 

@@ -39,7 +39,7 @@ KINDS_BY_OWNER: dict[str, EngineKind] = {
     "llamacpp": "llama.cpp",
     "tensorrt_llm": "trtllm",
 }
-"""Kind of a server by the ``owned_by`` of its models."""
+"""Kind of a server by the `owned_by` of its models."""
 GRAMMAR_REMEDIES: dict[EngineKind, str] = {
     "vllm": """--structured-outputs-config '{"backend":"guidance","enable_in_reasoning":true}'""",
     "sglang": "--grammar-backend llguidance",
@@ -68,7 +68,7 @@ class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedModel(msgspec.Struct):
-    """Model of ``/v1/models``."""
+    """Model of `/v1/models`."""
 
     id: str
     owned_by: str = ""
@@ -77,13 +77,13 @@ class ListedModel(msgspec.Struct):
 
 
 class ModelPage(msgspec.Struct):
-    """Body of ``/v1/models``."""
+    """Body of `/v1/models`."""
 
     data: list[ListedModel] = []
 
 
 class Handshake:
-    """One handshake with the server of ``client``. ``on_step`` is called with a short text for each step."""
+    """One handshake with the server of `client`. `on_step` is called with a short text for each step."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Turns the reply of a remote engine into the chunks of a job, by the rules of ``engine.protocol``."""
+"""Turns the reply of a remote engine into the chunks of a job, by the rules of `engine.protocol`."""
 
 import asyncio
 from collections import deque
@@ -25,10 +25,10 @@ UNFINISHED_REPLY = RemoteFailure(502, "the reply ended before its end was report
 
 
 class JobStream:
-    """Reads one reply. Before the first token a failure is kept in ``failure``, so that another replica can be tried.
+    """Reads one reply. Before the first token a failure is kept in `failure`, so that another replica can be tried.
 
     A stop token ends the job, whatever the server does after it. The last chunk waits for the server's final event,
-    which carries the count of cached tokens; ``finishing`` is done when it begins to wait.
+    which carries the count of cached tokens; `finishing` is done when it begins to wait.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ def describe_model(
 ) -> tuple[RemoteModel, EngineInfo]:
     """Returns the model and the engine's fixed properties. Raises `LoadError`.
 
-    ``stop_ids``: the dialect's own, besides those of the model's configuration. ``grammar_probe`` builds a grammar that
-    begins with a given token, and ``relax_grammar`` what an engine with an older grammar library may generate.
+    `stop_ids`: the dialect's own, besides those of the model's configuration. `grammar_probe` builds a grammar that
+    begins with a given token, and `relax_grammar` what an engine with an older grammar library may generate.
     """
     file = folder / "tokenizer.json"
     if not file.exists():

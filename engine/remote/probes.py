@@ -25,7 +25,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class ServerProbes:
-    """Runs probes on the server of ``queries``."""
+    """Runs probes on the server of `queries`."""
 
     def __init__(
         self, queries: ServerQueries, model: RemoteModel, followers: GrammarFollowers | None, model_name: str

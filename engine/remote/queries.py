@@ -14,7 +14,7 @@ Body = TypeVar("Body")
 
 
 class HandshakeError(Exception):
-    """The server cannot be used. ``is_permanent``: it answers, but does not fit; waiting will not mend it."""
+    """The server cannot be used. `is_permanent`: it answers, but does not fit; waiting will not mend it."""
 
     def __init__(self, message: str, *, is_permanent: bool) -> None:
         super().__init__(message)

@@ -36,9 +36,9 @@ class ReplicaStats(msgspec.Struct, kw_only=True):
 
 
 class Replica:
-    """A server. ``run_monitor`` keeps ``profile`` up to date: None while the server cannot take jobs.
+    """A server. `run_monitor` keeps `profile` up to date: None while the server cannot take jobs.
 
-    ``on_change`` is called whenever the state changes.
+    `on_change` is called whenever the state changes.
     """
 
     def __init__(

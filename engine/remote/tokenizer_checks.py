@@ -13,13 +13,13 @@ from antiphon.engine.remote.vocabulary import BLOCK_TOKENS
 
 
 class TokenList(msgspec.Struct):
-    """Body of ``/tokenize``."""
+    """Body of `/tokenize`."""
 
     tokens: list[int]
 
 
 class TokenText(msgspec.Struct):
-    """Body of ``/detokenize``: of vLLM, llama.cpp or SGLang."""
+    """Body of `/detokenize`: of vLLM, llama.cpp or SGLang."""
 
     prompt: str | None = None
     content: str | None = None

@@ -1,7 +1,7 @@
 """Allocation of the KV caches of running sequences, and reuse of the prefixes that other sequences have computed.
 
 A new sequence gets a cache that already holds the longest reusable prefix of its prompt. The cache of a finished
-sequence stays in the :class:`PrefixCache` while memory allows. Memory is counted in tokens of capacity, not of use.
+sequence stays in the `PrefixCache` while memory allows. Memory is counted in tokens of capacity, not of use.
 """
 
 from collections.abc import Sequence as SequenceABC
@@ -25,9 +25,9 @@ MIN_SHARED_TOKENS_TO_WAIT = 4 * MIN_PREFIX_TOKENS
 
 
 class PrefixHit(NamedTuple):
-    """A cache whose first ``length`` tokens can be reused.
+    """A cache whose first `length` tokens can be reused.
 
-    ``entry`` is its entry in the prefix cache, which may be taken over; None for the cache of a running sequence.
+    `entry` is its entry in the prefix cache, which may be taken over; None for the cache of a running sequence.
     """
 
     cache: KVCache
@@ -38,8 +38,8 @@ class PrefixHit(NamedTuple):
 class KVCacheManager:
     """Gives sequences their caches and takes them back.
 
-    ``max_tokens`` limits the capacity of running and idle caches together, ``max_idle_tokens`` that of idle ones alone.
-    No cache is kept or shared if ``enable_prefix_caching`` is False or the model does not support chunked prefill.
+    `max_tokens` limits the capacity of running and idle caches together, `max_idle_tokens` that of idle ones alone.
+    No cache is kept or shared if `enable_prefix_caching` is False or the model does not support chunked prefill.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class KVCacheManager:
         return sequence.num_computed_tokens
 
     def free(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Takes the cache of a sequence. Keeps it for reuse if ``keep`` is set and it holds all computed tokens."""
+        """Takes the cache of a sequence. Keeps it for reuse if `keep` is set and it holds all computed tokens."""
         cache, length = sequence.cache, sequence.num_computed_tokens
         sequence.cache, sequence.num_computed_tokens = None, 0
         if keep and self._enable_prefix_caching and isinstance(cache, KVCache) and cache.length == length:
@@ -106,7 +106,7 @@ class KVCacheManager:
 
         Example: sequences A and B begin with the same 2000 tokens, and A, in prefill, has computed 512 of them. B waits
         until A has computed 2000 and then reuses these. Had A computed 1950, B would save only 50 tokens by waiting,
-        fewer than :data:`MIN_SHARED_TOKENS_TO_WAIT`, and would start with the 1950 at once.
+        fewer than `MIN_SHARED_TOKENS_TO_WAIT`, and would start with the 1950 at once.
         """
         if not self._enable_prefix_caching or sequence.needs_prompt_logprobs:
             return None
@@ -161,7 +161,7 @@ class KVCacheManager:
         return [length for length in lengths if length >= MIN_PREFIX_TOKENS]
 
     def _align_hit(self, length: int) -> int:
-        """Rounds a reusable length down as :meth:`_align_length` does, unless the cache itself limits it."""
+        """Rounds a reusable length down as `_align_length` does, unless the cache itself limits it."""
         return length if self._forward.state_tokens else self._align_length(length)
 
     def _align_length(self, length: int) -> int:
@@ -171,7 +171,7 @@ class KVCacheManager:
     def _take_or_copy(self, source: PrefixHit, capacity: int, free: int) -> KVCache:
         """Copies a cache; takes an idle one over if that loses at most a tenth of it, or if a copy does not fit.
 
-        The loss of :data:`MIN_PREFIX_TOKENS` tokens or fewer is always accepted.
+        The loss of `MIN_PREFIX_TOKENS` tokens or fewer is always accepted.
         """
         cache, length, entry = source
         if entry is None:
@@ -188,7 +188,7 @@ class KVCacheManager:
         return cache
 
     def _choose_capacity(self, sequence: Sequence, free: int) -> int:
-        """Capacity for the tokens of a sequence and some slack: at most ``free``, but at least what the tokens need."""
+        """Capacity for the tokens of a sequence and some slack: at most `free`, but at least what the tokens need."""
         needed = len(sequence.tokens)
         slack = min(GROWTH_TOKENS, max(sequence.max_new_tokens - sequence.num_generated, 0))
         if self._allocate_spare:

@@ -1,7 +1,7 @@
 """The synchronous core of the engine: takes jobs, runs one step at a time, returns chunks. No threads, no asyncio.
 
-The driver (:mod:`antiphon.engine.process.worker`) calls :meth:`Core.add`, :meth:`Core.cancel` and, while
-:attr:`Core.has_work`, :meth:`Core.step`, all from one thread. A step schedules, runs the model once, and samples from
+The driver (`antiphon.engine.process.worker`) calls `Core.add`, `Core.cancel` and, while
+`Core.has_work`, `Core.step`, all from one thread. A step schedules, runs the model once, and samples from
 the logits.
 """
 
@@ -38,14 +38,14 @@ NON_FINITE_LOGITS = Fault("server_error", "The model produced non-finite logits.
 class Core:
     """Runs jobs on a model.
 
-    ``max_cache_tokens`` limits the KV caches of running and finished jobs together; None means the full context for
-    each of ``max_num_seqs`` jobs, with finished jobs limited to one context. ``max_draft_seqs`` is the number of
-    running sequences up to which n-gram drafts are used; 0 disables them. ``enable_prefix_caching`` keeps the caches of
-    finished jobs for jobs with a common prefix. ``grammars`` returns the grammar compiler; ``kernels`` speed up
-    sampling on a CPU. ``before_pass`` is called before each pass of the model. Jobs may name one of the ``adapters``.
+    `max_cache_tokens` limits the KV caches of running and finished jobs together; None means the full context for
+    each of `max_num_seqs` jobs, with finished jobs limited to one context. `max_draft_seqs` is the number of
+    running sequences up to which n-gram drafts are used; 0 disables them. `enable_prefix_caching` keeps the caches of
+    finished jobs for jobs with a common prefix. `grammars` returns the grammar compiler; `kernels` speed up
+    sampling on a CPU. `before_pass` is called before each pass of the model. Jobs may name one of the `adapters`.
 
     A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
-    has no such chunk: its only chunk has ``finish`` set.
+    has no such chunk: its only chunk has `finish` set.
     """
 
     def __init__(  # noqa: PLR0913  each limit is a keyword argument of its own
@@ -100,7 +100,7 @@ class Core:
 
     @property
     def has_work(self) -> bool:
-        """True if :meth:`step` has a job to run or a chunk to return."""
+        """True if `step` has a job to run or a chunk to return."""
         return bool(self._jobs or self._outbox)
 
     def stats(self) -> EngineStats:
@@ -120,7 +120,7 @@ class Core:
         )
 
     def add(self, job: Job) -> None:
-        """Queues a job. Raises :class:`EngineError` if it cannot run on this engine or the queue is full."""
+        """Queues a job. Raises `EngineError` if it cannot run on this engine or the queue is full."""
         check_job(job, self.info)
         if job.id in self._jobs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
@@ -237,7 +237,7 @@ class Core:
         """Adds drafts if few sequences run and all of them decode.
 
         A step without drafts must have been measured before, since the gain of a draft is computed from it. Steps with
-        prompts get none: :class:`PrefillBudget` relies on measuring steps that only decode.
+        prompts get none: `PrefillBudget` relies on measuring steps that only decode.
         """
         running = self._scheduler.running
         decode_only = len(running) <= self._max_draft_seqs and all(sequence.num_pending == 1 for sequence in running)
@@ -295,7 +295,7 @@ class Core:
         )
 
     def _end_job(self, sequence: Sequence, chunk: Chunk, *, keep_cache: bool = True) -> None:
-        """Removes a job and queues its last chunk. Its cache may be reused by other jobs if ``keep_cache`` is set."""
+        """Removes a job and queues its last chunk. Its cache may be reused by other jobs if `keep_cache` is set."""
         self._scheduler.remove(sequence)
         self._cache_manager.free(sequence, keep=keep_cache and sequence.is_reusable)
         if self._jobs.pop(sequence.job.id, None) is not None:

@@ -1,6 +1,6 @@
 """Grammar masks for the sampler, from llguidance matchers over one model's vocabulary.
 
-A grammar is Lark text that describes the whole output of a turn; a :class:`GrammarMatcher` follows one output. This
+A grammar is Lark text that describes the whole output of a turn; a `GrammarMatcher` follows one output. This
 module knows no dialect and no model. It changes a matcher's mask in one respect: stop tokens are allowed exactly where
 the output is complete.
 """
@@ -73,7 +73,7 @@ class GrammarMatcher:
 
 
 def prefetch_masks(matchers: Iterable[object]) -> None:
-    """Starts computing the next masks in the background while the model runs. Skips all but :class:`GrammarMatcher`."""
+    """Starts computing the next masks in the background while the model runs. Skips all but `GrammarMatcher`."""
     pending = [matcher for matcher in matchers if isinstance(matcher, GrammarMatcher) and matcher._next_mask is None]
     if not pending:
         return
@@ -88,14 +88,14 @@ def prefetch_masks(matchers: Iterable[object]) -> None:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer, with ``vocabulary`` token ids. Keeps the most recently used ones."""
+    """Compiles grammars for one tokenizer, with `vocabulary` token ids. Keeps the most recently used ones."""
 
     def __init__(self, tokenizer: LLTokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def create_matcher(self, grammar: str, stop_ids: Iterable[int]) -> GrammarMatcher:
-        """A matcher at the first token. Raises :class:`EngineError` ``invalid_request`` for an invalid grammar."""
+        """A matcher at the first token. Raises `EngineError` `invalid_request` for an invalid grammar."""
         matcher = self._compiled.get(grammar)
         if matcher is None:
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0)

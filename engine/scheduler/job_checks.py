@@ -4,7 +4,7 @@ from antiphon.engine.protocol import EngineError, EngineInfo, Job
 
 
 def check_job(job: Job, info: EngineInfo) -> None:
-    """Raises :class:`EngineError` if the job could never run on this engine. Pure; may be called from any thread."""
+    """Raises `EngineError` if the job could never run on this engine. Pure; may be called from any thread."""
     count = len(job.tokens)
     if not count:
         raise EngineError("invalid_request", "the prompt is empty")

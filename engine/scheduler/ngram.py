@@ -37,16 +37,16 @@ class Drafter:
         self._next_cooldown = MIN_COOLDOWN_STEPS
 
     def propose(self, tokens: "array[int]", max_tokens: int) -> list[int]:
-        """Returns a draft of up to ``max_tokens`` tokens. Call it once per step: each call counts down a pause."""
+        """Returns a draft of up to `max_tokens` tokens. Call it once per step: each call counts down a pause."""
         if self._cooldown:
             self._cooldown -= 1
             return []
         return find_continuation(tokens, min(self._length, max_tokens))
 
     def update(self, drafted: int, accepted: int, cost: float) -> None:
-        """Records a verified draft: the first ``accepted`` of ``drafted`` tokens were right.
+        """Records a verified draft: the first `accepted` of `drafted` tokens were right.
 
-        ``cost`` is the duration of the step, relative to a step without drafts.
+        `cost` is the duration of the step, relative to a step without drafts.
         """
         self._length = min(2 * self._length, MAX_DRAFT_TOKENS) if accepted == drafted else accepted + 1
         self._gain += GAIN_SMOOTHING * ((1 + accepted) / cost - self._gain)
@@ -60,7 +60,7 @@ class Drafter:
 
 
 def find_continuation(tokens: "array[int]", max_tokens: int) -> list[int]:
-    """The tokens after the latest earlier occurrence of the last two to four tokens, at most ``max_tokens`` of them.
+    """The tokens after the latest earlier occurrence of the last two to four tokens, at most `max_tokens` of them.
 
     If these run into the end of the text, the draft continues as if the text repeated from there.
 

@@ -1,7 +1,7 @@
 """The number of prompt tokens per step in chunked prefill, bounded in time so that long prompts do not stall decoding.
 
 A step is expected to take the time of decoding alone plus a cost per prompt token. Both are measured from the durations
-that the caller passes to :meth:`PrefillBudget.record_step`; this module has no clock.
+that the caller passes to `PrefillBudget.record_step`; this module has no clock.
 """
 
 from collections import defaultdict, deque
@@ -38,8 +38,8 @@ REMEASURE_AFTER_STEPS = 32
 class PrefillBudget:
     """Chooses the prompt tokens of each step.
 
-    ``max_batched_tokens`` limits the tokens of a step, decoded ones included. Prompts are split at multiples of
-    ``alignment`` tokens.
+    `max_batched_tokens` limits the tokens of a step, decoded ones included. Prompts are split at multiples of
+    `alignment` tokens.
     """
 
     def __init__(self, max_batched_tokens: int, alignment: int = 1) -> None:
@@ -55,17 +55,17 @@ class PrefillBudget:
         self._use_blocks = False
 
     def next_budget(self, decoding: int, waiting: int) -> int:
-        """Prompt tokens for the next step, while ``decoding`` sequences decode and ``waiting`` are in prefill.
+        """Prompt tokens for the next step, while `decoding` sequences decode and `waiting` are in prefill.
 
-        Prompts may extend a decode-only step by 60 % (:data:`MAX_STEP_SLOWDOWN`) or, if many sequences are in prefill,
-        by :data:`PREFILL_WEIGHT` · ``waiting`` / ``decoding`` times its duration.
+        Prompts may extend a decode-only step by 60 % (`MAX_STEP_SLOWDOWN`) or, if many sequences are in prefill,
+        by `PREFILL_WEIGHT` · `waiting` / `decoding` times its duration.
 
         Example: a step of 4 decoding sequences takes 20 ms, a prompt token adds 0.1 ms. With one sequence in prefill,
         a step may take max(0.6, 2 · 1/4) · 20 = 12 ms longer: the budget is 120 tokens. With four in prefill it may
         take max(0.6, 2 · 4/4) · 20 = 40 ms longer: 400 tokens.
 
         0 means: measure decoding first, or save up for a block that would make this step too long. A budget above 0
-        is at least one block (``alignment`` tokens, or a larger size from :data:`BLOCK_SIZES_TOKENS`). Tokens beyond
+        is at least one block (`alignment` tokens, or a larger size from `BLOCK_SIZES_TOKENS`). Tokens beyond
         whole blocks are saved for the next step.
         """
         if not decoding:
@@ -86,7 +86,7 @@ class PrefillBudget:
         return int(self._saved_tokens) if self._saved_tokens >= block else 0
 
     def _affordable_tokens(self, allowed: float, cost: float | None, max_tokens: int) -> float:
-        """Prompt tokens that fit into ``allowed`` seconds at the measured cost; at least :data:`MIN_PREFILL_TOKENS`."""
+        """Prompt tokens that fit into `allowed` seconds at the measured cost; at least `MIN_PREFILL_TOKENS`."""
         if cost is None:
             return min(MIN_PREFILL_TOKENS, max_tokens)
         extrapolation_limit = 2 * max(self._recent_chunks)  # costs are trusted up to twice the measured size
@@ -94,9 +94,9 @@ class PrefillBudget:
         return min(max(affordable, MIN_PREFILL_TOKENS), max_tokens)
 
     def _choose_block(self, allowed: float, cost: float, baseline: float) -> int:
-        """Block size in tokens, if prompts may take ``allowed`` seconds of a step and a token takes ``cost`` seconds.
+        """Block size in tokens, if prompts may take `allowed` seconds of a step and a token takes `cost` seconds.
 
-        If even :data:`MIN_PREFILL_TOKENS` exceed ``allowed``, most of the cost is reading the past, which is the same
+        If even `MIN_PREFILL_TOKENS` exceed `allowed`, most of the cost is reading the past, which is the same
         for many tokens as for few: larger blocks are used in fewer steps, until such a block fits into every step.
         Example: decoding takes 10 ms, a prompt token 1 ms. 8 tokens would exceed the 6 ms allowed, so every fourth step
         gets a block of 32.
@@ -108,7 +108,7 @@ class PrefillBudget:
         return block if self._use_blocks and block else self.alignment
 
     def decode_seconds(self, decoding: int) -> float | None:
-        """Estimated seconds of a decode-only step of ``decoding`` sequences; None if none was measured yet.
+        """Estimated seconds of a decode-only step of `decoding` sequences; None if none was measured yet.
 
         The first quartile of the latest steps, since all steps are slower while the server tokenizes a long prompt.
         """
@@ -116,7 +116,7 @@ class PrefillBudget:
         return sorted(samples)[len(samples) // 4] if samples else None
 
     def record_step(self, decoding: int, prompts: int, seconds: float) -> None:
-        """Records the duration of a step with ``decoding`` decoded tokens and ``prompts`` prompt tokens."""
+        """Records the duration of a step with `decoding` decoded tokens and `prompts` prompt tokens."""
         self._saved_tokens = max(self._saved_tokens - prompts, 0)
         after_decode_only, self._last_was_decode_only = self._last_was_decode_only, not prompts
         if not prompts:

@@ -1,7 +1,7 @@
 """The KV caches of finished sequences, kept for sequences that begin with the same tokens.
 
 This module knows no models and no schedules. It counts memory in tokens of allocated capacity. The owner of the memory
-limits the pool by :meth:`PrefixCache.evict_to`, which evicts the least recently used entry first.
+limits the pool by `PrefixCache.evict_to`, which evicts the least recently used entry first.
 """
 
 from array import array
@@ -23,7 +23,7 @@ CacheKey = tuple[str, str, int]
 
 
 class CachedPrefix:
-    """A cache without a sequence. ``cache`` has read exactly ``tokens``."""
+    """A cache without a sequence. `cache` has read exactly `tokens`."""
 
     __slots__ = ("cache", "key", "tokens")
 
@@ -53,7 +53,7 @@ class PrefixCache:
         return sum(len(entry.tokens) for entry in self._entries)
 
     def insert(self, key: CacheKey, tokens: "array[int]", kv: KVCache) -> None:
-        """Takes over the cache of a finished sequence. ``tokens`` are the first ``kv.length`` tokens of the sequence.
+        """Takes over the cache of a finished sequence. `tokens` are the first `kv.length` tokens of the sequence.
 
         Ignores a prefix that is too short or is a prefix of an existing entry; removes entries that are its prefixes.
         """
@@ -73,9 +73,9 @@ class PrefixCache:
         del self._entries[:-MAX_ENTRIES]
 
     def longest_match(self, key: CacheKey, tokens: "array[int]", max_length: int) -> tuple[CachedPrefix | None, int]:
-        """The entry with the longest reusable common prefix with ``tokens``, and its length; (None, 0) if none.
+        """The entry with the longest reusable common prefix with `tokens`, and its length; (None, 0) if none.
 
-        ``max_length`` limits the length. Among entries with equal prefixes the shortest wins.
+        `max_length` limits the length. Among entries with equal prefixes the shortest wins.
         """
         best: CachedPrefix | None = None
         length = MIN_PREFIX_TOKENS - 1
@@ -88,7 +88,7 @@ class PrefixCache:
         return best, length if best else 0
 
     def common_length(self, key: CacheKey, tokens: "array[int]", max_length: int) -> int:
-        """Length of the longest common prefix with an entry, reusable or not, at most ``max_length``."""
+        """Length of the longest common prefix with an entry, reusable or not, at most `max_length`."""
         lengths = (
             common_prefix_length(entry.tokens, tokens, max_length) for entry in self._entries if entry.key == key
         )
@@ -106,7 +106,7 @@ class PrefixCache:
         return entry.cache
 
     def evict_to(self, max_capacity_tokens: int, spared: CachedPrefix | None = None) -> None:
-        """Evicts entries, other than ``spared``, until the pool holds at most ``room`` tokens of memory.
+        """Evicts entries, other than `spared`, until the pool holds at most `max_capacity_tokens` tokens of memory.
 
         The last entry is shortened instead, if a useful part remains: the beginning of a text is reused more often than
         its end. It is shortened by more than necessary, so that it is not copied again soon.

@@ -24,7 +24,7 @@ ROWS_PER_DRAW = 8
 """Number of rows sampled at once on a CPU. More would leave the CPU caches between one operation and the next."""
 
 GREEDY, FULL_VOCABULARY = 1, 0
-"""Special numbers of candidates; see :func:`_candidate_count`."""
+"""Special numbers of candidates; see `_candidate_count`."""
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperature up to which sampling is greedy; dividing by a smaller one would overflow."""
@@ -45,7 +45,7 @@ class LogitsMask(Protocol):
 class SamplingState:
     """Sampling state of one request: its random numbers, the counts of its tokens, its grammar.
 
-    ``prompt`` counts for the repetition penalty only. ``stop_ids`` are forbidden for the first ``min_tokens`` tokens.
+    `prompt` counts for the repetition penalty only. `stop_ids` are forbidden for the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SamplingState:
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState], kernels: Kernels | None = None) -> list[int | None]:
     """Samples one token per row of (rows, vocabulary); None for a row whose logits are not finite.
 
-    ``kernels`` sample from the full vocabulary in one pass over the row.
+    `kernels` sample from the full vocabulary in one pass over the row.
     """
     tokens: list[int | None] = [None] * len(states)
     groups: dict[int, list[int]] = {}
@@ -128,7 +128,7 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState], kernels: Kern
 
 
 def _candidate_count(s: Sampling, vocabulary: int) -> int:
-    """Number of most likely tokens to examine first; or :data:`GREEDY`, or :data:`FULL_VOCABULARY`."""
+    """Number of most likely tokens to examine first; or `GREEDY`, or `FULL_VOCABULARY`."""
     if s.temperature <= GREEDY_TEMPERATURE or s.top_k == 1:
         return GREEDY
     if 0 < s.top_k < vocabulary:
@@ -150,7 +150,7 @@ def _adjust_rows(logits: Tensor, states: Sequence[SamplingState], rows: list[int
 
 
 def _draw_rows(logits: Tensor, states: list[SamplingState], kind: int, kernels: Kernels | None) -> list[int | None]:
-    """Samples one token per row. ``kind`` is the :func:`_candidate_count` of all rows."""
+    """Samples one token per row. `kind` is the `_candidate_count` of all rows."""
     if kind == GREEDY:
         values, ids = top_tokens(logits, 1)
         greedy = zip(ids[:, 0].tolist(), values[:, 0].isfinite().tolist(), strict=True)
@@ -168,7 +168,7 @@ def _draw_rows(logits: Tensor, states: list[SamplingState], kind: int, kernels: 
 def _draw_with_kernels(
     logits: Tensor, states: list[SamplingState], uniforms: Tensor, kernels: Kernels
 ) -> list[int | None]:
-    """:func:`_draw_from_vocabulary` with compiled kernels, from logits: only the weights of one block are stored."""
+    """`_draw_from_vocabulary` with compiled kernels, from logits: only the weights of one block are stored."""
     inverse_temperature = 1 / _parameter_column(states, "temperature", logits)
     sums, maxima = kernels.block_softmax_sums(logits, inverse_temperature)
     return _draw_in_block(sums, uniforms, logits, lambda scores: ((scores - maxima) * inverse_temperature).exp())
@@ -187,9 +187,9 @@ def _draw_from_vocabulary(weights: Tensor, uniforms: Tensor) -> list[int | None]
 def _draw_in_block(
     sums: Tensor, uniforms: Tensor, values: Tensor, weigh: Callable[[Tensor], Tensor]
 ) -> list[int | None]:
-    """Finds the block of each row by the ``sums`` of the blocks, then the token by the weights of the block.
+    """Finds the block of each row by the `sums` of the blocks, then the token by the weights of the block.
 
-    ``weigh`` computes these weights from the block's part of ``values``.
+    `weigh` computes these weights from the block's part of `values`.
     """
     size = values.shape[1]
     block, offset, total = _locate_chance(sums, uniforms)
@@ -220,7 +220,7 @@ def _locate_chance(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _draw_from_candidates(logits: Tensor, states: list[SamplingState], uniforms: Tensor, size: int) -> list[int | None]:
-    """Inverse CDF over the tokens that pass top_k, top_p and min_p, among the ``size`` most likely ones.
+    """Inverse CDF over the tokens that pass top_k, top_p and min_p, among the `size` most likely ones.
 
     A row for which these do not suffice is sampled from all tokens instead.
     """
@@ -262,9 +262,9 @@ def _apply_top_p_min_p(weights: Tensor, states: list[SamplingState]) -> tuple[Te
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest values of each row (rows, vocabulary), in descending order, and their ids.
+    """The `count` largest values of each row (rows, vocabulary), in descending order, and their ids.
 
-    Exact, in two levels: a token among the ``count`` largest is in one of the ``count`` blocks with the largest maxima.
+    Exact, in two levels: a token among the `count` largest is in one of the `count` blocks with the largest maxima.
     If it were in another block, each of those would hold a larger value.
     """
     size = logits.shape[1]
@@ -283,7 +283,7 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def compute_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of each row's token and of its ``top`` most likely tokens, from logits (rows, vocabulary)."""
+    """Log-probabilities of each row's token and of its `top` most likely tokens, from logits (rows, vocabulary)."""
     log_total = logits.logsumexp(-1, keepdim=True)
     logprobs = (logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]) - log_total)[:, 0].tolist()
     if top <= 0:

@@ -30,8 +30,8 @@ Called with the sequence to admit and the running sequences.
 class Scheduler:
     """Decides which sequences run and how many tokens of each are computed in a step.
 
-    At most ``max_num_seqs`` sequences run and ``max_waiting`` wait. Running sequences hold at most ``max_cache_tokens``
-    tokens in the cache, and each takes ``state_tokens`` more; a single one may exceed that. ``prefill_budget`` limits
+    At most `max_num_seqs` sequences run and `max_waiting` wait. Running sequences hold at most `max_cache_tokens`
+    tokens in the cache, and each takes `state_tokens` more; a single one may exceed that. `prefill_budget` limits
     the prompt tokens of a step. With None, for a model without chunked prefill, a step computes one whole prompt.
     """
 
@@ -63,7 +63,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> Sequence | None:
         """Queues a sequence. Returns the sequence that it displaced, if any.
 
-        Raises :class:`EngineError` if the queue is full and no sequence can be displaced.
+        Raises `EngineError` if the queue is full and no sequence can be displaced.
         """
         displaced = None
         if len(self.running) + len(self.waiting) >= self.max_num_seqs + self._max_waiting:
@@ -87,7 +87,7 @@ class Scheduler:
     def admit_waiting(self, find_leader: FindPrefixLeader) -> Iterator[Sequence]:
         """Admits waiting sequences, one at a time, while slots and cache allow.
 
-        The caller allocates the cache of each before it requests the next. A sequence for which ``find_leader`` returns
+        The caller allocates the cache of each before it requests the next. A sequence for which `find_leader` returns
         a leader stays in the queue until the leader's prefix is computed; others are admitted before it.
         """
         while len(self.running) < self.max_num_seqs:
@@ -179,7 +179,7 @@ class Scheduler:
 def _divide_budget(prefilling: list[Sequence], budget: int, alignment: int) -> list[tuple[Sequence, int]]:
     """Divides the prompt tokens of a step among sequences: highest priority first, equal shares for owners.
 
-    A share ends at a multiple of ``alignment`` or with its prompt, and reaches at least the next multiple.
+    A share ends at a multiple of `alignment` or with its prompt, and reaches at least the next multiple.
     """
     counts: dict[int, int] = {}
     for priority in dict.fromkeys(sequence.job.priority for sequence in prefilling):
@@ -205,6 +205,6 @@ def _divide_budget(prefilling: list[Sequence], budget: int, alignment: int) -> l
 
 
 def _align_chunk(start: int, count: int, alignment: int) -> int:
-    """Length of a chunk of about ``wanted`` tokens (at least 1) from ``start`` to a multiple of ``alignment``."""
+    """Length of a chunk of about `count` tokens (at least 1) from `start` to a multiple of `alignment`."""
     end = (start + count) // alignment * alignment
     return end - start if end > start else alignment - start % alignment

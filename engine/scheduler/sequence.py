@@ -21,7 +21,7 @@ SUPPRESSED_BIAS = -1e9
 class Sequence:
     """A job that is queued or running.
 
-    ``tokens`` holds prompt and output; the first ``num_computed_tokens`` of them are in ``cache``. ``deadline_at`` is a
+    `tokens` holds prompt and output; the first `num_computed_tokens` of them are in `cache`. `deadline_at` is a
     time of the core's clock.
     """
 
@@ -116,7 +116,7 @@ def deadline_fault(sequence: Sequence, now: float) -> Fault | None:
 
 
 def common_prefix_length(a: "array[int]", b: "array[int]", limit: int) -> int:
-    """Length of the common prefix of two token arrays, at most ``limit``."""
+    """Length of the common prefix of two token arrays, at most `limit`."""
     length = min(len(a), len(b), limit)
     if length <= 0 or a[0] != b[0]:
         return 0

@@ -15,7 +15,7 @@ from antiphon.engine.scheduler.sequence import Sequence
 
 
 class ScheduledTokens(msgspec.Struct):
-    """The next ``count`` pending tokens of a sequence; if these are all, a draft of tokens to follow."""
+    """The next `count` pending tokens of a sequence; if these are all, a draft of tokens to follow."""
 
     sequence: Sequence
     count: int
@@ -38,7 +38,7 @@ class ScheduledTokens(msgspec.Struct):
 
 
 class SequenceOutput(msgspec.Struct):
-    """Output of a step for one sequence. ``is_valid`` is False if the logits of its next token were not finite."""
+    """Output of a step for one sequence. `is_valid` is False if the logits of its next token were not finite."""
 
     sequence: Sequence
     tokens: tuple[int, ...] = ()
@@ -124,7 +124,7 @@ def _token_logprobs(sequence: Sequence, rows: Tensor, tokens: list[int]) -> tupl
 
 
 def _add_prompt_logprobs(sequence: Sequence, logits: Tensor) -> None:
-    """Adds prompt log-probabilities: row i holds the logits of token ``num_computed_tokens`` + i + 1.
+    """Adds prompt log-probabilities: row i holds the logits of token `num_computed_tokens` + i + 1.
 
     Tokens that are computed again, after preemption, are skipped.
     """

@@ -1,11 +1,11 @@
 """The scripted engine: replays ids or text, pauses and faults from a script, identically every time.
 
-It keeps every rule of ``engine.protocol`` (slots, queue, cancel, deadlines, token limits, log-probabilities), so that
+It keeps every rule of `engine.protocol` (slots, queue, cancel, deadlines, token limits, log-probabilities), so that
 tests against it also hold for an engine with a model. Grammars are the exception: they are ignored, because the script
-fixes the output. The engine handles no text: the caller passes ``encode`` and ``decode``.
+fixes the output. The engine handles no text: the caller passes `encode` and `decode`.
 
 Choice of the reply: the one recorded for exactly this prompt (the next one if there are more, with the last one
-repeated); otherwise the first in file order whose ``when`` strings all occur in the decoded prompt; otherwise the next
+repeated); otherwise the first in file order whose `when` strings all occur in the decoded prompt; otherwise the next
 reply without either, in order of job arrival, with the last one repeated. Write the later turn of a conversation
 before the earlier one, because its prompt contains the strings of both.
 """
@@ -58,13 +58,13 @@ PREFILL_REPLY = ScriptedReply(name="prefill", output=())
 
 
 class ScriptedEngine:
-    """Plays ``replies``, chosen as this module's docstring describes.
+    """Plays `replies`, chosen as this module's docstring describes.
 
-    ``decode`` is needed only if a reply has ``when``. ``delay`` is the pause in seconds before every chunk of tokens,
-    ``pause_scale`` a factor for the pauses of the script.
-    At most ``max_num_seqs`` jobs play at once and ``max_waiting`` wait; a free slot goes to the owner with the fewest,
+    `decode` is needed only if a reply has `when`. `delay` is the pause in seconds before every chunk of tokens,
+    `pause_scale` a factor for the pauses of the script.
+    At most `max_num_seqs` jobs play at once and `max_waiting` wait; a free slot goes to the owner with the fewest,
     first in, first out (priorities are ignored).
-    Further jobs are rejected with ``server_is_overloaded``.
+    Further jobs are rejected with `server_is_overloaded`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ScriptedEngine:
         self.info = info or DEFAULT_INFO
         self.replies = tuple(replies)
         self.on_reply: Callable[[Job, ScriptedReply], None] = lambda _job, _reply: None
-        """Receives each job and its reply before the job is admitted. May raise :class:`EngineError` to refuse it."""
+        """Receives each job and its reply before the job is admitted. May raise `EngineError` to refuse it."""
         self._conditional = [reply for reply in replies if reply.when]
         self._unconditional = [reply for reply in replies if not reply.when and not reply.prompt]
         self._recorded: dict[str, deque[ScriptedReply]] = {}
@@ -108,7 +108,7 @@ class ScriptedEngine:
         self._is_open = True
 
     async def close(self) -> None:
-        """Ends every job in flight with ``engine_unavailable``."""
+        """Ends every job in flight with `engine_unavailable`."""
         self._is_open = False
         for run in list(self._jobs.values()):
             run.end_with("closed")
@@ -119,7 +119,7 @@ class ScriptedEngine:
             self._jobs[job_id].end_with("cancelled")
 
     async def wait_ready(self) -> None:
-        """Returns at once. Raises :class:`EngineError` if the engine is closed or full."""
+        """Returns at once. Raises `EngineError` if the engine is closed or full."""
         self._check_open()
         self._check_capacity()
 
@@ -132,7 +132,7 @@ class ScriptedEngine:
         return self._max_num_seqs + self._max_waiting
 
     def stats(self) -> EngineStats:
-        """Returns the current counts; ``running_cache_tokens`` are the tokens of jobs that hold a slot."""
+        """Returns the current counts; `running_cache_tokens` are the tokens of jobs that hold a slot."""
         admitted = [run for run in self._jobs.values() if run.admitted]
         return EngineStats(
             running=len(admitted),
@@ -262,7 +262,7 @@ class _ScriptedJob:
             self.wake_event.set()
 
     async def wait_admitted(self) -> None:
-        """Waits for a slot. Raises :class:`EngineError` if the job is ended first."""
+        """Waits for a slot. Raises `EngineError` if the job is ended first."""
         await self.sleep(math.inf)
         if not self.admitted:
             raise EngineError.from_fault(self._build_fault())
@@ -277,7 +277,7 @@ class _ScriptedJob:
         return Chunk(finish="error", fault=self._build_fault()) if self.end_cause else None
 
     async def sleep(self, seconds: float) -> None:
-        """Waits for ``seconds``, or until the job is ended or reaches its deadline."""
+        """Waits for `seconds`, or until the job is ended or reaches its deadline."""
         wait = min(seconds, self.deadline_at - asyncio.get_running_loop().time())
         if wait > 0:
             # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the event.

@@ -1,7 +1,7 @@
 """Playback of a scripted reply for one job: its chunks, with the pause before each.
 
 Pure functions: no clock, no randomness, no queue. Output ends where a real engine would end it (stop tokens,
-``max_tokens``, the context). Log-probabilities are invented, always the same for the same token at the same position.
+`max_tokens`, the context). Log-probabilities are invented, always the same for the same token at the same position.
 """
 
 import math
@@ -24,9 +24,9 @@ def play_reply(
     delay: float = 0.0,
     pause_scale: float = 1.0,
 ) -> Iterator[tuple[float, Chunk]]:
-    """Yields the reply as (seconds to wait before it, chunk) pairs; only the last chunk has ``finish`` set.
+    """Yields the reply as (seconds to wait before it, chunk) pairs; only the last chunk has `finish` set.
 
-    ``delay`` is added before each chunk of tokens, and pauses are multiplied by ``pause_scale``. A stall is an infinite
+    `delay` is added before each chunk of tokens, and pauses are multiplied by `pause_scale`. A stall is an infinite
     wait.
     """
     cursor = _ReplyCursor(job, info)
@@ -49,7 +49,7 @@ def play_reply(
 
 
 def invented_logprob(token: int, position: int, top: int, vocab_size: int) -> TokenLogprob:
-    """Returns an invented log-probability for ``token`` at ``position``; the token is always the most likely one.
+    """Returns an invented log-probability for `token` at `position`; the token is always the most likely one.
 
     The chosen token gets -0.125 to -1.0; each following id (id + 1, id + 2, …) gets 3 less than the one before it.
     """
@@ -59,7 +59,7 @@ def invented_logprob(token: int, position: int, top: int, vocab_size: int) -> To
 
 
 def _split_entry(entry: str | ScriptStep, tokens_per_chunk: int, encode: EncodeText) -> Iterator[Piece]:
-    """Yields the chunks of an entry; the last one has its ``finish``."""
+    """Yields the chunks of an entry; the last one has its `finish`."""
     ids, finish, logprobs = (
         (entry.ids or (), entry.finish, entry.logprobs)
         if isinstance(entry, ScriptStep)

@@ -1,6 +1,6 @@
 """The script file of the scripted engine: its replies, the prompts that each answers, and their output.
 
-A script is TOML with one ``[[reply]]`` per turn; ``engine/scripted/engine.py`` plays it. This module does not tokenize
+A script is TOML with one `[[reply]]` per turn; `engine/scripted/engine.py` plays it. This module does not tokenize
 text (the engine has an encoder) and keeps no time (a pause is a number).
 
     [[reply]]
@@ -22,7 +22,7 @@ text (the engine has an encoder) and keeps no time (a pause is a number).
     cached_tokens = 0             # prompt tokens to report as read from the cache
     fault = {kind = "cut"}        # fault of the reply over HTTP; docs/faults.md lists the kinds
 
-`antiphon serve --record FILE` writes such a script, with a table ``[recording]`` before the replies. Its ids have
+`antiphon serve --record FILE` writes such a script, with a table `[recording]` before the replies. Its ids have
 `finish` where the engine ended the turn (`stop`, `length` or `cancelled`), and `logprobs` if the client asked for them:
 per token its log-probability, and (id, log-probability) of the most likely ones.
 """
@@ -43,7 +43,7 @@ class ScriptError(ValueError):
 
 
 class ScriptStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Entry of ``output`` that is not plain text: exactly one of ids, pause, stall, fault, refuse."""
+    """Entry of `output` that is not plain text: exactly one of ids, pause, stall, fault, refuse."""
 
     ids: tuple[int, ...] | None = None
     finish: Literal["stop", "length", "cancelled"] | None = None
@@ -97,13 +97,13 @@ class ScriptedReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Table ``[recording]`` of a recorded script: the model that the token ids belong to."""
+    """Table `[recording]` of a recorded script: the model that the token ids belong to."""
 
     model: str
     dialect: str
     engine: EngineInfo
     tokenizer: str = ""
-    """Folder or hub id; ``embedded`` for the embedded model. Empty: the byte vocabulary of the dialect."""
+    """Folder or hub id; `embedded` for the embedded model. Empty: the byte vocabulary of the dialect."""
     revision: str | None = None
     """Branch, tag or commit of a tokenizer of the hub."""
     chat_template: str | None = None
@@ -122,12 +122,12 @@ def prompt_key(tokens: Sequence[int]) -> str:
 
 
 def load_script(path: str | Path) -> tuple[ScriptedReply, ...]:
-    """Reads the replies of a TOML script, in file order. Raises :class:`ScriptError`."""
+    """Reads the replies of a TOML script, in file order. Raises `ScriptError`."""
     return parse_script(_read_table(path), str(path))
 
 
 def load_recording(path: str | Path) -> Recording | None:
-    """Reads the table ``[recording]`` of a script; None if it has none. Raises :class:`ScriptError`."""
+    """Reads the table `[recording]` of a script; None if it has none. Raises `ScriptError`."""
     table = _read_table(path).get("recording")
     try:
         return None if table is None else msgspec.convert(table, Recording, str_keys=True)
@@ -145,7 +145,7 @@ def _read_table(path: str | Path) -> dict[str, Any]:
 
 
 def parse_script(table: dict[str, Any], origin: str = "script") -> tuple[ScriptedReply, ...]:
-    """Returns the replies of a script parsed as TOML. Raises :class:`ScriptError`, which begins with ``origin``."""
+    """Returns the replies of a script parsed as TOML. Raises `ScriptError`, which begins with `origin`."""
     unknown = sorted(set(table) - {"reply", "recording"})
     if unknown:
         raise ScriptError(f"{origin}: unknown key {unknown[0]!r}: a script holds [[reply]] tables only")

@@ -23,9 +23,9 @@ class StepLoop:
     async def play_chunks(
         self, chunks: Iterator[DelayedChunk], deliver: Callable[[Chunk], bool]
     ) -> DelayedChunk | None:
-        """Passes the chunks to ``deliver``, one per step, until one has a delay, it returns False, or they end.
+        """Passes the chunks to `deliver`, one per step, until one has a delay, it returns False, or they end.
 
-        Returns the delayed chunk, which was not delivered, or None. Raises what ``chunks`` or ``deliver`` raises.
+        Returns the delayed chunk, which was not delivered, or None. Raises what `chunks` or `deliver` raises.
         """
         playback = _Playback(chunks, deliver)
         self._playbacks.append(playback)
@@ -47,7 +47,7 @@ class StepLoop:
 
 
 class _Playback:
-    """Playback of one job. ``done`` may be cancelled at any time, even from inside ``deliver``."""
+    """Playback of one job. `done` may be cancelled at any time, even from inside `deliver`."""
 
     def __init__(self, chunks: Iterator[DelayedChunk], deliver: Callable[[Chunk], bool]) -> None:
         self._chunks, self._deliver = chunks, deliver

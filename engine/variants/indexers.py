@@ -4,7 +4,7 @@ An indexer scores the keys of a sequence for each of its tokens and selects the 
 are kept in the KV cache of the sequence, as another layer.
 
 Indexers that select single keys (DeepSeek V3.2, GLM-5) are not packed. They cut negative scores off, so many keys have
-the score 0, and which of them ``topk`` returns depends on the shape of the pass.
+the score 0, and which of them `topk` returns depends on the shape of the pass.
 """
 
 import inspect
@@ -41,7 +41,7 @@ class SequenceIndex:
 
 
 class PackedIndexer:
-    """The ``forward`` of an indexer in packed passes.
+    """The `forward` of an indexer in packed passes.
 
     It returns a mask for each part of the row (heads, tokens, keys), True for the keys to attend to, or None where
     these are all earlier ones.
@@ -71,7 +71,7 @@ class PackedIndexer:
     def _select_keys(
         self, arguments: dict[str, Any], start: int, stop: int, past: int, index: SequenceIndex
     ) -> Tensor | None:
-        """Mask of the tokens from ``start`` to ``stop`` of the row, which have ``past`` more in front of them."""
+        """Mask of the tokens from `start` to `stop` of the row, which have `past` more in front of them."""
         part = {name: _slice_tokens(value, start, stop) for name, value in arguments.items()}
         device = part["hidden_states"].device
         positions = torch.arange(start + past, stop + past, device=device)

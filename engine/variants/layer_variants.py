@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Types of layers of which :mod:`antiphon.engine.model.attention` computes the attention."""
+"""Types of layers of which `antiphon.engine.model.attention` computes the attention."""
 
 WINDOW_KINDS = {"sliding_attention", "hybrid_sliding"}
 
@@ -16,8 +16,8 @@ WINDOW_KINDS = {"sliding_attention", "hybrid_sliding"}
 class LayerVariant(NamedTuple):
     """Differences between the attention of a layer and standard attention.
 
-    ``chunk``: a token attends to the tokens of its own chunk, of that many tokens from the sequence's start on.
-    ``source``: the layer whose keys and values this layer reads, since it has none.
+    `chunk`: a token attends to the tokens of its own chunk, of that many tokens from the sequence's start on.
+    `source`: the layer whose keys and values this layer reads, since it has none.
     """
 
     chunk: int | None = None
@@ -68,7 +68,7 @@ def _find_kinds_and_options(config: Any) -> tuple[list[str], list[dict[str, Any]
 
 
 def split_at_chunks(first: int, end: int, chunk: int) -> list[tuple[int, int]]:
-    """Splits the positions from ``first`` to ``end`` where chunks begin: 5 to 9 with chunks of 4 → (5, 8), (8, 9)."""
+    """Splits the positions from `first` to `end` where chunks begin: 5 to 9 with chunks of 4 → (5, 8), (8, 9)."""
     bounds = [first, *range((first // chunk + 1) * chunk, end, chunk), end]
     return list(pairwise(bounds))
 
@@ -88,7 +88,7 @@ class RowPositions:
         return self._offsets
 
     def update(self, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        """Returns the new keys and values; :func:`antiphon.engine.model.attention.attend` adds the earlier ones."""
+        """Returns the new keys and values; `antiphon.engine.model.attention.attend` adds the earlier ones."""
         return keys, values
 
 

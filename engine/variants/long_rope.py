@@ -1,6 +1,6 @@
 """LongRoPE, the rotary scaling of Phi-3 and Phi-4-mini: sequences beyond a limit rotate their tokens by other factors.
 
-When a sequence passes the limit, ``generate`` computes all of its keys again. So does :class:`LongRopeForward`, for
+When a sequence passes the limit, `generate` computes all of its keys again. So does `LongRopeForward`, for
 that sequence only; sequences on both sides of the limit run in one pass.
 """
 
@@ -20,7 +20,7 @@ from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.model.varlen import VarlenForward
 
 RECOMPUTING_TYPES = {"phi3", "phimoe", "phi4_multimodal"}
-"""Model types whose ``generate`` computes all keys again at the limit. Others would mix keys of both kinds."""
+"""Model types whose `generate` computes all keys again at the limit. Others would mix keys of both kinds."""
 
 PIECE_TOKENS = 512
 """Number of tokens that are computed again in one pass."""
@@ -32,7 +32,7 @@ LONG_ROWS: ContextVar[Tensor | None] = ContextVar("LONG_ROWS", default=None)
 class LongRopeCache(ContiguousKVCache):
     """A KV cache that knows the ids of its tokens, so that they can be computed again.
 
-    ``is_long`` tells whether the keys are those of a sequence beyond the limit.
+    `is_long` tells whether the keys are those of a sequence beyond the limit.
     """
 
     def __init__(self, expected: int = 0, *, fp16: bool = False) -> None:
@@ -41,12 +41,12 @@ class LongRopeCache(ContiguousKVCache):
         self.is_long = False
 
     def truncate(self, length: int) -> None:
-        """Drops all but the first ``length`` tokens."""
+        """Drops all but the first `length` tokens."""
         super().truncate(length)
         del self.ids[self.length :]
 
     def copy(self, length: int, capacity: int) -> "LongRopeCache":
-        """Copies the first ``length`` tokens; see :meth:`KVCache.copy`."""
+        """Copies the first `length` tokens; see `KVCache.copy`."""
         clone = LongRopeCache(max(length, capacity), fp16=self.fp16)
         self.copy_buffers_to(clone, length)
         clone.ids, clone.is_long = self.ids[: clone.length], self.is_long
@@ -71,7 +71,7 @@ class LongRopeForward(VarlenForward):
             del module.forward
 
     def new_cache(self, expected: int) -> LongRopeCache:
-        """Returns an empty cache for a sequence that is expected to hold ``expected`` tokens."""
+        """Returns an empty cache for a sequence that is expected to hold `expected` tokens."""
         return LongRopeCache(expected, fp16=self._fp16_cache)
 
     def run_pass(self, inputs: list[SequenceInput]) -> Tensor:
@@ -135,7 +135,7 @@ class LongRopeForward(VarlenForward):
 
 
 class LongRopeRotary:
-    """The ``forward`` of a rotary module in packed passes, where each token may have factors of its own.
+    """The `forward` of a rotary module in packed passes, where each token may have factors of its own.
 
     The original chooses the factors by the largest position. It is therefore called with the positions of one kind
     only, and for the other kind with a position beyond the limit after them.

@@ -28,8 +28,8 @@ REASONS_BY_KIND = {
 def explain_unpackable(model: PreTrainedModel, more_kinds: set[str], rope_limit: int | None) -> str | None:
     """Returns the reason why sequences of this model cannot be packed, judged from its configuration; None if none.
 
-    ``more_kinds`` are types of layers that can be packed besides attention; ``rope_limit`` is that of
-    :func:`exceeds_rope_limit`.
+    `more_kinds` are types of layers that can be packed besides attention; `rope_limit` is that of
+    `exceeds_rope_limit`.
     """
     config = model.config.get_text_config(decoder=True)
     if not model._can_set_attn_implementation():

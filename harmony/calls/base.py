@@ -115,7 +115,7 @@ class NumberedCall(DelimitedCall, frozen=True, kw_only=True):
         return [self.write_call(*call, index) for index, call in enumerate(calls)]
 
     def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:
-        """Writes a call as a model would. `place`: number of calls written before it."""
+        """Writes a call as a model would. `index`: number of calls written before it."""
         raise NotImplementedError
 
 

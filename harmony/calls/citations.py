@@ -32,7 +32,7 @@ class CitationFormat(Struct, frozen=True):
     ) -> Parser[None]:
         """Parses a citation and emits its text and its sources; in reasoning, only the text.
 
-        `others`: texts that it cannot contain, in the form they have on the tape. Raises `MalformedText`.
+        `forbidden`: texts that it cannot contain, in the form they have on the tape. Raises `MalformedText`.
         """
         tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
         yield from tape.expect(tape_text(self.open))

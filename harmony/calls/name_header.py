@@ -112,7 +112,7 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
         return " ".join(filter(None, [*parts, grammar.marker_symbol(self.close) if self.close else ""]))
 
     def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:
-        """Writes a call as a model would. `place`: number of calls written before it."""
+        """Writes a call as a model would. `index`: number of calls written before it."""
         if tool.kind == "custom":
             return None
         number = f":{index}" if self.native_ids else ""

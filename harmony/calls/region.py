@@ -33,7 +33,7 @@ class RegionParser(Struct, frozen=True, kw_only=True):
     def parse_calls(self, text: str, opener_length: int) -> list[tuple[str, Any]]:
         """Returns names and arguments of the calls in a text.
 
-        `head`: length of the opener, unless `opener` is a pattern. Raises `MalformedText`.
+        `opener_length`: length of the opener, unless `opener` is a pattern. Raises `MalformedText`.
         """
         scope: dict[str, Any] = {}
         if self.opener is not None:

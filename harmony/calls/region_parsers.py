@@ -106,7 +106,7 @@ class TagPattern(Struct, frozen=True):
 
 
 def parse_tag_pattern(pattern: object) -> TagPattern | None:
-    """Parses a `tag_pattern`. Returns None if a :class:`TagPattern` cannot express it."""
+    """Parses a `tag_pattern`. Returns None if a `TagPattern` cannot express it."""
     return _compile_tag_pattern(pattern) if isinstance(pattern, str) else None
 
 

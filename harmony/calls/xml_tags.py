@@ -273,7 +273,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         return grammar.literal_text(self.gap) if self.gap else ""
 
     def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:
-        """Writes a call as a model would. `place`: number of calls written before it."""
+        """Writes a call as a model would. `index`: number of calls written before it."""
         members = {INPUT: arguments} if tool.kind == "custom" else json.loads(arguments or "{}")
         parameters = [self._write_parameter(name, value) for name, value in members.items()]
         number = f' {self.count_attribute}="{index + 1}"' if self.count_attribute else ""

@@ -56,7 +56,7 @@ def literals(*literals: str, controls: bool = False) -> Literals:
 
 
 def _prefix_pattern(literal: str) -> str:
-    """Returns a pattern of every proper prefix of `literal`. For `abcd` it is `a(?:b(?:c)?)?`."""
+    """Returns a pattern of every proper prefix of `literal`. For "abcd" it is `a(?:b(?:c)?)?`."""
     pattern = ""
     for char in reversed(literal[1:-1]):
         pattern = f"(?:{re.escape(char)}{pattern})?"
@@ -124,7 +124,7 @@ class Tape:
         """Moves back to a mark and restores the ledger, as if nothing had been read since.
 
         Example: `mark` is taken at index 0 of `<tool_call> now`. Parsing a call skips the marker and the blank
-        (`index` and `spent` are 12), then finds `n` in place of `{`. After `rewind(mark)` both are 0 again, and the
+        (`index` and `num_taken` are 12), then finds "n" in place of "{". After `rewind(mark)` both are 0 again, and the
         text can be emitted.
         """
         self.index, self._token, self.num_taken, self.num_skipped = mark

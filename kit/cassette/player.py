@@ -1,4 +1,4 @@
-"""``antiphon replay``: a server that answers with the exchanges of a cassette."""
+"""`antiphon replay`: a server that answers with the exchanges of a cassette."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""``antiphon record``: a proxy that appends each exchange to a cassette when it ends."""
+"""`antiphon record`: a proxy that appends each exchange to a cassette when it ends."""
 
 import asyncio
 import os

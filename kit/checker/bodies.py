@@ -15,7 +15,7 @@ class Body(Protocol):
     """Checks the events of one item."""
 
     def check_event(self, kind: str, event: Event) -> None:
-        """Checks an event; `kind` is its type without ``response.``."""
+        """Checks an event; `kind` is its type without `response.`."""
 
     def finish(self, item: Mapping[str, Any]) -> None:
         """Checks the item of `output_item.done` against the events."""

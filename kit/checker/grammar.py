@@ -1,13 +1,13 @@
 """Order of the events inside each kind of item, as data.
 
-Source: the event grammar of the Responses API. Messages and reasoning have parts: ``parts.py`` checks those.
+Source: the event grammar of the Responses API. Messages and reasoning have parts: `parts.py` checks those.
 """
 
 import msgspec
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One place of a sequence: the events that may stand there, and how often (``1``, ``?``, ``*`` or ``+``)."""
+    """One place of a sequence: the events that may stand there, and how often (`1`, `?`, `*` or `+`)."""
 
     kinds: tuple[str, ...]
     quantifier: str = "1"
@@ -43,7 +43,7 @@ PAYLOADS = {
 
 
 def _sequence(*steps: str, repeats: bool = False) -> BodyGrammar:
-    """Returns the grammar of steps such as ``"mcp_call.completed|mcp_call.failed"`` and ``"a.delta*"``."""
+    """Returns the grammar of steps such as `"mcp_call.completed|mcp_call.failed"` and `"a.delta*"`."""
     parsed = []
     for step in steps:
         quantifier = step[-1] if step[-1] in "?*+" else "1"

@@ -57,7 +57,7 @@ class ItemsChecker:
         return [tracked.done for tracked in self.items.values() if tracked.done is not None]
 
     def check_event(self, kind: str, event: Event) -> None:
-        """Checks an event of an item; `kind` is its type without ``response.``."""
+        """Checks an event of an item; `kind` is its type without `response.`."""
         if kind == "output_item.added":
             self._check_added(event)
         elif kind == "output_item.done":

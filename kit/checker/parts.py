@@ -52,7 +52,7 @@ class PartsBody:
         self._summary: list[Mapping[str, Any]] = []
 
     def check_event(self, kind: str, event: Event) -> None:
-        """Checks an event; `kind` is its type without ``response.``."""
+        """Checks an event; `kind` is its type without `response.`."""
         prefix, _, action = kind.rpartition(".")
         if prefix in ("content_part", "reasoning_summary_part"):
             is_summary = prefix == "reasoning_summary_part"

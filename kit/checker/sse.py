@@ -21,7 +21,7 @@ class Frame(msgspec.Struct, frozen=True):
 class SseReader:
     r"""Splits a stream into frames, whatever the sizes of its reads. Comments are skipped.
 
-    Example: ``list(SseReader(findings).feed(b'event: a\ndata: {}\n\n'))`` is ``[Frame("a", "{}")]``.
+    Example: `list(SseReader(findings).feed(b'event: a\ndata: {}\n\n'))` is `[Frame("a", "{}")]`.
     """
 
     def __init__(self, findings: FindingList) -> None:

@@ -31,7 +31,7 @@ ENDED_STATUSES = ("completed", "incomplete", "failed", "cancelled")
 class StreamChecker:
     """Checks the events of one stream in order. `request` is the body that asked for it, if it is known.
 
-    Example: ``checker = StreamChecker(); [checker.check_event(e) for e in events]; print(checker.finish())``.
+    Example: `checker = StreamChecker(); [checker.check_event(e) for e in events]; print(checker.finish())`.
     """
 
     def __init__(self, request: Mapping[str, Any] | None = None, *, first_sequence_number: int = 0) -> None:

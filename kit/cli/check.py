@@ -1,4 +1,4 @@
-"""``antiphon check``: checks a recorded stream, or a running server."""
+"""`antiphon check`: checks a recorded stream, or a running server."""
 
 import sys
 from pathlib import Path

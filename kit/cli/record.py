@@ -1,4 +1,4 @@
-"""``antiphon record``: write the exchanges between clients and a server to a cassette."""
+"""`antiphon record`: write the exchanges between clients and a server to a cassette."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``antiphon replay``: serve the exchanges of a cassette."""
+"""`antiphon replay`: serve the exchanges of a cassette."""
 
 from pathlib import Path
 from typing import Any

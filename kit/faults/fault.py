@@ -55,7 +55,7 @@ class WireFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     kind: FaultKind
     at: str | None = None
-    """Type of the marked event: an event's `type`, a chunk's `object`, or ``[DONE]``. None: events with text."""
+    """Type of the marked event: an event's `type`, a chunk's `object`, or `[DONE]`. None: events with text."""
     number: int | None = None
     """Number of the marked event among those of its type, or of the item or call; from 1, the default."""
     seconds: float | None = None
@@ -65,7 +65,7 @@ class WireFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     status: int | None = None
     """HTTP status. None: 503."""
     code: str | None = None
-    """Error code. None: ``server_error``."""
+    """Error code. None: `server_error`."""
     message: str | None = None
     retry_after: float | None = None
     """Value of the header Retry-After in seconds. None: no header."""

@@ -29,7 +29,7 @@ class EventFrame(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Type of the event: its own, that of the frame, the chunk's object, or ``[DONE]``."""
+        """Type of the event: its own, that of the frame, the chunk's object, or `[DONE]`."""
         event = self.event or {}
         return str(event.get("type") or self.name or event.get("object") or self.data)
 

@@ -40,7 +40,7 @@ WireAction = WriteBytes | PauseWriting | CloseConnection | ResetConnection
 class FaultInjector:
     """Applies one fault to one stream. It holds frames back only where the fault needs it.
 
-    Example: ``FaultInjector(WireFault(kind="drop_event")).feed(frame)`` is ``[]`` for the first delta.
+    Example: `FaultInjector(WireFault(kind="drop_event")).feed(frame)` is `[]` for the first delta.
     """
 
     def __init__(self, fault: WireFault) -> None:

@@ -48,9 +48,9 @@ class LiveReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveClient:
-    """A client of one server. `url` is the base URL; its path is ``/v1`` if it has none.
+    """A client of one server. `url` is the base URL; its path is `/v1` if it has none.
 
-    Example: ``LiveClient("http://127.0.0.1:8000").send("GET", "/models").read_object()``.
+    Example: `LiveClient("http://127.0.0.1:8000").send("GET", "/models").read_object()`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class LiveClient:
 
 
 def normalize_url(url: str) -> str:
-    """Returns a base URL without a slash at its end, with ``/v1`` if it has no path."""
+    """Returns a base URL without a slash at its end, with `/v1` if it has no path."""
     url = url.rstrip("/")
     return url if urlsplit(url).path else f"{url}/v1"
 

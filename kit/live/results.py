@@ -1,7 +1,7 @@
-"""Puts reports of `antiphon check --json` on other servers as a table: ``python -m antiphon.kit.live.results FILE``.
+"""Puts reports of `antiphon check --json` on other servers as a table: `python -m antiphon.kit.live.results FILE`.
 
-FILE is TOML with one ``[[server]]`` for each server: `name`, `version`, `command` (by which it was started) and
-`report`, the path of its report, relative to FILE. The table is printed or, with ``--write PAGE``, put into the page.
+FILE is TOML with one `[[server]]` for each server: `name`, `version`, `command` (by which it was started) and
+`report`, the path of its report, relative to FILE. The table is printed or, with `--write PAGE`, put into the page.
 """
 
 import json

@@ -26,7 +26,7 @@ class RefusedUpgradeError(Exception):
 
 
 class LiveSocket:
-    """A WebSocket to ``/responses``. Raises `RefusedUpgradeError` or `UnreachableError`."""
+    """A WebSocket to `/responses`. Raises `RefusedUpgradeError` or `UnreachableError`."""
 
     def __init__(self, client: LiveClient, headers: Mapping[str, str]) -> None:
         self._timeout, self._stack = client.timeout, contextlib.ExitStack()

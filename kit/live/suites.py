@@ -1,7 +1,7 @@
-"""Suites of cases for a running server, read from ``kit/suites/NAME.toml``.
+"""Suites of cases for a running server, read from `kit/suites/NAME.toml`.
 
 A case is a list of steps. A step is one request and what its reply must be. Texts of a step may refer to values of
-earlier steps, see ``templates.py``.
+earlier steps, see `templates.py`.
 """
 
 import tomllib
@@ -53,7 +53,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     only_kinds: tuple[str, ...] = ()
     """Kinds of items that the output may have. Empty: all."""
     calls: tuple[str, ...] | None = None
-    """Names of the calls in order, ``NAMESPACE.NAME`` with a namespace."""
+    """Names of the calls in order, `NAMESPACE.NAME` with a namespace."""
     arguments: tuple[str, ...] = ()
     """Keys that the arguments of each call must have."""
     input_pattern: str = ""
@@ -78,7 +78,7 @@ class LiveStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     transport: Literal["http", "websocket"] = "http"
     method: Literal["GET", "POST", "DELETE"] = "POST"
     path: str = "/responses"
-    """Path after the base URL; with ``root``, after the host."""
+    """Path after the base URL; with `root`, after the host."""
     root: bool = False
     body: dict[str, Any] | None = None
     raw: str | None = None
@@ -87,14 +87,14 @@ class LiveStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Defaults of the suite that this step does not send."""
     headers: dict[str, str] = {}
     zstd: bool = False
-    """The body is sent with ``Content-Encoding: zstd``."""
+    """The body is sent with `Content-Encoding: zstd`."""
     drops: bool = False
     """The client closes the connection without reading the reply."""
     expect: Expectation = Expectation()
     checks: tuple[str, ...] = ()
-    """Names of further checks, see ``checks/registry.py``."""
+    """Names of further checks, see `checks/registry.py`."""
     model_dependent: tuple[str, ...] = ()
-    """Fields of ``expect`` that a weak model may miss; such a miss is no fault of the server."""
+    """Fields of `expect` that a weak model may miss; such a miss is no fault of the server."""
     lenient_status: tuple[int, ...] = ()
     """Statuses that say that the server cannot do this, beside those of every capability."""
 
@@ -150,7 +150,7 @@ def parse_suite(name: str, text: str) -> CaseSuite:
 
 
 def select_cases(suites: tuple[str, ...], ids: tuple[str, ...]) -> list[tuple[CaseSuite, LiveCase]]:
-    """Returns the cases of the suites, all if there are none, with these ids (``SUITE.ID`` or ``ID``), or all."""
+    """Returns the cases of the suites, all if there are none, with these ids (`SUITE.ID` or `ID`), or all."""
     chosen = [(suite, case) for suite in map(load_suite, suites or SUITE_NAMES) for case in suite.case]
     if not ids:
         return chosen

@@ -1,4 +1,4 @@
-"""Prints the part of `docs/check.md` about the suites: ``python -m antiphon.kit.live.suites_page``."""
+"""Prints the part of `docs/check.md` about the suites: `python -m antiphon.kit.live.suites_page`."""
 
 import sys
 from pathlib import Path

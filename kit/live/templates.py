@@ -1,8 +1,8 @@
 """Texts of a case that refer to values of earlier steps.
 
-``{model}`` is the model's name, ``{marker}`` names case and step, ``{long_text}`` is a text that no context holds,
-``{step1.id}`` is the value at a path of the reply to step 1. A string that is one template becomes the value, whatever
-its type; a string ``{*step1.output}`` in a list becomes the entries of the value.
+`{model}` is the model's name, `{marker}` names case and step, `{long_text}` is a text that no context holds,
+`{step1.id}` is the value at a path of the reply to step 1. A string that is one template becomes the value, whatever
+its type; a string `{*step1.output}` in a list becomes the entries of the value.
 """
 
 import re

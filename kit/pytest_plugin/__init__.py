@@ -38,9 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def responses_server(request: pytest.FixtureRequest) -> "Iterator[StartServer]":
-    """Starts servers that replay scripted replies: `responses_server(cases, **options)`. They stop after the test.
+    """Starts servers that replay scripted replies: `responses_server(replies, **options)`. They stop after the test.
 
-    `cases` is a list of replies, such as `{"when": ["weather"], "output": ["Rain."]}`, a text, or a TOML file next to
+    The replies are a list, such as `{"when": ["weather"], "output": ["Rain."]}`, a text, or a TOML file next to
     the test's own. Options are those of `antiphon serve`, such as `dialect="gpt-oss"`.
     """
     from antiphon.kit.pytest_plugin.server import ServerPool  # noqa: PLC0415  see the module's docstring

@@ -1,4 +1,4 @@
-"""``antiphon check --proxy``: a proxy between a client and a server that checks their traffic."""
+"""`antiphon check --proxy`: a proxy between a client and a server that checks their traffic."""
 
 import asyncio
 import itertools

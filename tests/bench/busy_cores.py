@@ -45,7 +45,7 @@ def peer_with_threads(threads: int | None) -> Peer:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Runs processes that each use a whole core, inside the ``with`` block."""
+    """Runs processes that each use a whole core, inside the `with` block."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY_PROGRAM]) for _ in range(count)]
     try:
         time.sleep(SETTLING_S if count else 0)

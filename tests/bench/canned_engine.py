@@ -2,7 +2,7 @@
 
     python -m tests.bench.canned_engine TOKENS LENGTH TICK_S
 
-``TOKENS`` is a JSON list of ids that repeat; the last one of a reply is the first id that the job stops at. All other
+`TOKENS` is a JSON list of ids that repeat; the last one of a reply is the first id that the job stops at. All other
 requests get the answers that a handshake needs.
 """
 

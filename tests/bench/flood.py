@@ -99,7 +99,7 @@ def poll_health(port: int) -> None:
 
 @contextmanager
 def health_probe(port: int, latencies: dict[str, list[float]]) -> Iterator[None]:
-    """Runs :func:`poll_health` in a process of its own during the block and adds its result to `latencies`."""
+    """Runs `poll_health` in a process of its own during the block and adds its result to `latencies`."""
     command = [sys.executable, "-m", "tests.bench.flood", "--probe", str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         time.sleep(1)  # until it has started

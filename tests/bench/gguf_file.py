@@ -36,7 +36,7 @@ ROWS_PER_CHUNK = 4096
 
 
 class GgufTensor(NamedTuple):
-    """A tensor to write. ``shape`` counts the bytes of ``kind``'s blocks, or elements if it has none."""
+    """A tensor to write. `shape` counts the bytes of `kind`'s blocks, or elements if it has none."""
 
     name: str
     shape: tuple[int, ...]

@@ -68,7 +68,7 @@ class StoredTensor(NamedTuple):
 
 
 def find_oss_shape(name: str) -> dict[str, Any] | None:
-    """Returns the shape of a model of :data:`OSS_SHAPES`, with N layers for `NAME-N`; None for another name."""
+    """Returns the shape of a model of `OSS_SHAPES`, with N layers for `NAME-N`; None for another name."""
     base, _, layers = name.partition("-")
     shape = OSS_SHAPES.get(base)
     if shape is None or name == base:

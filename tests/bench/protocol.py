@@ -115,7 +115,7 @@ class StageTimer:
             reader.feed(chunk.tokens)
 
     def process_chunks(self) -> None:
-        """Converts token ids to events. This includes :meth:`read_chunks`."""
+        """Converts token ids to events. This includes `read_chunks`."""
         for _ in self._process_chunks(self._create_processor()):
             pass
 

@@ -4,7 +4,7 @@
 vocabulary of 151 936 entries. `oss` is a tiny gpt-oss for scenarios on Antiphon, which has that vocabulary built in;
 `oss20b` has the shapes of gpt-oss-20b, in MXFP4, and `oss20b-N` only N of its layers.
 Random weights suffice, since speed does not depend on their values. The vocabulary is byte-level BPE over syllables:
-each word of :func:`single_token_words` is one token, other text falls back to syllables and bytes, and nearly every id
+each word of `single_token_words` is one token, other text falls back to syllables and bytes, and nearly every id
 is a readable word.
 """
 
@@ -197,7 +197,7 @@ def create_model(name: str) -> Path:
 
 
 def parse_model_name(name: str) -> str:
-    """Returns the name of a model. Raises :class:`argparse.ArgumentTypeError` for any other."""
+    """Returns the name of a model. Raises `argparse.ArgumentTypeError` for any other."""
     if name in SHAPES or name == "oss" or find_oss_shape(name):
         return name
     raise argparse.ArgumentTypeError(f"use one of {', '.join([*SHAPES, *OSS_SHAPES])}, oss, or oss20b-LAYERS")

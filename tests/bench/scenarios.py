@@ -28,7 +28,7 @@ class BenchError(Exception):
 
 
 def check_stream(stream: Stream) -> Stream:
-    """Returns the stream. Raises :class:`BenchError` if its request failed."""
+    """Returns the stream. Raises `BenchError` if its request failed."""
     if stream.error:
         raise BenchError(stream.error)
     return stream
@@ -171,7 +171,7 @@ async def _repeat(
 
 
 async def run_scenario(name: str, server: PeerServer, repeat: int) -> list[Record]:
-    """Returns the records of a scenario that runs `repeat` times (`growth`: once). Raises :class:`BenchError`."""
+    """Returns the records of a scenario that runs `repeat` times (`growth`: once). Raises `BenchError`."""
     if name == "growth":
         return await asyncio.wait_for(run_growing_context(server, 0), TIMEOUT_S)
     return await _repeat(server, repeat, {"long": run_long_prompt, "next": run_next_turn}[name])

@@ -55,7 +55,7 @@ class ServerProcess:
         return _status_bytes(largest, "VmHWM"), sizes[largest]
 
     def pause(self) -> None:
-        """Stops every process with SIGSTOP, until :meth:`resume`."""
+        """Stops every process with SIGSTOP, until `resume`."""
         self._send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:

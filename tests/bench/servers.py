@@ -65,7 +65,7 @@ class PeerServer:
         """CPU cores used without requests."""
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """Waits for the first token. Raises :class:`NotStartedError`."""
+        """Waits for the first token. Raises `NotStartedError`."""
         deadline = self.process.started_at + timeout_s
         while time.perf_counter() < deadline and not self.process.has_exited:
             with contextlib.suppress(OSError, IndexError):  # a TimeoutError is an OSError
@@ -84,7 +84,7 @@ class PeerServer:
     async def warm_up(self, streams: int, tokens: int) -> None:
         """Sends requests that are not measured, alone and concurrently. Then measures the CPU use without requests.
 
-        Most of the requests are as long as the measured ones, ``tokens`` of output, so that memory which a server
+        Most of the requests are as long as the measured ones, `tokens` of output, so that memory which a server
         allocates on demand is allocated before the measurement.
         """
         for index, (count, length) in enumerate(((1, 16), (streams, 16), *3 * [(streams, tokens)])):
@@ -137,7 +137,7 @@ class ServerPool:
                 server.process.terminate()
 
     async def start(self, peer: Peer, streams: int, tokens: int = 128, timeout_s: float = 600.0) -> PeerServer:
-        """Starts a server and warms it up. If that fails, terminates it and raises :class:`NotStartedError`."""
+        """Starts a server and warms it up. If that fails, terminates it and raises `NotStartedError`."""
         if reason := peer.unavailable_reason(self.model_name):
             raise NotStartedError(reason)
         free = available_memory()

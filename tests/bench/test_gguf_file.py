@@ -120,7 +120,7 @@ def error_limits(weight: Tensor, kind: Types) -> Tensor:
 
 
 def check_tensors(reader: gguf.GGUFReader, expected: Stored, kinds: dict[str, Types]) -> None:
-    """Compares names, types, shapes and values. ``kinds``: type of each tensor by the end of its name, else F32."""
+    """Compares names, types, shapes and values. `kinds`: type of each tensor by the end of its name, else F32."""
     found = {tensor.name: tensor for tensor in reader.tensors}
     assert sorted(found) == sorted(expected)
     for name, weight in expected.items():

@@ -19,7 +19,7 @@ def compiled_kernels() -> "Kernels":
 
 @pytest.fixture(params=["torch", "kernels"])
 def with_and_without_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a test twice: with the module's ``sample_tokens`` on torch operations, and on compiled kernels."""
+    """Runs a test twice: with the module's `sample_tokens` on torch operations, and on compiled kernels."""
     if request.param == "kernels":
         kernels = request.getfixturevalue("compiled_kernels")
         monkeypatch.setattr(

@@ -127,7 +127,7 @@ class FakeCore:
 
 
 def build_fake_core(folder: Path, options: EngineOptions) -> FakeCore:
-    """A core factory. A file ``refuse`` in the folder makes it raise the file's text. It waits while ``slow`` exists."""
+    """A core factory. A file `refuse` in the folder makes it raise the file's text. It waits while `slow` exists."""
     if (folder / "refuse").exists():
         raise LoadError((folder / "refuse").read_text(encoding="utf-8"))
     if (folder / "slow").exists():

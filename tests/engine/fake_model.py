@@ -32,8 +32,8 @@ def next_token_by_hash(history: list[int]) -> int:
 class FakeModel:
     """Returns logits that favor one token; the others are noise that depends on the history.
 
-    ``now`` is a clock that each pass advances by ``base_time + time_per_token * tokens``. ``passes`` lists, for each
-    pass, the number of tokens and of logit rows of every sequence. With ``pages``, caches are paged.
+    `now` is a clock that each pass advances by `base_time + time_per_token * tokens`. `passes` lists, for each
+    pass, the number of tokens and of logit rows of every sequence. With `pages`, caches are paged.
     """
 
     supports_chunked_prefill = True
@@ -82,9 +82,9 @@ class FakeModel:
 def build_core_with_fake_model(
     next_token: NextToken = next_token_by_hash, *, max_model_len: int = 1000, paged: bool = False, **options: Any
 ) -> tuple[Core, FakeModel]:
-    """Returns a core on a `FakeModel`, and the model. ``options`` are those of `Core`.
+    """Returns a core on a `FakeModel`, and the model. `options` are those of `Core`.
 
-    A paged pool has just enough pages for ``max_cache_tokens``.
+    A paged pool has just enough pages for `max_cache_tokens`.
     """
     max_num_seqs = options.get("max_num_seqs", 32)
     num_pages = -(-options.get("max_cache_tokens", max_num_seqs * max_model_len) // PAGE_TOKENS) + max_num_seqs + 1
@@ -100,5 +100,5 @@ def generate_without_reuse(job: Job, **options: Any) -> list[int]:
 
 
 def make_tokens(count: int, start: int = 0) -> list[int]:
-    """Returns ``count`` tokens. Sequences whose ``start`` differs by less than 40 have no common prefix."""
+    """Returns `count` tokens. Sequences whose `start` differs by less than 40 have no common prefix."""
     return [3 + (start * 7 + 13 * n * n + 5 * n) % 40 for n in range(count)]

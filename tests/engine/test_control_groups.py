@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def make_root(folder: Path, membership: str, files: dict[str, str]) -> Path:
-    """Writes ``/proc/self/cgroup`` and files below ``/sys/fs/cgroup`` into a folder that stands for the root."""
+    """Writes `/proc/self/cgroup` and files below `/sys/fs/cgroup` into a folder that stands for the root."""
     for name, text in {
         "proc/self/cgroup": membership,
         **{f"sys/fs/cgroup/{path}": files[path] for path in files},

@@ -17,7 +17,7 @@ from antiphon.engine.thread_governor import (
 
 
 class Machine:
-    """A machine on which the threads wait for ``share`` of the time in which they could run."""
+    """A machine on which the threads wait for `share` of the time in which they could run."""
 
     def __init__(self, threads: int) -> None:
         self.now, self.share, self.running, self.waiting = 0.0, 0.0, 0.0, 0.0

@@ -36,7 +36,7 @@ class ThreadWorker:
 
 
 def build_threaded_engine(build_core: Callable[[], EngineCore], *, max_waiting: int = 256) -> ProcessEngine:
-    """Returns an engine, not yet started, of the core that ``build_core`` returns."""
+    """Returns an engine, not yet started, of the core that `build_core` returns."""
     return ProcessEngine(
         spawn=lambda worker_socket: ThreadWorker(worker_socket, build_core),
         options=EngineOptions(max_waiting=max_waiting),

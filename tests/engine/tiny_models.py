@@ -91,7 +91,7 @@ def build_tiny_core(family: str = "llama", **options: Any) -> Core:
 
 
 def make_job(tokens: list[int], name: str = "j", **options: Any) -> Job:
-    """Returns a job. ``options`` are fields of `Job` or of its `Sampling`. Greedy by default."""
+    """Returns a job. `options` are fields of `Job` or of its `Sampling`. Greedy by default."""
     sampling = {key: options.pop(key) for key in list(options) if key in Sampling.__struct_fields__}
     return Job(id=name, tokens=tuple(tokens), sampling=Sampling(**{"temperature": 0.0} | sampling), **options)
 
@@ -119,7 +119,7 @@ def generate_tokens(core: Core, job: Job) -> list[int]:
 
 @torch.inference_mode()
 def generate_with_transformers(family: str, prompt: list[int], count: int) -> list[int]:
-    """Returns the output of transformers' own greedy ``generate``."""
+    """Returns the output of transformers' own greedy `generate`."""
     ids = torch.tensor([prompt])
     model: Any = tiny_model(family)
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)

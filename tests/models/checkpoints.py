@@ -57,9 +57,9 @@ def _saved_buffers(model: nn.Module) -> list[Tensor]:
 
 
 def save_checkpoint(model: PreTrainedModel, dtype: str, folder: Path, row: ModelRow | None = None) -> None:
-    """Writes a model in a type of :data:`DTYPES`. Its generation ends at the token limit only.
+    """Writes a model in a type of `DTYPES`. Its generation ends at the token limit only.
 
-    Of a ``row``, config.json has the keys that published files of its model type have.
+    Of a `row`, config.json has the keys that published files of its model type have.
     """
     model.generation_config.eos_token_id = None
     copied: Any = model.to(DTYPES[dtype])

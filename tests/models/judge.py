@@ -1,4 +1,4 @@
-"""Judges a row: loads its checkpoints with the engine and compares greedy output with transformers' ``generate``."""
+"""Judges a row: loads its checkpoints with the engine and compares greedy output with transformers' `generate`."""
 
 import logging
 import re
@@ -50,7 +50,7 @@ class FormResult(msgspec.Struct):
 
 
 class RowResult(msgspec.Struct):
-    """Result of a row. ``faults`` lists differences to ``generate``; it is empty for a row that is right."""
+    """Result of a row. `faults` lists differences to `generate`; it is empty for a row that is right."""
 
     name: str
     path: str = ""
@@ -138,7 +138,7 @@ def _original_rotary() -> Iterator[None]:
 
 @torch.inference_mode()
 def generate_expected(path: Path) -> dict[tuple[int, ...], Tokens]:
-    """Returns what ``generate`` appends to each prompt, and to the first ones with their output and one more token."""
+    """Returns what `generate` appends to each prompt, and to the first ones with their output and one more token."""
     model: Any = choose_model_class(inspect_checkpoint(path)).from_pretrained(path, dtype=torch.float32)
     model.eval()
     expected = {}
@@ -160,7 +160,7 @@ def _generate(model: Any, prompt: Tokens) -> Tokens:
 
 
 def _judge_exact(result: RowResult, path: Path, expected: dict[tuple[int, ...], Tokens], dtype: str) -> None:
-    """Compares the engine's output with ``expected`` alone, in a batch, and after a known beginning."""
+    """Compares the engine's output with `expected` alone, in a batch, and after a known beginning."""
     with collect_warnings() as warnings:
         core = build_core(path, _options())
     prompts = make_prompts()
@@ -197,7 +197,7 @@ def _compare(
     prompts: list[Tokens],
     expected: dict[tuple[int, ...], Tokens],
 ) -> list[Tokens]:
-    """Records a fault if an output differs. Returns the outputs of ``generate``."""
+    """Records a fault if an output differs. Returns the outputs of `generate`."""
     wanted = [expected[tuple(prompt)] for prompt in prompts]
     wrong = sum(output != want for output, want in zip(outputs, wanted, strict=True))
     if wrong:
@@ -241,7 +241,7 @@ def _run_batch(core: Core, prompts: list[Tokens], owner: str) -> list[Tokens]:
 def _run_batch_counting(core: Core, prompts: list[Tokens], owner: str) -> tuple[list[Tokens], int]:
     """Runs greedy jobs at once. Returns their tokens, and the number of prompt tokens read from the cache.
 
-    Jobs without an ``owner`` get one each, so that they share no beginning.
+    Jobs without an `owner` get one each, so that they share no beginning.
     """
     outputs: list[Tokens] = [[] for _ in prompts]
     cached = 0

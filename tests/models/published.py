@@ -178,7 +178,7 @@ def keep_published(model_type: str, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def rewrite_config(folder: Path, model_type: str, own_keys: frozenset[str]) -> None:
-    """Rewrites a saved config.json with the published keys of its model type, and a row's ``own_keys``.
+    """Rewrites a saved config.json with the published keys of its model type, and a row's `own_keys`.
 
     Files of families that are not listed stay as `save_pretrained` has written them.
     """

@@ -26,7 +26,7 @@ BASE_CONFIG = {
 class ModelRow(msgspec.Struct, frozen=True):
     """A model type of transformers, a note that tells its rows apart, and what its configuration adds to the base.
 
-    ``vision`` is the configuration of the tower of a vision-language model.
+    `vision` is the configuration of the tower of a vision-language model.
     """
 
     model_type: str

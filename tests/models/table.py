@@ -1,7 +1,7 @@
-"""Writes the table of models: ``python -m tests.models.table > docs/models.md``. Progress goes to stderr.
+"""Writes the table of models: `python -m tests.models.table > docs/models.md`. Progress goes to stderr.
 
 Each row is a tiny model with random weights, made on the spot, that the engine serves in this process. The exit status
-is 1 if a row differs from transformers' ``generate``.
+is 1 if a row differs from transformers' `generate`.
 """
 
 import argparse
@@ -53,7 +53,7 @@ Its config.json has the keys of published files ({len(PUBLISHED_KEYS)} families)
 
 
 def main() -> None:
-    """Judges all rows, or those whose name contains ``--only``, and prints the page."""
+    """Judges all rows, or those whose name contains `--only`, and prints the page."""
     parser = argparse.ArgumentParser(description="Writes docs/models.md to stdout.")
     parser.add_argument("--only", default="", help="judge the rows whose name contains this text")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes, default 2")
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def judge_rows(rows: list[ModelRow], jobs: int) -> dict[str, RowResult]:
-    """Judges rows in several processes. Returns the results by name, in the order of ``rows``."""
+    """Judges rows in several processes. Returns the results by name, in the order of `rows`."""
     started_at = time.monotonic()
     results: dict[str, RowResult] = {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_prepare_process) as pool:

@@ -23,7 +23,7 @@ CONVERSION_TIMEOUT_S = 600
 
 
 def find_gguf_file(folder: Path) -> Path | None:
-    """Returns the GGUF file of a folder that has no safetensors. Raises :class:`LoadError` if there are several."""
+    """Returns the GGUF file of a folder that has no safetensors. Raises `LoadError` if there are several."""
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files or next(folder.glob("*.safetensors*"), None) is not None:
         return None
@@ -36,7 +36,7 @@ def find_gguf_file(folder: Path) -> Path | None:
 def prepare_gguf_folder(path: Path) -> Path:
     """Returns the model folder of a GGUF file, or of a folder that holds one; any other path as it is.
 
-    Raises :class:`LoadError` if transformers cannot read the file.
+    Raises `LoadError` if transformers cannot read the file.
     """
     if path.is_dir():
         file = None if (path / "config.json").exists() else find_gguf_file(path)

@@ -21,7 +21,7 @@ MAX_DIMENSIONS = 8
 
 
 def read_gguf_sizes(path: Path) -> dict[str, int]:
-    """Returns the number of weights of each tensor in a GGUF file. Raises :class:`LoadError` if it is damaged."""
+    """Returns the number of weights of each tensor in a GGUF file. Raises `LoadError` if it is damaged."""
     try:
         with open_regular_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read_sizes(data)
@@ -59,7 +59,7 @@ def _skip_string(data: mmap.mmap, place: int) -> int:
 
 
 def _skip_value(data: mmap.mmap, place: int, kind: int, depth: int = 0) -> int:
-    """Returns the place behind a value of this type, which ``depth`` arrays hold."""
+    """Returns the place behind a value of this type, which `depth` arrays hold."""
     if kind == STRING:
         return _skip_string(data, place)
     if kind != ARRAY:

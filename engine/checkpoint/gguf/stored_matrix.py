@@ -17,7 +17,7 @@ Finish = Callable[[Tensor], Tensor]
 
 
 class GgufMatrix(StoredWeight):
-    """A matrix (outputs, inputs). ``stored``: its rows in the file, as elements or as bytes of blocks of a ``kind``."""
+    """A matrix (outputs, inputs). `stored`: its rows in the file, as elements or as bytes of blocks of a `kind`."""
 
     def __init__(self, stored: np.ndarray, kind: gguf.GGMLQuantizationType, finish: Finish | None = None) -> None:
         self._stored, self._kind, self._finish = stored, kind, finish

@@ -1,7 +1,7 @@
 """AWQ: whole numbers of 4 bits, packed along the outputs, with a scale and a zero point for each group.
 
-Layout of the version `gemm`, as AutoAWQ writes it: ``qweight`` int32 (inputs, outputs / 8), ``qzeros`` int32 (groups,
-outputs / 8), ``scales`` fp16 (groups, outputs). The nibbles of a word hold its outputs in :data:`NIBBLE_OUTPUTS`.
+Layout of the version `gemm`, as AutoAWQ writes it: `qweight` int32 (inputs, outputs / 8), `qzeros` int32 (groups,
+outputs / 8), `scales` fp16 (groups, outputs). The nibbles of a word hold its outputs in `NIBBLE_OUTPUTS`.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """bitsandbytes: indices of a table (NF4 or FP4) with a scale for each block, or int8 with a scale for each output.
 
-Layout of 4 bits: ``weight`` uint8 (weights / 2, 1), the first of two weights in the upper bits; ``weight.absmax``, the
-scale of each block; ``weight.quant_map``, the table; and ``weight.quant_state.bitsandbytes__nf4``, JSON with the shape
-and the size of a block. With double quantization, ``absmax`` holds indices of ``weight.nested_quant_map``, with the
-scales ``weight.nested_absmax`` and an offset. Layout of int8: ``weight``, and ``SCB``, the largest magnitude of each
+Layout of 4 bits: `weight` uint8 (weights / 2, 1), the first of two weights in the upper bits; `weight.absmax`, the
+scale of each block; `weight.quant_map`, the table; and `weight.quant_state.bitsandbytes__nf4`, JSON with the shape
+and the size of a block. With double quantization, `absmax` holds indices of `weight.nested_quant_map`, with the
+scales `weight.nested_absmax` and an offset. Layout of int8: `weight`, and `SCB`, the largest magnitude of each
 output.
 """
 
@@ -45,7 +45,7 @@ def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
 
 
 class TableWeight(StoredWeight):
-    """A weight of 4-bit indices. ``state``: what the file's JSON says about it."""
+    """A weight of 4-bit indices. `state`: what the file's JSON says about it."""
 
     def __init__(self, indices: Tensor, state: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:
         self._indices, self._state, self._parts = indices, state, parts

@@ -1,12 +1,12 @@
 """compressed-tensors, the format of llm-compressor: each layer's tensors tell how its weight is stored.
 
-- `pack-quantized`: ``weight_packed`` int32 (outputs, input words) of 2 to 8 bits, ``weight_shape``, and with zero
-  points ``weight_zero_point`` int32 (output words, groups).
-- `int-quantized` and `naive-quantized`: ``weight`` int8, and with zero points ``weight_zero_point`` (outputs, groups).
-- `float-quantized` and `naive-quantized`: ``weight`` in FP8.
+- `pack-quantized`: `weight_packed` int32 (outputs, input words) of 2 to 8 bits, `weight_shape`, and with zero
+  points `weight_zero_point` int32 (output words, groups).
+- `int-quantized` and `naive-quantized`: `weight` int8, and with zero points `weight_zero_point` (outputs, groups).
+- `float-quantized` and `naive-quantized`: `weight` in FP8.
 
-``weight_scale`` has one element, one for each output (outputs, 1), one for each group of inputs (outputs, groups), or
-one for each block. ``weight_g_idx`` is the group of each input, where they are not in order.
+`weight_scale` has one element, one for each output (outputs, 1), one for each group of inputs (outputs, groups), or
+one for each block. `weight_g_idx` is the group of each input, where they are not in order.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ SUFFIXES = (
 
 
 def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, StoredWeight]:
-    """Returns the weights of all layers by name. ``settings``: the checkpoint's ``quantization_config``."""
+    """Returns the weights of all layers by name. `settings`: the checkpoint's `quantization_config`."""
     layers = [name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")]
     blocks = _find_block_shape(settings)
     weights: dict[str, StoredWeight] = {}
@@ -58,7 +58,7 @@ def _find_block_shape(settings: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _find_bits(inputs: int, words: int) -> int:
-    """Returns the bits of each of these packed inputs. Raises :class:`ValueError` if words have gaps."""
+    """Returns the bits of each of these packed inputs. Raises `ValueError` if words have gaps."""
     for bits in (4, 8, 2, 3, 5, 6, 7):
         if -(-inputs * bits // WORD_BITS) == words:
             return bits

@@ -14,7 +14,7 @@ from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
 class DeferredWeight(Tensor):
     """A stored weight with the shape and type of a tensor, and without its memory.
 
-    Most operations decode it first. ``detach`` and moves that change nothing return it as it is, so that a plain weight
+    Most operations decode it first. `detach` and moves that change nothing return it as it is, so that a plain weight
     arrives in its layer; the operations by which transformers fuses experts return another deferred weight.
     """
 
@@ -23,16 +23,16 @@ class DeferredWeight(Tensor):
 
     @staticmethod
     def __new__(cls, source: StoredWeight, dtype: torch.dtype, decoded_dtype: torch.dtype) -> Self:
-        """Creates the tensor with the type that the model expects. It is decoded to ``decoded_dtype``."""
+        """Creates the tensor with the type that the model expects. It is decoded to `decoded_dtype`."""
         weight: Self = Tensor._make_wrapper_subclass(cls, source.shape, dtype=dtype, device=torch.device("cpu"))
         weight.source, weight.decoded_dtype = source, decoded_dtype
         return weight
 
     def __init__(self, source: StoredWeight, dtype: torch.dtype, decoded_dtype: torch.dtype) -> None:
-        """Does nothing: ``__new__`` has created the tensor."""
+        """Does nothing: `__new__` has created the tensor."""
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Returns the weight itself for ``...``, by which transformers reads a tensor of a file.
+        """Returns the weight itself for `...`, by which transformers reads a tensor of a file.
 
         For a number, returns that matrix of several in memory, without decoding the others.
         """

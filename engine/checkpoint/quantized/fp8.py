@@ -1,7 +1,7 @@
 """FP8: weights in 8-bit floating point, with a scale for the whole weight, for each output, or for each block.
 
-Names: ``weight_scale_inv`` (DeepSeek, Qwen, MiniMax; blocks of 128 by 128) or ``weight_scale``. In spite of its name,
-``weight_scale_inv`` is a factor. Fused experts have the same names after that of the parameter.
+Names: `weight_scale_inv` (DeepSeek, Qwen, MiniMax; blocks of 128 by 128) or `weight_scale`. In spite of its name,
+`weight_scale_inv` is a factor. Fused experts have the same names after that of the parameter.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ EXPONENT_BIAS = 127
 
 
 def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, StoredWeight]:
-    """Returns all weights in FP8 by name. ``settings``: the checkpoint's ``quantization_config``."""
+    """Returns all weights in FP8 by name. `settings`: the checkpoint's `quantization_config`."""
     blocks = settings.get("weight_block_size")
     shape = (int(blocks[0]), int(blocks[1])) if blocks else None
     weights: dict[str, StoredWeight] = {}
@@ -34,9 +34,9 @@ def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
 
 
 class Fp8Weight(StoredWeight):
-    """A weight (…, outputs, inputs) in FP8. ``blocks``: outputs and inputs of a block, if the weight has blocks.
+    """A weight (…, outputs, inputs) in FP8. `blocks`: outputs and inputs of a block, if the weight has blocks.
 
-    Raises :class:`ValueError` if there are too many scales or too few.
+    Raises `ValueError` if there are too many scales or too few.
     """
 
     def __init__(self, weight: Tensor, scales: Tensor, blocks: tuple[int, int] | None) -> None:

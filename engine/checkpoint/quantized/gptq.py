@@ -1,7 +1,7 @@
 """GPTQ: whole numbers of 2, 3, 4 or 8 bits, packed along the inputs, with a scale and a zero point for each group.
 
-Layout, as AutoGPTQ and GPTQModel write it: ``qweight`` int32 (input words, outputs), ``qzeros`` int32 (groups, output
-words), ``scales`` fp16 (groups, outputs), and ``g_idx`` int32 (inputs), the group of each input. A zero point is stored
+Layout, as AutoGPTQ and GPTQModel write it: `qweight` int32 (input words, outputs), `qzeros` int32 (groups, output
+words), `scales` fp16 (groups, outputs), and `g_idx` int32 (inputs), the group of each input. A zero point is stored
 less one, except in the format `gptq_v2`.
 """
 
@@ -23,7 +23,7 @@ SUFFIXES = (".qweight", ".qzeros", ".scales", ".g_idx")
 
 
 def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, StoredWeight]:
-    """Returns the weights of all layers by name. ``settings``: the checkpoint's ``quantization_config``."""
+    """Returns the weights of all layers by name. `settings`: the checkpoint's `quantization_config`."""
     layers = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
     is_v2 = settings.get("checkpoint_format") == "gptq_v2"
     return {
@@ -35,7 +35,7 @@ def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
 
 
 class GptqWeight(IntegerWeight):
-    """A weight in GPTQ's layout. The number of its bits follows from the shape of ``qzeros``."""
+    """A weight in GPTQ's layout. The number of its bits follows from the shape of `qzeros`."""
 
     def __init__(self, tensors: list[Tensor], group_index: Tensor | None, *, is_v2: bool) -> None:
         self._words, self._zeros, self._scales = tensors

@@ -7,7 +7,7 @@ WORD_BITS = 32
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """Returns the first ``count`` unsigned numbers of each row: int32 (rows, words) → uint8 (rows, count).
+    """Returns the first `count` unsigned numbers of each row: int32 (rows, words) → uint8 (rows, count).
 
     The numbers of a row follow each other without gaps, also across words, as GPTQ stores 3 bits.
     """

@@ -9,7 +9,7 @@ from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
 
 
 class StackedWeight(StoredWeight):
-    """Weights (matrices, outputs, inputs). A matrix is the concatenation of stored ones along ``axis``."""
+    """Weights (matrices, outputs, inputs). A matrix is the concatenation of stored ones along `axis`."""
 
     def __init__(self, matrices: Sequence["JoinedWeight"]) -> None:
         self.matrices = list(matrices)
@@ -29,7 +29,7 @@ class StackedWeight(StoredWeight):
 
 
 class JoinedWeight(StoredWeight):
-    """Stored matrices that are concatenated along ``axis``."""
+    """Stored matrices that are concatenated along `axis`."""
 
     def __init__(self, parts: Sequence[StoredWeight], axis: int) -> None:
         self.parts, self._axis = list(parts), axis
@@ -48,6 +48,6 @@ def stack_weights(weights: Sequence[StoredWeight]) -> StackedWeight:
 
 
 def concatenate_stacks(stacks: Sequence[StackedWeight], axis: int) -> StackedWeight:
-    """Returns stacks of as many matrices as one stack, whose matrices are concatenated along ``axis`` of a matrix."""
+    """Returns stacks of as many matrices as one stack, whose matrices are concatenated along `axis` of a matrix."""
     groups = zip(*(stack.matrices for stack in stacks), strict=True)
     return StackedWeight([JoinedWeight(group, axis) for group in groups])

@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class GroupedLevels(NamedTuple):
-    """A weight (outputs, inputs) as whole numbers: ``scales · (levels - zeros)``.
+    """A weight (outputs, inputs) as whole numbers: `scales · (levels - zeros)`.
 
-    ``levels`` is int8; scales and zeros are fp32 (outputs, groups), a group being inputs / groups consecutive inputs.
-    ``zeros`` is None if all are 0. Column i belongs to input ``input_order[i]`` of the layer, or to input i if that is
-    None. ``bits``: of a level, so that it is at least -2 ** (bits - 1) and less than 2 ** (bits - 1).
+    `levels` is int8; scales and zeros are fp32 (outputs, groups), a group being inputs / groups consecutive inputs.
+    `zeros` is None if all are 0. Column i belongs to input `input_order[i]` of the layer, or to input i if that is
+    None. `bits`: of a level, so that it is at least -2 ** (bits - 1) and less than 2 ** (bits - 1).
     """
 
     bits: int
@@ -42,7 +42,7 @@ class GroupedLevels(NamedTuple):
 class StoredWeight(ABC):
     """A weight of a quantized checkpoint.
 
-    ``shape`` is that of the weight, ``bits`` are those of an element. ``tensors`` of the file store it; ``release``
+    `shape` is that of the weight, `bits` are those of an element. `tensors` of the file store it; `release`
     gives their pages back to the system.
     """
 
@@ -67,7 +67,7 @@ class StoredWeight(ABC):
 
     @property
     def has_rows(self) -> bool:
-        """Whether :meth:`read_rows` reads rows of the weight without the others."""
+        """Whether `read_rows` reads rows of the weight without the others."""
         return False
 
     def read_rows(self, rows: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class StoredWeight(ABC):
 
 
 def _keep_pages() -> None:
-    """Does nothing. :attr:`StoredWeight.release` where pages cannot be given back."""
+    """Does nothing. `StoredWeight.release` where pages cannot be given back."""
 
 
 class IntegerWeight(StoredWeight):
@@ -96,9 +96,9 @@ class IntegerWeight(StoredWeight):
 
 
 def order_by_group(group_index: Tensor | None, groups: int) -> Tensor | None:
-    """Returns the inputs ordered by group; None if they are in order. ``group_index``: the group of each input.
+    """Returns the inputs ordered by group; None if they are in order. `group_index`: the group of each input.
 
-    Raises :class:`ValueError` if groups differ in size.
+    Raises `ValueError` if groups differ in size.
     """
     if group_index is None or int(group_index[0]) < 0:
         return None

@@ -67,8 +67,8 @@ class PreparedGrammar:
 class GrammarFollowers:
     """Prepares grammars for one model. Loads the tokenizer, compiles and translates grammars in threads.
 
-    ``relax_grammar`` returns the grammar to follow, which allows what engines with an older library generate.
-    ``added_tokens``: texts of the tokens that grammars match by id only.
+    `relax_grammar` returns the grammar to follow, which allows what engines with an older library generate.
+    `added_tokens`: texts of the tokens that grammars match by id only.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GrammarFollowers:
     async def prepare_grammar(self, grammar: str, syntax: GrammarSyntax = "lark") -> PreparedGrammar:
         """Returns a grammar for an engine that reads this syntax.
 
-        Raises `EngineError`: ``invalid_request`` for an invalid grammar, ``grammar_unsupported`` if it cannot be said.
+        Raises `EngineError`: `invalid_request` for an invalid grammar, `grammar_unsupported` if it cannot be said.
         """
         place = (syntax, grammar)
         prepared = self._prepared.get(place)

@@ -1,7 +1,7 @@
 r"""Rewrites Lark text to the syntax that older versions of llguidance read.
 
-Engines pin their own version. Those before 1.9 know neither a range of repetitions, ``x ~ 1..3``, nor ``\x41`` in a
-string; the forms ``x{1,3}`` and ``\u0041`` mean the same in every version.
+Engines pin their own version. Those before 1.9 know neither a range of repetitions, `x ~ 1..3`, nor `\x41` in a
+string; the forms `x{1,3}` and `\u0041` mean the same in every version.
 """
 
 import json

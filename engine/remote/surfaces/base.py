@@ -44,7 +44,7 @@ END_MARKER = b"[DONE]"
 STATUS = re.compile(r"[0-9]{3}")
 
 Decoder = Callable[[bytes], RemoteOutput]
-"""Decodes the events of one stream, in order. Raises ``msgspec.DecodeError`` or ``ValueError``."""
+"""Decodes the events of one stream, in order. Raises `msgspec.DecodeError` or `ValueError`."""
 
 
 class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class Surface(Protocol):
 
 
 class ErrorReport(msgspec.Struct):
-    """``{"error": {"message", "code"}}``, or the same two fields without the envelope."""
+    """`{"error": {"message", "code"}}`, or the same two fields without the envelope."""
 
     error: "ErrorReport | str | None" = None
     message: str | None = None

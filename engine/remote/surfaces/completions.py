@@ -1,4 +1,4 @@
-"""``/v1/completions`` with token ids, of vLLM, SGLang and TensorRT-LLM."""
+"""`/v1/completions` with token ids, of vLLM, SGLang and TensorRT-LLM."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ TRTLLM_ABILITIES = Abilities(max_top_logprobs=-1, prompt_logprobs=False, isolate
 
 
 class RemoteLogprobs(msgspec.Struct):
-    """Log-probabilities in the shape of the Completions API. Tokens are written as ``token_id:59201``."""
+    """Log-probabilities in the shape of the Completions API. Tokens are written as `token_id:59201`."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -72,7 +72,7 @@ decode_event = msgspec.json.Decoder(CompletionsEvent).decode
 
 
 class CompletionsSurface:
-    """``/v1/completions`` of one kind of server."""
+    """`/v1/completions` of one kind of server."""
 
     path = "/v1/completions"
     grammar_syntax: GrammarSyntax = "lark"

@@ -1,4 +1,4 @@
-"""``/completion`` of llama.cpp's server."""
+"""`/completion` of llama.cpp's server."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ STOP_TYPES: dict[str, Finish] = {"eos": "stop", "limit": "length"}
 GRAMMAR_PREFIX = "%llguidance {}\n"
 """First line of a grammar that llguidance reads, not the server's own parser."""
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
-"""Order of the sampling steps: that of ``engine.protocol``."""
+"""Order of the sampling steps: that of `engine.protocol`."""
 RESPONSE_FIELDS = (
     "tokens",
     "stop",
@@ -75,9 +75,9 @@ decode_event = msgspec.json.Decoder(LlamaEvent).decode
 
 
 class LlamaCppSurface:
-    """``/completion``. The server knows neither stop ids, owners nor priorities.
+    """`/completion`. The server knows neither stop ids, owners nor priorities.
 
-    ``grammar_syntax``: every build reads GBNF, one with llguidance reads Lark, too.
+    `grammar_syntax`: every build reads GBNF, one with llguidance reads Lark, too.
     """
 
     path = "/completion"

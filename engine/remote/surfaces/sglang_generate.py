@@ -1,4 +1,4 @@
-"""``/generate`` of SGLang. Its Completions API names tokens of log-probabilities by text, this one by id."""
+"""`/generate` of SGLang. Its Completions API names tokens of log-probabilities by text, this one by id."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class SglangFinish(msgspec.Struct):
 
 
 class SglangMeta(msgspec.Struct):
-    """``meta_info`` of an event."""
+    """`meta_info` of an event."""
 
     finish_reason: SglangFinish | None = None
     completion_tokens: int = 0
@@ -54,7 +54,7 @@ decode_event = msgspec.json.Decoder(SglangEvent).decode
 
 
 class SglangGenerateSurface:
-    """``/generate``. Events are cumulative or incremental, as the server was started."""
+    """`/generate`. Events are cumulative or incremental, as the server was started."""
 
     path = "/generate"
     grammar_syntax: GrammarSyntax = "lark"

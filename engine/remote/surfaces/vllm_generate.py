@@ -1,4 +1,4 @@
-"""``/inference/v1/generate`` of vLLM: token ids in and out, without an echo of the prompt."""
+"""`/inference/v1/generate` of vLLM: token ids in and out, without an echo of the prompt."""
 
 from typing import Any
 
@@ -62,14 +62,14 @@ decode_event = msgspec.json.Decoder(GenerateEvent).decode
 
 
 class VllmGenerateSurface:
-    """``/inference/v1/generate``. Since vLLM 0.30 the server needs ``--enable-scale-out`` for it."""
+    """`/inference/v1/generate`. Since vLLM 0.30 the server needs `--enable-scale-out` for it."""
 
     path = "/inference/v1/generate"
     grammar_syntax: GrammarSyntax = "lark"
     abilities = Abilities(prompt_logprobs=False)
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
-        """Returns the body. ``reasoning_ended``: the grammar begins at the first token."""
+        """Returns the body. `reasoning_ended`: the grammar begins at the first token."""
         sampling = encode_sampling(job, target) | {"detokenize": False, "skip_special_tokens": False}
         if job.sampling.top_logprobs is not None:
             sampling["logprobs"] = job.sampling.top_logprobs + 1  # the chosen token counts

@@ -22,7 +22,7 @@ MAX_ERROR_BYTES = 64 << 10
 
 
 class RemoteConnectionError(Exception):
-    """The server could not be reached, or the connection was lost. ``answered``: a byte of the answer had come."""
+    """The server could not be reached, or the connection was lost. `answered`: a byte of the answer had come."""
 
     def __init__(self, message: str, *, answered: bool = False) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class SilenceTimeoutError(RemoteConnectionError):
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """A complete response. ``body`` is empty if it was streamed."""
+    """A complete response. `body` is empty if it was streamed."""
 
     status: int
     body: bytes

@@ -10,8 +10,8 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a server listens: host and port, or the path of a Unix socket.
 
-    ``base_path`` precedes the path of every request. ``parse_endpoint("http://gpu1:8000/engine/")`` gives host
-    ``gpu1``, port 8000 and base path ``/engine``.
+    `base_path` precedes the path of every request. `parse_endpoint("http://gpu1:8000/engine/")` gives host
+    `gpu1`, port 8000 and base path `/engine`.
     """
 
     host: str = "localhost"
@@ -22,7 +22,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Short name for messages and metrics, such as ``gpu1:8000``. It contains no secret."""
+        """Short name for messages and metrics, such as `gpu1:8000`. It contains no secret."""
         if self.socket_path is not None:
             return f"unix:{self.socket_path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -37,7 +37,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_endpoint(url: str) -> Endpoint:
-    """Parses ``http://host:port/base``, ``https://…`` or ``unix:/path``. Raises ``ValueError`` with the reason."""
+    """Parses `http://host:port/base`, `https://…` or `unix:/path`. Raises `ValueError` with the reason."""
     if url.startswith("unix:"):
         path = "/" + url.removeprefix("unix:").lstrip("/")
         if path == "/":

@@ -27,7 +27,7 @@ MAX_BODY_BYTES = 4 << 20
 class HttpClient:
     """Sends requests to one server. Idle connections are kept, and the latest one is used first.
 
-    ``secrets``: texts that no message about this server may show, such as its key.
+    `secrets`: texts that no message about this server may show, such as its key.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class HttpClient:
     ) -> HttpResponse:
         """Sends a request and waits for the end of the response.
 
-        The body of a 200 goes to ``sink`` if there is one. An exception of the sink is raised here. Raises
+        The body of a 200 goes to `sink` if there is one. An exception of the sink is raised here. Raises
         `RemoteConnectionError`.
         """
         head = self._encode_head(method, path, body, headers or {})

@@ -9,10 +9,10 @@ class OversizedEventError(ValueError):
 
 
 class SseSplitter:
-    """Takes the bytes of a body, however they are cut, and returns the ``data`` of each complete event.
+    """Takes the bytes of a body, however they are cut, and returns the `data` of each complete event.
 
-    Line ends may be LF, CRLF or CR. Several ``data`` lines of an event are joined with LF; comments and other fields
-    are ignored. ``max_first_bytes``: maximum size of the first event with data. vLLM repeats the whole prompt in it.
+    Line ends may be LF, CRLF or CR. Several `data` lines of an event are joined with LF; comments and other fields
+    are ignored. `max_first_bytes`: maximum size of the first event with data. vLLM repeats the whole prompt in it.
     """
 
     def __init__(self, max_first_bytes: int = MAX_EVENT_BYTES) -> None:

@@ -1,6 +1,6 @@
 """Replies of an engine that attacks the server in front of it, as data: name, reply, and what the client is told.
 
-A reply is repeated parts: (bytes, times). ``python -m tests.app.remote.hostile_replies`` serves them on a free port and
+A reply is repeated parts: (bytes, times). `python -m tests.app.remote.hostile_replies` serves them on a free port and
 prints the port. The seed of a job chooses the reply.
 """
 

@@ -66,9 +66,9 @@ def make_adapter(
     size: float = 0.2,
     **config: Any,
 ) -> Path:
-    """Writes an adapter with random matrices for the layers whose names end like ``targets``. Returns its folder.
+    """Writes an adapter with random matrices for the layers whose names end like `targets`. Returns its folder.
 
-    ``ranks`` maps names of layers to other ranks, as ``rank_pattern`` does.
+    `ranks` maps names of layers to other ranks, as `rank_pattern` does.
     """
     written = targets if isinstance(targets, str) else list(targets)
     ends = [written] if isinstance(written, str) else written
@@ -145,7 +145,7 @@ def build_adapted_core(family: str, folders: dict[str, Path], *, optimize: bool 
 
 @torch.inference_mode()
 def generate_merged(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
-    """Returns the output of transformers' own greedy ``generate``."""
+    """Returns the output of transformers' own greedy `generate`."""
     ids = torch.tensor([prompt])
     output = cast("Any", model).generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False

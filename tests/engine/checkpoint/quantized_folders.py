@@ -176,7 +176,7 @@ def packed_layer(
 def int8_layer(
     weight: Tensor, group: int = -1, *, symmetric: bool = True, act_order: bool = False, index: int | None = None
 ) -> StoredLayer:
-    """A layer of compressed-tensors in the format `int-quantized`. ``index``: the group that the file has for inputs."""
+    """A layer of compressed-tensors in the format `int-quantized`. `index`: the group that the file has for inputs."""
     inputs = weight.shape[1]
     order, groups = shuffle_inputs(inputs, group) if act_order else (torch.arange(inputs), None)
     levels, scales, zeros, rounded = round_to_levels(weight[:, order], 8, group, symmetric=symmetric)

@@ -98,7 +98,7 @@ def test_weights_that_are_a_pipe_by_their_index_are_never_opened(tmp_path: Path)
 
 
 def make_gguf(value: bytes, *, values: int = 1, tensors: int = 0) -> bytes:
-    """Returns the header of a GGUF file with one key, ``k``, and its value."""
+    """Returns the header of a GGUF file with one key, `k`, and its value."""
     return struct.pack("<4sIQQ", MAGIC, 3, tensors, values) + struct.pack("<Q", 1) + b"k" + value
 
 

@@ -39,7 +39,7 @@ class CountedPasses:
 
 
 def build_fake_encoder(folder: Path, options: EngineOptions) -> EncoderCore:
-    """A core factory. After a crash, it waits while the file ``wait`` exists in the folder."""
+    """A core factory. After a crash, it waits while the file `wait` exists in the folder."""
     while (folder / "passes").exists() and (folder / "wait").exists():
         time.sleep(0.01)
     info = EngineInfo(max_model_len=8, vocab_size=100, vector_size=VECTOR_SIZE)

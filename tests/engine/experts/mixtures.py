@@ -61,8 +61,8 @@ FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""``gpt_oss``: transposed, interleaved gate and up, biases, clamped; ``qwen2_moe``: a shared expert
-with a gate; ``deepseek_v3``: shared experts, groups."""
+"""`gpt_oss`: transposed, interleaved gate and up, biases, clamped; `qwen2_moe`: a shared expert
+with a gate; `deepseek_v3`: shared experts, groups."""
 
 
 def _make_config(family: str, **changes: Any) -> Any:
@@ -73,7 +73,7 @@ def _make_config(family: str, **changes: Any) -> Any:
 def make_mixture(family: str, **changes: Any) -> PreTrainedModel:
     """Returns the family's model with random weights; always the same ones. Biases are random, too.
 
-    ``changes`` are entries of the configuration.
+    `changes` are entries of the configuration.
     """
     torch.manual_seed(7)
     model: Any = AutoModelForCausalLM.from_config(_make_config(family, **changes))  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ def save_mixture(family: str, folder: Path) -> Path:
 def save_mxfp4_checkpoint(folder: Path, **changes: Any) -> Path:
     """Saves a gpt-oss model as it is published: experts in MXFP4, everything else in bf16.
 
-    ``changes`` are entries of the configuration.
+    `changes` are entries of the configuration.
     """
     model = make_mixture("gpt_oss", **changes)
     tensors: dict[str, Tensor] = {}

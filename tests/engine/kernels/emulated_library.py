@@ -1,7 +1,7 @@
 """The kernels compiled for another CPU and run under QEMU, behind the interface of a loaded library.
 
-`EmulatedLibrary` stands in for the :class:`ctypes.CDLL` of :class:`Kernels`. A call sends the memory that its arguments
-point to, and writes back what the kernel changed. Only tensors created within :class:`TensorRecorder` can be sent.
+`EmulatedLibrary` stands in for the `ctypes.CDLL` of `Kernels`. A call sends the memory that its arguments
+point to, and writes back what the kernel changed. Only tensors created within `TensorRecorder` can be sent.
 """
 
 import ctypes
@@ -141,7 +141,7 @@ def _read_words(start: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 class EmulatedFunction:
-    """A function of an :class:`EmulatedLibrary`. ctypes' attributes may be set and have no effect."""
+    """A function of an `EmulatedLibrary`. ctypes' attributes may be set and have no effect."""
 
     def __init__(self, library: EmulatedLibrary, index: int) -> None:
         self._library, self._index = library, index

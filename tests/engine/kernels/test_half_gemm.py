@@ -28,7 +28,7 @@ def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
 
 
 def fp32_error_bound(inputs: int) -> float:
-    """Returns a bound on the relative error of sums of ``inputs`` products in fp32, in any order.
+    """Returns a bound on the relative error of sums of `inputs` products in fp32, in any order.
 
     Rounding errors are independent of each other, so their sum grows with the square root of the length. Activations
     rounded to two bf16 parts, 16 bits, would exceed it.

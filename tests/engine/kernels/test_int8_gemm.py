@@ -27,7 +27,7 @@ def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
 
 
 def quantize_rows(x: Tensor, levels: int) -> Tensor:
-    """Returns each row rounded to its ``levels`` int8 levels."""
+    """Returns each row rounded to its `levels` int8 levels."""
     scale = x.abs().amax(-1, keepdim=True) / levels
     return (x / scale).round() * scale
 

@@ -1,6 +1,6 @@
 """Paged caches in the core, and decode steps replayed as CUDA graphs: both give the same tokens as transformers.
 
-Most tests need no GPU. That a step is capturable is checked on torch's ``meta`` device, which holds no data to copy.
+Most tests need no GPU. That a step is capturable is checked on torch's `meta` device, which holds no data to copy.
 """
 
 import itertools
@@ -65,7 +65,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class FakeGraphCapture:
-    """Captures a step as a GPU would: each replay runs it again on the same tensors and adds ``error`` to the logits."""
+    """Captures a step as a GPU would: each replay runs it again on the same tensors and adds `error` to the logits."""
 
     def __init__(self, error: float = 0.0) -> None:
         self.error = error

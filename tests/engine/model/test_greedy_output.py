@@ -1,4 +1,4 @@
-"""Greedy output equals that of transformers' own ``generate``, token for token, alone and in changing batches."""
+"""Greedy output equals that of transformers' own `generate`, token for token, alone and in changing batches."""
 
 import pytest
 

@@ -70,7 +70,7 @@ def compute_logits(
 ) -> Any:
     """Returns the logits of every position, text by text.
 
-    Each text runs whole and alone; with a ``generator``, in random chunks, up to ``max_texts`` texts in a pass.
+    Each text runs whole and alone; with a `generator`, in random chunks, up to `max_texts` texts in a pass.
     """
     rows: list[list[Any]] = [[] for _ in texts]
     caches = [forward.new_cache(len(text)) for text in texts]
@@ -121,7 +121,7 @@ def test_projections_of_one_input_are_merged() -> None:
 
 
 class SharedInputModel(nn.Module):
-    """Three layers that appear to share their input. ``use`` computes the output from them."""
+    """Three layers that appear to share their input. `use` computes the output from them."""
 
     def __init__(self, use: Any) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def compute_logits_as_scheduled(
 ) -> Any:
     """Returns the logits of every position.
 
-    The prompt runs whole, and the output token by token. With a ``generator``, the prompt is cut as a scheduler may cut
+    The prompt runs whole, and the output token by token. With a `generator`, the prompt is cut as a scheduler may cut
     it, output tokens may run as drafts, and each pass contains other sequences.
     """
     cache, rows, count = forward.new_cache(0), [], 0
@@ -345,7 +345,7 @@ def test_int8_reports_its_error_and_packs_experts_but_no_routers(caplog: pytest.
 
 
 def add_outlier(model: Any, factor: float) -> Any:
-    """Multiplies one input of the output layer by ``factor`` and divides its weights by it: the same logits in fp32."""
+    """Multiplies one input of the output layer by `factor` and divides its weights by it: the same logits in fp32."""
     with torch.no_grad():
         model.model.norm.weight[0] *= factor
         model.lm_head.weight[:, 0] /= factor

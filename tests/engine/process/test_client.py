@@ -32,7 +32,7 @@ SHORT_PROMPT, LONG_PROMPT = make_prompts(4, 40)
 
 
 async def start_engine(*, step_delay: float = 0.0, **options: Any) -> ProcessEngine:
-    """Starts an engine each step of which is slowed by ``step_delay`` seconds, so that long jobs do not end early."""
+    """Starts an engine each step of which is slowed by `step_delay` seconds, so that long jobs do not end early."""
     core = build_tiny_core(**options)
     step = core.step
 

@@ -81,7 +81,7 @@ def process_exists(pid: int) -> bool:
 
 
 async def wait_until_unready(engine: ProcessEngine, *parts: str) -> bool:
-    """Waits until the engine's unready reason contains all ``parts``. Returns whether it did within 10 s."""
+    """Waits until the engine's unready reason contains all `parts`. Returns whether it did within 10 s."""
     for _ in range(1000):
         if all(part in str(engine.unready_reason()) for part in parts):
             return True

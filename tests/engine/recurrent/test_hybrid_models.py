@@ -1,4 +1,4 @@
-"""Models with recurrent layers run packed: greedy output equals ``generate``, alone, in batches and after reuse."""
+"""Models with recurrent layers run packed: greedy output equals `generate`, alone, in batches and after reuse."""
 
 import copy
 from typing import Any
@@ -44,7 +44,7 @@ def select_hybrid_forward(family: str) -> RecurrentForward:
 
 
 def check_outputs(core: Core, family: str, prompts: list[list[int]]) -> list[int]:
-    """Compares the outputs of these prompts, run together, with ``generate``. Returns their cached tokens."""
+    """Compares the outputs of these prompts, run together, with `generate`. Returns their cached tokens."""
     chunks = run_jobs(core, *(make_job(prompt, str(n), max_tokens=NUM_TOKENS) for n, prompt in enumerate(prompts)))
     assert [join_tokens(chunks[str(n)]) for n in range(len(prompts))] == [
         generate_with_hybrid(family, prompt, NUM_TOKENS) for prompt in prompts

@@ -98,7 +98,7 @@ def hybrid_model(family: str) -> PreTrainedModel:
 
 
 def generate_with_hybrid(family: str, prompt: list[int], count: int) -> list[int]:
-    """Returns the output of transformers' own greedy ``generate``."""
+    """Returns the output of transformers' own greedy `generate`."""
     return _generate_once(family, tuple(prompt), count)
 
 

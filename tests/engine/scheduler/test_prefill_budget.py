@@ -20,7 +20,7 @@ def record_decode_steps(budget: PrefillBudget, decoding: int, seconds: float, ti
 def record_mixed_steps(
     budget: PrefillBudget, decoding: int, waiting: int, base: float, cost: float, steps: int = 40
 ) -> list[float]:
-    """Runs steps that take ``base`` and ``cost`` per prompt token. Returns the times of the steps with prompt tokens."""
+    """Runs steps that take `base` and `cost` per prompt token. Returns the times of the steps with prompt tokens."""
     mixed = []
     for _ in range(steps):
         count = budget.next_budget(decoding, waiting)
@@ -160,7 +160,7 @@ def test_mixed_step_faster_than_decoding_discards_the_measurement() -> None:
 
 @pytest.mark.parametrize(("base", "past", "cost"), [(0.04, 0.03, 0.0006), (0.04, 0.06, 0.001), (0.2, 0.1, 0.01)])
 def test_expensive_prompts_run_in_fewer_but_larger_chunks(base: float, past: float, cost: float) -> None:
-    """``past`` is the time to read a long prompt's KV cache, which does not depend on the step's number of tokens."""
+    """`past` is the time to read a long prompt's KV cache, which does not depend on the step's number of tokens."""
     budget = PrefillBudget(512)
     record_decode_steps(budget, 8, base)
     steps = []

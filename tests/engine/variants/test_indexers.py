@@ -1,4 +1,4 @@
-"""Layers that attend to the keys that an indexer selects compute what ``generate`` does, alone and among others."""
+"""Layers that attend to the keys that an indexer selects compute what `generate` does, alone and among others."""
 
 import copy
 from typing import Any
@@ -36,7 +36,7 @@ def build_row(name: str, changes: dict[str, Any] | None = None) -> PreTrainedMod
 
 @torch.inference_mode()
 def generate_expected(model: Any, prompt: list[int]) -> list[int]:
-    """Returns what ``generate`` appends to a prompt."""
+    """Returns what `generate` appends to a prompt."""
     ids = torch.tensor([prompt])
     mask = torch.ones_like(ids)
     output = model.generate(ids, attention_mask=mask, max_new_tokens=NUM_OUTPUT_TOKENS, do_sample=False)

@@ -1,4 +1,4 @@
-"""LongRoPE: the output equals ``generate`` on both sides of the limit, and for sequences that pass it."""
+"""LongRoPE: the output equals `generate` on both sides of the limit, and for sequences that pass it."""
 
 import copy
 from typing import Any
@@ -53,7 +53,7 @@ def phi3() -> PreTrainedModel:
 
 @torch.inference_mode()
 def generate_expected(model: Any, prompt: list[int]) -> list[int]:
-    """Returns what ``generate`` appends to a prompt."""
+    """Returns what `generate` appends to a prompt."""
     ids = torch.tensor([prompt])
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_OUTPUT_TOKENS, do_sample=False)
     return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]

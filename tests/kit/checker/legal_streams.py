@@ -77,7 +77,7 @@ class StreamText:
         return copy.deepcopy(response | self.settings | changes)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Appends an event; `kind` is its type without ``response.``."""
+        """Appends an event; `kind` is its type without `response.`."""
         event_type = kind if kind == "error" else f"response.{kind}"
         self.events.append(copy.deepcopy({"type": event_type, "sequence_number": len(self.events), **fields}))
 
@@ -135,7 +135,7 @@ class StreamText:
         annotations: tuple[Any, ...] = (),
         **keys: Any,
     ) -> "StreamText":
-        """Appends a message with parts such as ``("output_text", ["Hel", "lo"])``."""
+        """Appends a message with parts such as `("output_text", ["Hel", "lo"])`."""
         head = {"type": "message", "id": f"msg_{self.index}", "role": "assistant", **keys}
         place = self.add(head | {"status": "in_progress", "content": []})
         content = [

@@ -34,7 +34,7 @@ class StreamMutant:
 
 
 def find(events: list[Event], kind: str, number: int = 0) -> Event:
-    """Returns an event by its type without ``response.``. A negative number counts from the end."""
+    """Returns an event by its type without `response.`. A negative number counts from the end."""
     return [event for event in events if event["type"].removeprefix("response.") == kind][number]
 
 
@@ -60,7 +60,7 @@ def move(kind: str, distance: int, number: int = 0) -> Change:
 
 
 def put(kind: str, path: str, value: Any, number: int = 0) -> Change:
-    """Sets the value at a path such as ``item.content.0.text`` of one event."""
+    """Sets the value at a path such as `item.content.0.text` of one event."""
 
     def change(events: list[Event]) -> None:
         *keys, last = path.split(".")

@@ -53,7 +53,7 @@ MAX_DEPTH = 60
 
 
 class JsonSchemaWriter:
-    """Writes values of schemas. ``without``: expression of texts that no string may contain."""
+    """Writes values of schemas. `without`: expression of texts that no string may contain."""
 
     def __init__(self, table: ExpressionTable, rules: RuleWriter, regular: RegularWriter, without: int) -> None:
         self._table, self._rules, self._regular = table, rules, regular

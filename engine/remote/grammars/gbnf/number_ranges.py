@@ -6,7 +6,7 @@ NO_NUMBER = "[^\\s\\S]"
 def number_between(low: int | None, high: int | None, *, above: bool = False, below: bool = False) -> str:
     """Returns a regular expression of decimal numbers between two integers, without exponents. Not both are None.
 
-    ``above`` and ``below``: the bound itself is left out. No fraction ends with a zero, because llguidance, which
+    `above` and `below`: the bound itself is left out. No fraction ends with a zero, because llguidance, which
     checks the output, does not accept that of every range.
     """
     options = []

@@ -1,6 +1,6 @@
 r"""Reads regular expressions in the syntax of llguidance, which is that of Rust's library.
 
-What depends on a version of Unicode (``\w``, ``\p{L}``, case folding beyond ASCII) is refused, or replaced by its part
+What depends on a version of Unicode (`\w`, `\p{L}`, case folding beyond ASCII) is refused, or replaced by its part
 in ASCII where that generates a subset.
 """
 
@@ -31,7 +31,7 @@ MAX_DEPTH = 100
 
 
 class RegexReader:
-    """Reads one expression. ``flags``: letters such as ``i`` and ``s``. ``is_exact`` refuses parts of classes."""
+    """Reads one expression. `flags`: letters such as `i` and `s`. `is_exact` refuses parts of classes."""
 
     def __init__(self, table: ExpressionTable, source: str, flags: str = "", *, is_exact: bool = False) -> None:
         self._table, self._source, self._is_exact = table, source, is_exact

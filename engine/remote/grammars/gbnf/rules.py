@@ -14,7 +14,7 @@ ROOT = "root"
 
 
 class Symbol(msgspec.Struct, frozen=True):
-    """A part of an alternative, such as ``"abc"``, ``[a-z]``, ``<[7]>`` or ``rule{1,3}``."""
+    """A part of an alternative, such as `"abc"`, `[a-z]`, `<[7]>` or `rule{1,3}`."""
 
     text: str
     rule: str | None = None

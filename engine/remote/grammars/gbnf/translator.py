@@ -27,7 +27,7 @@ class GbnfGrammar(msgspec.Struct, frozen=True):
 def translate_grammar(grammar: str, added_tokens: Mapping[int, str]) -> GbnfGrammar:
     """Returns the grammar in GBNF. Raises `UntranslatableError`.
 
-    ``added_tokens``: texts of the tokens that the original matches by id only. In GBNF a token matches wherever its
+    `added_tokens`: texts of the tokens that the original matches by id only. In GBNF a token matches wherever its
     text does, so that the text of the tokens which the grammar uses is excluded from patterns.
     """
     if len(grammar) > MAX_GRAMMAR_CHARS:
@@ -106,7 +106,7 @@ class _Scope:
         return self._translation.regular.write(number)
 
     def _read_regular(self, node: LarkNode, *, is_exact: bool = False) -> int:
-        """Returns the expression of a terminal's body. ``is_exact``: its complement is needed."""
+        """Returns the expression of a terminal's body. `is_exact`: its complement is needed."""
         table = self._table
         if node.kind == "name":
             return self._read_terminal(node.value, is_exact=is_exact)

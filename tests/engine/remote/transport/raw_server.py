@@ -29,7 +29,7 @@ END_CHUNK = b"0\r\n\r\n"
 
 
 class RawServer:
-    """Takes one reply of ``replies`` for each request. ``requests``: the connection's number for each request."""
+    """Takes one reply of `replies` for each request. `requests`: the connection's number for each request."""
 
     def __init__(self, replies: Sequence[Sequence[Part]]) -> None:
         self.replies = list(replies)

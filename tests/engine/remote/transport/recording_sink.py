@@ -2,7 +2,7 @@
 
 
 class RecordingSink:
-    """Keeps the parts of a body. ``backlog_per_part``: passes that each part needs before it is done."""
+    """Keeps the parts of a body. `backlog_per_part`: passes that each part needs before it is done."""
 
     def __init__(
         self, *, enough_after: int | None = None, error: Exception | None = None, backlog_per_part: int = 0
