@@ -44,7 +44,11 @@ class TextTokenizer:
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encodes one text. Raises `TokenizeError`."""
-        ids: list[int] = _call_library(lambda: self._whole.encode(text, add_special_tokens=add_special_tokens).ids)
+        # `encode` of one text would keep the interpreter's lock.
+        encoding = _call_library(
+            lambda: self._whole.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        )
+        ids: list[int] = encoding.ids
         return ids
 
     def decode_tokens(self, tokens: Sequence[int]) -> str:
