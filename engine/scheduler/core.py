@@ -33,6 +33,11 @@ DISPLACED = Fault(
     retryable=True,
 )
 NON_FINITE_LOGITS = Fault("server_error", "The model produced non-finite logits.", retryable=False)
+GRAMMAR_TOO_COMPLEX = Fault(
+    "invalid_prompt",
+    "The schema or grammar of the output is too complex: it has too many alternatives at one place.",
+    retryable=False,
+)
 
 
 class Core:
@@ -272,7 +277,9 @@ class Core:
     def _emit_output(self, output: SequenceOutput) -> None:
         sequence = output.sequence
         if not output.is_valid:
-            self._end_job(sequence, Chunk(finish="error", fault=NON_FINITE_LOGITS), keep_cache=False)
+            grammar = sequence.sampling_state.grammar
+            fault = GRAMMAR_TOO_COMPLEX if grammar is not None and grammar.has_failed else NON_FINITE_LOGITS
+            self._end_job(sequence, Chunk(finish="error", fault=fault), keep_cache=False)
             return
         self._generated_tokens += len(output.tokens)
         is_first = sequence.num_generated == len(output.tokens)

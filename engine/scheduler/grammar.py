@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
 from antiphon.engine.protocol import EngineError
@@ -20,6 +20,9 @@ from antiphon.engine.protocol import EngineError
 MAX_COMPILED_GRAMMARS = 64
 """Maximum number of compiled grammars kept for later requests. Agents send the same tools with every turn."""
 
+PARSER_LIMITS = LLParserLimits(max_items_in_row=12_000)
+"""An object with N optional properties of two types needs 4 N items in a row: the library's default of 2 000 ended its
+output from 500 properties on. At this limit, a token takes up to 0.1 s."""
 
 _MASK_EXECUTOR = ThreadPoolExecutor(1, "masks")
 """Computes masks during the forward pass, on one thread: the model uses the other cores."""
@@ -44,6 +47,12 @@ class GrammarMatcher:
         if self._next_mask is None:
             self._next_mask = self._compute_mask()
         return self._next_mask
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the parser reached a limit, after which no token is allowed."""
+        self._wait_pending()
+        return self._matcher.is_error()
 
     def advance(self, token: int) -> None:
         """Records that the token was generated."""
@@ -98,7 +107,7 @@ class GrammarCompiler:
         """A matcher at the first token. Raises `EngineError` `invalid_request` for an invalid grammar."""
         matcher = self._compiled.get(grammar)
         if matcher is None:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=PARSER_LIMITS)
             if matcher.is_error():
                 raise EngineError("invalid_request", f"the grammar is invalid: {matcher.get_error()[:300]}")
             self._compiled[grammar] = matcher

@@ -37,6 +37,11 @@ class LogitsMask(Protocol):
         """Returns the tokens allowed next: bool, (vocabulary,); None allows all."""
         ...
 
+    @property
+    def has_failed(self) -> bool:
+        """True if it allows no token because it cannot go on."""
+        ...
+
     def advance(self, token: int) -> None:
         """Records that the token was sampled."""
         ...

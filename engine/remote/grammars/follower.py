@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.remote.grammars.gbnf.errors import UntranslatableError
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 MAX_COMPILED_GRAMMARS = 64
 """Maximum number of compiled grammars kept for later requests. Agents send the same tools with every turn."""
+
+PARSER_LIMITS = LLParserLimits(max_items_in_row=12_000)
+"""Engines have the library's default, 2 000, or more: the follower must not fail before they do."""
 
 
 class GrammarFollower:
@@ -101,7 +104,7 @@ class GrammarFollowers:
         return prepared
 
     def _prepare(self, tokenizer: LLTokenizer, grammar: str, syntax: GrammarSyntax) -> PreparedGrammar:
-        matcher = LLMatcher(tokenizer, self._relax_grammar(grammar), log_level=0)
+        matcher = LLMatcher(tokenizer, self._relax_grammar(grammar), log_level=0, limits=PARSER_LIMITS)
         if matcher.is_error():
             log.info("a grammar cannot be compiled: %s", matcher.get_error()[:300])
             raise EngineError("grammar_unsupported", "the grammar that this field needs cannot be compiled")

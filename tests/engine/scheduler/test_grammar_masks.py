@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 import jsonschema
 import torch
+from llguidance import LLMatcher, LLParserLimits
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -23,7 +24,8 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineError, Job, Sampling
-from antiphon.engine.scheduler.core import Core
+from antiphon.engine.scheduler import grammar
+from antiphon.engine.scheduler.core import GRAMMAR_TOO_COMPLEX, Core
 from antiphon.engine.scheduler.grammar import MAX_COMPILED_GRAMMARS, GrammarMatcher, compiler_factory, prefetch_masks
 from tests.engine.tiny_models import build_tiny_core, join_tokens, make_job, make_prompts, run_jobs
 
@@ -125,6 +127,32 @@ def test_matcher_after_a_rejected_token_allows_nothing() -> None:
     rejected_token = int((~matcher.next_mask()).nonzero()[10])
     matcher.advance(rejected_token)
     assert not matcher.next_mask().any()
+
+
+def make_object_schema(count: int) -> dict[str, Any]:
+    """Returns the schema of an object with optional properties, each of two types."""
+    property_schema = {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "integer"}]}
+    properties = {f"p{number}": property_schema for number in range(count)}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def test_object_may_have_two_thousand_optional_properties(tokenizer: Tokenizer) -> None:
+    grammar = LLMatcher.grammar_from_json_schema(make_object_schema(2000))
+    compiler = compiler_factory(MODEL_DIR, 1024, [STOP_ID])()
+    assert compiler is not None
+    matcher = compiler.create_matcher(grammar, {STOP_ID})
+    for token in tokenizer.encode('{"p7": 12, "p1999": "x"}', add_special_tokens=False).ids:
+        assert matcher.next_mask()[token]
+        matcher.advance(token)
+    assert matcher.next_mask()[STOP_ID] and not matcher.has_failed
+
+
+def test_grammar_beyond_the_limit_of_the_parser_is_the_fault_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "PARSER_LIMITS", LLParserLimits(max_items_in_row=50))
+    schema = make_object_schema(100) | {"required": ["p99"]}  # otherwise, the output could be an empty object
+    text = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
+    chunks = run_jobs(build_random_core(), make_job_with_grammar("j", text, max_tokens=9))["j"]
+    assert chunks[-1].fault == GRAMMAR_TOO_COMPLEX
 
 
 def test_masks_are_computed_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
