@@ -219,7 +219,9 @@ def test_times_are_recorded(server: RunningServer, cassette: Path) -> None:
     [exchange] = read_cassette(cassette)
     times = [frame.at_ms for frame in exchange.response.frames or ()]
     assert times == sorted(times)
-    assert times[-1] - times[0] >= 250, "the pause takes 500 ms, of which a late reading of the first frame takes a part"
+    assert times[-1] - times[0] >= 250, (
+        "the pause takes 500 ms, of which a late reading of the first frame takes a part"
+    )
 
 
 def test_compressed_bodies_are_recorded_as_text(cassette: Path) -> None:
