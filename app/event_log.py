@@ -50,7 +50,7 @@ class PromptDetail(Struct, frozen=True, kw_only=True, gc=False):
     logprobs: tuple[ScoredToken, ...] = ()
 
 
-class EntryDetail(Struct, frozen=True, kw_only=True, gc=False):
+class TokenDetail(Struct, frozen=True, kw_only=True, gc=False):
     """Data of a step that no Responses event carries but other APIs need. Readers of the Responses API never see it."""
 
     tokens: tuple[int, ...] = ()
@@ -76,10 +76,10 @@ class LogEntry(Struct, frozen=True, gc=False):
 
     event: Event
     data: bytes
-    detail: EntryDetail | None
+    detail: TokenDetail | None
 
     @classmethod
-    def from_event(cls, event: Event, detail: EntryDetail | None = None) -> "LogEntry":
+    def from_event(cls, event: Event, detail: TokenDetail | None = None) -> "LogEntry":
         """Creates an entry; encodes the event."""
         return cls(event, sse.encode_event(event), detail)
 
@@ -138,7 +138,7 @@ class EventLog:
         """Number of entries that readers may see: all, unless a store withholds some until they are persisted."""
         return len(self.entries) if self._published_limit is None else self._published_limit
 
-    def append_step(self, events: Sequence[Event], detail: EntryDetail | None = None) -> None:
+    def append_step(self, events: Sequence[Event], detail: TokenDetail | None = None) -> None:
         """Appends the events of one step and wakes the readers once."""
         if not events:
             return

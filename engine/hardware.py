@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from antiphon.engine.control_groups import cpu_quota, memory_left
+from antiphon.engine.cgroups import cpu_quota, memory_left
 
 
 def physical_cores() -> int:

@@ -133,7 +133,7 @@ OnChunk = Callable[[Chunk], None]
 """Callback for each chunk as it arrives. Runs in the event loop and must not block."""
 
 
-class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a job that an engine can honor. A request that needs another one is refused and never served without.
 
     The defaults are those of an engine that can do everything.
@@ -172,7 +172,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the model's architecture, such as `qwen3`."""
     vector_size: int = 0
     """Numbers in each result of an encoder; 0 for a model that generates text."""
-    abilities: Abilities = Abilities()
+    capabilities: Capabilities = Capabilities()
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

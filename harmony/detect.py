@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony import response_template
-from antiphon.harmony.calls.section import CallSection
+from antiphon.harmony.calls.call_block import CallSection
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import DIALECTS, GPT_OSS, NAMES

@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.events.inputs import GrammarFormat
-from antiphon.harmony.closed_objects import close_objects
 from antiphon.harmony.patterns import escape_slashes, has_end_anchor, matches_empty
+from antiphon.harmony.strict_schema import close_objects
 from antiphon.harmony.tokens.detokenizer import split_at_tokens
 from antiphon.harmony.tools import ToolSpec
 

@@ -12,8 +12,8 @@ from typing import Any
 from antiphon.harmony.calls.base import CallFormat
 from antiphon.harmony.calls.json_array import JsonArrayCall
 from antiphon.harmony.calls.json_object import JsonCall
-from antiphon.harmony.calls.region import RegionCall, RegionParser
 from antiphon.harmony.calls.region_parsers import PARSERS, parse_tag_pattern
+from antiphon.harmony.calls.text_span import RegionCall, RegionParser
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.patterns import find_complex_part
 

@@ -15,7 +15,7 @@ from antiphon.kit.snapshot.event_lines import format_event
 from antiphon.kit.snapshot.id_numbers import IdNumbers
 from antiphon.kit.snapshot.recorded_stream import read_streams
 from antiphon.kit.snapshot.sources import (
-    Event,
+    JsonEvent,
     is_chat,
     is_whole_response,
     parse_sse,
@@ -84,7 +84,7 @@ def _check(stream: object, request: Mapping[str, Any] | None) -> list[tuple[Find
     return [pair for part in split_streams(events) for pair in _add_lines(check_events(part, request), part)]
 
 
-def _check_chunks(chunks: list[Event], request: Mapping[str, Any] | None) -> list[Finding]:
+def _check_chunks(chunks: list[JsonEvent], request: Mapping[str, Any] | None) -> list[Finding]:
     checker = ChatStreamChecker(request)
     for chunk in chunks:
         checker.check_frame(Frame(None, json.dumps(chunk)))
@@ -92,7 +92,7 @@ def _check_chunks(chunks: list[Event], request: Mapping[str, Any] | None) -> lis
     return checker.finish()
 
 
-def _add_lines(findings: list[Finding], events: list[Event]) -> list[tuple[Finding, str | None]]:
+def _add_lines(findings: list[Finding], events: list[JsonEvent]) -> list[tuple[Finding, str | None]]:
     numbers = IdNumbers()
     lines = [format_event(event, numbers) for event in events if event.get("type") not in IGNORED_TYPES]
     return [

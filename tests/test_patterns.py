@@ -37,14 +37,14 @@ BUILT_PATTERNS: dict[str, tuple[re.Pattern[str] | re.Pattern[bytes], ...]] = {
     "harmony.tokens.special_tokens:_first": (_TOKENS._first,),
     "harmony.tokens.vocabulary:_split": (ByteVocabulary(["<think>", "aab", "ab"], ["ab"])._split,),
     "kit.cassette.secret_shapes:_KEYS": tuple(pattern for _, pattern in secret_shapes._KEYS),
-    "kit.wire.websocket_check:bits": (re.compile(r"server_max_window_bits=\"?(\d+)"),),
+    "kit.proxy.websocket_check:bits": (re.compile(r"server_max_window_bits=\"?(\d+)"),),
 }
 """Expressions that are built while the program runs, by their place, with examples of them."""
 FOREIGN_PATTERNS = {
     "harmony.patterns:_has_one_length": "one part of a repository's pattern, matched with one character",
     "harmony.response_template:compiled": "a repository's pattern, used if `find_complex_part` finds nothing",
-    "kit.live.expectations:_check_calls": "a pattern of a suite, checked by `test_patterns_of_suites_take_linear_time`",
-    "kit.live.expectations:_check_text": "a pattern of a suite, checked by `test_patterns_of_suites_take_linear_time`",
+    "kit.conformance.expectations:_check_calls": "a pattern of a suite, checked by `test_patterns_of_suites_take_linear_time`",
+    "kit.conformance.expectations:_check_text": "a pattern of a suite, checked by `test_patterns_of_suites_take_linear_time`",
 }
 """Expressions that come from files, by their place, with the reason why their time is linear."""
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from antiphon.app.adapters.served import describe_adapter
+from antiphon.app.adapters.registration import describe_adapter
 from antiphon.app.errors import ApiError, clip_text, from_engine, invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.models.status import keep_loaded

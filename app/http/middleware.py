@@ -19,7 +19,7 @@ from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.cors import CorsPolicy, is_preflight
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
-from antiphon.app.http.memory_release import MemoryReleaser
+from antiphon.app.http.malloc_trim import MemoryReleaser
 from antiphon.app.http.request_body import BodyMemory, body_too_large, check_encoding, limit_body
 from antiphon.app.http.request_state import RequestState, request_state
 from antiphon.app.observability.access_log import AccessRecord

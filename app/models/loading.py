@@ -10,12 +10,10 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from antiphon.app.adapters.served import check_adapter_options, describe_adapter
+from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
 from antiphon.app.encoders.loading import create_encoders
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.models.expected_info import expect_info
-from antiphon.app.models.host import GIB, HostTimeouts, ModelHost, ModelMemory
-from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.models.memory import (
     MemoryEstimate,
     check_fits,
@@ -25,6 +23,8 @@ from antiphon.app.models.memory import (
     measure_engine,
     needed_bytes,
 )
+from antiphon.app.models.memory_pool import GIB, HostTimeouts, ModelMemory, ModelMemoryPool
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.options import default_name, split_models
 from antiphon.app.remote.launch import create_remote_engine
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
@@ -77,7 +77,7 @@ async def create_models(
         names = [plan.name for plan in plans] + [encoder.names[0] for encoder in encoders]
         for name, estimate in zip(names, [*estimates, *encoder_estimates], strict=True):
             check_fits(name, estimate, options.memory_gib)
-    host = ModelHost(
+    host = ModelMemoryPool(
         None if options.memory_gib is None else int(options.memory_gib * GIB),
         HostTimeouts(load_timeout_s=options.load_timeout_s),
     )
@@ -103,7 +103,7 @@ def _cache_options(plan: _ModelPlan, estimates: Sequence[MemoryEstimate], index:
     return structs.replace(options, kv_cache_gib=divide_cache(estimates, index, num_models, memory_gib))
 
 
-def _create_model(plan: _ModelPlan, host: ModelHost, engine_options: EngineOptions) -> ServedModel:
+def _create_model(plan: _ModelPlan, host: ModelMemoryPool, engine_options: EngineOptions) -> ServedModel:
     options = plan.options
     engine = record_engine(options, plan.build_engine(engine_options), plan.loaded, plan.name)
     cache_gib = engine_options.kv_cache_gib or 0.0
@@ -119,13 +119,13 @@ def _create_model(plan: _ModelPlan, host: ModelHost, engine_options: EngineOptio
 def _host_engine(
     engine: Engine,
     name: str,
-    host: ModelHost,
+    host: ModelMemoryPool,
     options: ServeOptions,
     estimate: MemoryEstimate,
     cache_gib: float = 0.0,
     expected_info: EngineInfo | None = None,
-) -> HostedEngine:
-    return HostedEngine(
+) -> OnDemandEngine:
+    return OnDemandEngine(
         engine,
         host,
         name,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from antiphon.app.models.host import GIB
+from antiphon.app.models.memory_pool import GIB
 from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.app.serve_options import ServeError
 from antiphon.engine.checkpoint.files import Checkpoint

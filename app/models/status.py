@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from antiphon.app.model_registry import EncoderModel, ServedModel
-from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.protocol import Engine, EngineError, EngineInfo
 
 
@@ -18,23 +18,23 @@ def known_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
 
 def loaded_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
     """Returns what the engine of a model reports; None if the model is not loaded."""
-    is_unloaded = isinstance(model.engine, HostedEngine) and model.engine.residence != "loaded"
+    is_unloaded = isinstance(model.engine, OnDemandEngine) and model.engine.residence != "loaded"
     return None if is_unloaded else known_info(model)
 
 
 def blocked_reason(engine: Engine) -> str | None:
     """Returns the reason why a model is not ready; None if it is, or if it is loaded when it is needed."""
-    return engine.blocked_reason() if isinstance(engine, HostedEngine) else engine.unready_reason()
+    return engine.blocked_reason() if isinstance(engine, OnDemandEngine) else engine.unready_reason()
 
 
 def is_starting(engine: Engine) -> bool:
     """Tells whether a model is being loaded at the start of the server."""
-    return isinstance(engine, HostedEngine) and engine.is_starting
+    return isinstance(engine, OnDemandEngine) and engine.is_starting
 
 
 def read_residence(engine: Engine) -> str:
     """Returns "loaded", "loading", "unloaded" or "unloading". An engine that restarts counts as loading."""
-    if isinstance(engine, HostedEngine) and engine.residence != "loaded":
+    if isinstance(engine, OnDemandEngine) and engine.residence != "loaded":
         return engine.residence
     return "loaded" if engine.unready_reason() is None else "loading"
 
@@ -42,7 +42,7 @@ def read_residence(engine: Engine) -> str:
 @asynccontextmanager
 async def keep_loaded(engine: Engine) -> AsyncIterator[None]:
     """Loads an engine that is loaded on demand, and keeps it loaded during the block. Raises `EngineError`."""
-    if isinstance(engine, HostedEngine):
+    if isinstance(engine, OnDemandEngine):
         async with engine.keep_loaded():
             yield
     else:

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from antiphon.app.model_registry import EncoderModel, ServedModel
-from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.status import read_residence
 
 LABELS = ["model_name"]
@@ -31,7 +31,7 @@ class ResidenceCollector(Collector):
         for model in self._models:
             name, engine = [model.names[0]], model.engine
             loaded.add_metric(name, float(read_residence(engine) == "loaded"))
-            if isinstance(engine, HostedEngine):
+            if isinstance(engine, OnDemandEngine):
                 memory.add_metric(name, engine.reserved_bytes)
                 loads.add_metric(name, engine.num_loads)
                 unloads.add_metric(name, engine.num_unloads)

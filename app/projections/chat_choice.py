@@ -9,7 +9,7 @@ from collections import deque
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.event_log import EntryDetail, LogEntry, PromptDetail, ScoredToken, spell_token
+from antiphon.app.event_log import LogEntry, PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.projections.chat_fold import ChatFold
 from antiphon.app.projections.chat_schema import ChatDelta, ChatLogprobs, ChunkChoice
 from antiphon.app.requests.turn_spec import TurnSpec
@@ -68,7 +68,7 @@ class ChoiceFold:
             parts += self._end(detail)
         return self._with_token_ids(parts)
 
-    def _read_detail(self, detail: EntryDetail) -> None:
+    def _read_detail(self, detail: TokenDetail) -> None:
         if detail.prompt is not None:
             self.prompt = detail.prompt
         if self._waits:
@@ -96,7 +96,7 @@ class ChoiceFold:
                 return msgspec.structs.replace(entry, token=f"token_id:{token.id}", top_logprobs=top)
         return entry
 
-    def _end(self, detail: EntryDetail | None) -> list[ChunkChoice]:
+    def _end(self, detail: TokenDetail | None) -> list[ChunkChoice]:
         """Returns the last parts; none if the choice has failed, which a chat completion cannot express."""
         response = self._fold.terminal
         if response is None or response.status == "failed":
@@ -112,7 +112,7 @@ class ChoiceFold:
             return [ending]
         return [ChunkChoice(index=self._index, delta=ChatDelta(content=stop_string)), ending]
 
-    def _stop_id(self, detail: EntryDetail | None) -> int | None:
+    def _stop_id(self, detail: TokenDetail | None) -> int | None:
         return detail.stop_id if detail is not None and detail.stop_id in self._options.stop_ids else None
 
     def _with_token_ids(self, parts: list[ChunkChoice]) -> list[ChunkChoice]:

@@ -57,11 +57,11 @@ def ollama_model(model: ServedModel) -> dict[str, Any]:
     """
     info = model.engine.info
     architecture = info.architecture or "unknown"
-    abilities = {"completion": True, "tools": model.format.has_calls, "thinking": model.format.has_reasoning}
+    capabilities = {"completion": True, "tools": model.format.has_calls, "thinking": model.format.has_reasoning}
     return {
         **_ollama_details(model),
         "model_info": {"general.architecture": architecture, f"{architecture}.context_length": info.max_model_len},
-        "capabilities": [name for name, is_present in abilities.items() if is_present],
+        "capabilities": [name for name, is_present in capabilities.items() if is_present],
         "template": "",
         "parameters": _ollama_parameters(info.default_sampling),
     }

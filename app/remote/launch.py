@@ -13,11 +13,11 @@ from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Engine
+from antiphon.engine.remote.backend_apis.base import EngineKind
 from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions
-from antiphon.engine.remote.surfaces.base import EngineKind
 from antiphon.engine.remote.transport.endpoint import Endpoint, parse_endpoint
 from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat

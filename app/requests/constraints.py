@@ -18,8 +18,8 @@ from antiphon.app.sandbox.messages import GrammarKind
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool
-from antiphon.harmony.closed_objects import close_objects
 from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.strict_schema import close_objects
 
 SCHEMA_ERROR_CODES = {
     "text.format.schema": "invalid_json_schema",

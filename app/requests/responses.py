@@ -8,7 +8,7 @@ from msgspec import UNSET
 from antiphon.app.errors import ApiError, invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import constraints, input_items, media, shared, tools
-from antiphon.app.requests.abilities import check_abilities
+from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
@@ -62,7 +62,7 @@ def read_responses_request(
         prompt_input = _with_compaction_prompt(prompt_input)
     output_constraints = [] if request_input.compact else _output_constraints(all_tools, prompt_input)
     spec = _turn_spec(body, model, prompt_input, request_input, tuple(output_constraints), request_tools.echo, settings)
-    check_abilities(spec, model.engine.info.abilities, form_param="text.format")
+    check_capabilities(spec, model.engine.info.capabilities, form_param="text.format")
     return ParsedRequest(model, spec, earlier_items)
 
 

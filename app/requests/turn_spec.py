@@ -28,7 +28,7 @@ class RawTurn(Struct, frozen=True, kw_only=True):
     """Form that the output must have."""
 
 
-class DetailRequest(Struct, frozen=True, kw_only=True):
+class TokenDetailRequest(Struct, frozen=True, kw_only=True):
     """Data that the details of a turn's log contain besides those of every turn."""
 
     logprobs: bool = False
@@ -86,7 +86,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """True if events carry log probabilities; `sampling.top_logprobs` is then not None."""
     raw: RawTurn | None = None
     """Completions only: the prompt, which takes the place of `prompt_input`."""
-    details: DetailRequest = DetailRequest()
+    details: TokenDetailRequest = TokenDetailRequest()
     max_prompt_tokens: int | None = None
     """Chat only: number of tokens to keep at the end of the prompt; None for all."""
     cache_salt: str = ""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.scripted.recording_file import RecordedJob, RecordingFile
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, OnChunk
 from antiphon.engine.scripted.script import Recording
@@ -94,6 +94,6 @@ class RecordingEngine:
 
 def unwrap_engine(engine: Engine) -> Engine:
     """Returns the engine that is recorded or loaded on demand, or the engine itself."""
-    while isinstance(engine, RecordingEngine | HostedEngine):
+    while isinstance(engine, RecordingEngine | OnDemandEngine):
         engine = engine.inner
     return engine

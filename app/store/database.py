@@ -13,7 +13,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from antiphon.app.event_log import EntryDetail, EventLog, LogEntry, is_terminal
+from antiphon.app.event_log import EventLog, LogEntry, TokenDetail, is_terminal
 from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
@@ -34,7 +34,7 @@ RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noq
 _log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
 _detail_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
-_detail_decoder = msgspec.msgpack.Decoder(EntryDetail)
+_detail_decoder = msgspec.msgpack.Decoder(TokenDetail)
 
 
 class LeaseLostError(Exception):

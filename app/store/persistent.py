@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
-from antiphon.app.store import writer_name
+from antiphon.app.store import writer_lease
 from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.reads import PersistentHistory
@@ -307,4 +307,4 @@ class PersistentStore:
 
     def is_alive(self, name: str, heartbeat_at: float) -> bool:
         """Tells whether a writer is alive."""
-        return name == self.name or writer_name.is_alive(name, heartbeat_at, self._timings.lease_s)
+        return name == self.name or writer_lease.is_alive(name, heartbeat_at, self._timings.lease_s)

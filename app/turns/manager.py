@@ -20,8 +20,8 @@ from antiphon.app.turns.affinity import affinity_key
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompt_renderer import PromptRenderer
+from antiphon.app.turns.prompt_token_cache import FinishedTurn, TurnPrompt
 from antiphon.app.turns.stored_history import with_ids
-from antiphon.app.turns.token_history import FinishedTurn, TurnPrompt
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
 from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput

@@ -8,11 +8,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from antiphon.app.encryption import Purpose
-from antiphon.app.event_log import EntryDetail
+from antiphon.app.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.compaction import EMPTY_SUMMARY_MESSAGE, CompactionCollector
-from antiphon.app.turns.step_details import DetailCollector
 from antiphon.app.turns.stop_strings import StopStringFilter
+from antiphon.app.turns.token_details import DetailCollector
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.base import Event
 from antiphon.events.items import Logprob, TopLogprob
@@ -80,7 +80,7 @@ class OutputProcessor:
         events, self._events = self._events, []
         return events
 
-    def take_detail(self) -> EntryDetail:
+    def take_detail(self) -> TokenDetail:
         """Returns what the events collected since the last call do not carry."""
         return self._details.take_detail(self._stops.matched, self.machine.dropped_text)
 

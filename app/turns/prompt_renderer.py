@@ -15,7 +15,7 @@ from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
-from antiphon.app.turns.token_history import TokenHistory, TurnPrompt
+from antiphon.app.turns.prompt_token_cache import TokenHistory, TurnPrompt
 from antiphon.app.turns.truncation import truncate_input
 from antiphon.harmony.format import PromptInput, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.vocabulary import TokenizeError

@@ -17,7 +17,7 @@ from antiphon.engine.errors import LoadError
 
 log = logging.getLogger(__name__)
 
-ROWS_PER_PART = 2048
+BASE_ROWS_PER_PART = 2048
 """Rows of a weight that are compared at a time."""
 
 
@@ -75,5 +75,7 @@ def _are_equal(saved: Tensor, base_path: Path, base_key: str) -> bool | None:
             return None
         return saved.shape == base.shape and all(
             torch.equal(part, of_base.to(saved.dtype))
-            for part, of_base in zip(torch.split(saved, ROWS_PER_PART), base.split(ROWS_PER_PART), strict=True)
+            for part, of_base in zip(
+                torch.split(saved, BASE_ROWS_PER_PART), base.split(BASE_ROWS_PER_PART), strict=True
+            )
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from antiphon.engine.adapters.products import AdapterProducts
+from antiphon.engine.adapters.matmul import AdapterProducts
 from antiphon.engine.adapters.rows import AdapterRows
 from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
 from antiphon.engine.optimize.fuse import FusedSwiGLU

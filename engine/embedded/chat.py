@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 TEMPLATE_FILE = Path(__file__).parent / "template.jinja"
 
-Message = dict[str, Any]
-Tool = dict[str, Any]
+ChatMessage = dict[str, Any]
+ToolDefinition = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -24,29 +24,29 @@ class Dialogue:
     """One training example. The model learns `messages[-1]` and earlier answers with reasoning in the same turn."""
 
     skill: str
-    messages: list[Message]
-    tools: list[Tool] = field(default_factory=list)
+    messages: list[ChatMessage]
+    tools: list[ToolDefinition] = field(default_factory=list)
     thinking: bool = True
 
 
-def user_message(text: str) -> Message:
+def user_message(text: str) -> ChatMessage:
     """Returns a user message."""
     return {"role": "user", "content": text}
 
 
-def answer_message(thought: str, text: str) -> Message:
+def answer_message(thought: str, text: str) -> ChatMessage:
     """Returns an assistant message with reasoning and text."""
     return {"role": "assistant", "reasoning_content": thought, "content": text}
 
 
-def call_message(thought: str, *calls: tuple[str, dict[str, Any]]) -> Message:
+def call_message(thought: str, *calls: tuple[str, dict[str, Any]]) -> ChatMessage:
     """Returns an assistant message with reasoning and calls. Arguments are serialized as JSON."""
     functions = [{"name": name, "arguments": json.dumps(args, ensure_ascii=False)} for name, args in calls]
     tool_calls = [{"type": "function", "id": f"call_{n}", "function": function} for n, function in enumerate(functions)]
     return {**answer_message(thought, ""), "tool_calls": tool_calls}
 
 
-def tool_messages(message: Message, outputs: list[str]) -> list[Message]:
+def tool_messages(message: ChatMessage, outputs: list[str]) -> list[ChatMessage]:
     """Returns the tool messages that answer the calls of `message`, in the order of the calls."""
     return [
         {"role": "tool", "tool_call_id": tool_call["id"], "content": output}
@@ -62,12 +62,12 @@ def load_template() -> Template:
     return sandbox.from_string(TEMPLATE_FILE.read_text(encoding="utf-8"))
 
 
-def render_prompt(messages: list[Message], tools: list[Tool], thinking: bool = True) -> str:
+def render_prompt(messages: list[ChatMessage], tools: list[ToolDefinition], thinking: bool = True) -> str:
     """Returns the prompt text that the model continues."""
     return load_template().render(messages=messages, tools=tools, add_generation_prompt=True, enable_thinking=thinking)
 
 
-def render_answer(message: Message) -> str:
+def render_answer(message: ChatMessage) -> str:
     """Renders an answer without its reasoning, as the template does."""
     functions = [tool_call["function"] for tool_call in message.get("tool_calls") or []]
     calls = [
@@ -77,7 +77,7 @@ def render_answer(message: Message) -> str:
     return "\n".join(([message["content"]] if message["content"] else []) + calls)
 
 
-def render_completion(message: Message, thinking: bool = True) -> str:
+def render_completion(message: ChatMessage, thinking: bool = True) -> str:
     """Returns the text to generate: reasoning, answer and end marker."""
     thought = f"<think>\n{message['reasoning_content']}\n</think>\n\n" if thinking else ""
     return f"{thought}{render_answer(message)}<|im_end|>"

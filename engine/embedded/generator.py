@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from antiphon.engine.embedded import phrases, wordings
-from antiphon.engine.embedded.chat import Dialogue, Message, answer_message, tool_messages, user_message
+from antiphon.engine.embedded.chat import ChatMessage, Dialogue, answer_message, tool_messages, user_message
 from antiphon.engine.embedded.fixed_texts import EMPTY
 from antiphon.engine.embedded.skills import memory_skills, session_skills, shell_skills, text_skills, tool_skills
 from antiphon.engine.embedded.word_sampler import WordSampler
@@ -145,7 +145,7 @@ COURSES = {
 """Sampling weights by course, in training order."""
 
 
-def earlier_exchange(words: WordSampler) -> list[Message]:
+def earlier_exchange(words: WordSampler) -> list[ChatMessage]:
     """Returns a complete earlier exchange, to precede the one that is learned."""
     make_dialogue = words.random.choice(
         (
@@ -163,7 +163,7 @@ def earlier_exchange(words: WordSampler) -> list[Message]:
     return [*messages, *tool_messages(messages[-1], [output]), answer_message("", output or EMPTY)]
 
 
-def context_message(words: WordSampler) -> Message:
+def context_message(words: WordSampler) -> ChatMessage:
     """Returns a user message with the environment context that coding agents send."""
     if words.flip_coin(0.5):
         return user_message(phrases.fill_wording(words, words.random.choice(wordings.NOTES)))
@@ -173,7 +173,7 @@ def context_message(words: WordSampler) -> Message:
     return user_message(f"<{words.any_word()}_context>\n{phrases.make_phrase(words, 4, 16)}")
 
 
-def system_message(words: WordSampler) -> Message:
+def system_message(words: WordSampler) -> ChatMessage:
     """Returns a system or developer message: a default, random words, or sentences about tools and commands."""
     max_terms = words.random.choice((3, 6, 14))
     text = "You are a helpful assistant." if words.flip_coin(0.3) else phrases.make_phrase(words, 1, max_terms)
@@ -184,7 +184,7 @@ def system_message(words: WordSampler) -> Message:
 
 def add_surroundings(words: WordSampler, dialogue: Dialogue) -> Dialogue:
     """Adds what clients send with a request: a system text, context, an earlier exchange. Rarely disables thinking."""
-    context: list[Message] = []
+    context: list[ChatMessage] = []
     if words.flip_coin(0.5):
         context.append(system_message(words))
     if words.flip_coin(0.12):

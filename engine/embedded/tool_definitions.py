@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.engine.embedded.chat import Tool
+from antiphon.engine.embedded.chat import ToolDefinition
 from antiphon.engine.embedded.fixed_texts import CODEX, RUNNERS, WELL_KNOWN_RUNNERS
 from antiphon.engine.embedded.word_sampler import WordSampler
 
 
-def make_tool(name: str, parameters: list[str], optional: list[str] | None = None) -> Tool:
+def make_tool(name: str, parameters: list[str], optional: list[str] | None = None) -> ToolDefinition:
     """Returns a function tool. A parameter is a string unless it is written as `name:type`."""
     properties = {
         param.partition(":")[0]: {"type": param.partition(":")[2] or "string"}
@@ -26,12 +26,12 @@ def make_tool(name: str, parameters: list[str], optional: list[str] | None = Non
     return {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
 
 
-def name_of(offered: Tool) -> str:
+def name_of(offered: ToolDefinition) -> str:
     """Returns the name of a tool."""
     return str(offered["function"]["name"])
 
 
-def tool_line(offered: Tool) -> str:
+def tool_line(offered: ToolDefinition) -> str:
     """Returns the tool's line in the prompt, as the chat template renders it."""
     function = offered["function"]
     properties = function["parameters"]["properties"]
@@ -41,7 +41,7 @@ def tool_line(offered: Tool) -> str:
     return f"{function['name']}({signature}): {function['name']}"
 
 
-def tool_thought(offered: Tool, word: str) -> str:
+def tool_thought(offered: ToolDefinition, word: str) -> str:
     """Returns the reasoning before a call: the tool's line, from the word that identified the tool to its end.
 
     For the tool `get_weather(city)` and the word "weather" it is `weather(city): get_weather`.
@@ -82,7 +82,7 @@ def make_parameters(words: WordSampler, count: int) -> list[str]:
     return names
 
 
-def topic_tool(words: WordSampler, noun: str, params: list[str]) -> Tool:
+def topic_tool(words: WordSampler, noun: str, params: list[str]) -> ToolDefinition:
     """Returns a tool whose name contains the noun it is about."""
     verb = words.pick_word(words.verbs) if words.flip_coin(0.7) else words.made_up()
     parts = words.random.choice(([verb, noun], [verb, noun], [noun, verb], [noun], [verb, words.made_up(), noun]))
@@ -92,7 +92,7 @@ def topic_tool(words: WordSampler, noun: str, params: list[str]) -> Tool:
     )
 
 
-def make_runner(words: WordSampler) -> tuple[Tool, str]:
+def make_runner(words: WordSampler) -> tuple[ToolDefinition, str]:
     """Returns a tool that runs commands, and the reasoning for a call of it. Only training uses well-known tools."""
     if not words.evaluation and words.flip_coin(0.45):
         name, param = words.random.choice(WELL_KNOWN_RUNNERS)
@@ -106,15 +106,15 @@ def make_runner(words: WordSampler) -> tuple[Tool, str]:
     return tool, tool_thought(tool, verb)
 
 
-def parameter_of(offered: Tool) -> str:
+def parameter_of(offered: ToolDefinition) -> str:
     """Returns the name of a tool's first parameter."""
     schema = offered["function"]["parameters"]
     return str((schema.get("required") or list(schema["properties"]))[0])
 
 
-def make_distractors(words: WordSampler, count: int, taken: set[str]) -> list[Tool]:
+def make_distractors(words: WordSampler, count: int, taken: set[str]) -> list[ToolDefinition]:
     """Returns about `count` tools for nouns not in `taken`, or, in training, some of Codex's. None runs commands."""
-    tools: list[Tool] = []
+    tools: list[ToolDefinition] = []
     if not words.evaluation and count >= 4 and words.flip_coin(0.35):
         sample = words.random.sample(CODEX, min(count, len(CODEX)))
         if words.flip_coin(0.5):
@@ -129,7 +129,9 @@ def make_distractors(words: WordSampler, count: int, taken: set[str]) -> list[To
     return tools
 
 
-def mix_tools(words: WordSampler, needed: list[Tool], distractor_count: int, taken: set[str]) -> list[Tool]:
+def mix_tools(
+    words: WordSampler, needed: list[ToolDefinition], distractor_count: int, taken: set[str]
+) -> list[ToolDefinition]:
     """Returns the needed tools and `distractor_count` distractors, in random order."""
     tools = make_distractors(words, distractor_count, taken)
     if words.flip_coin(0.3):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphon.engine.experts.gates import apply_to_whole_vectors
+from antiphon.engine.experts.matmul import choose_multiply
 from antiphon.engine.experts.matrix import ExpertForm, ExpertMatrix, PackedExpertWeight, PackWeight
 from antiphon.engine.experts.packed import verify_products
-from antiphon.engine.experts.products import choose_multiply
 from antiphon.engine.experts.stored import PROBE_ROWS, STORED_EXPERTS_RTOL
 from antiphon.engine.experts.tensor_files import ExpertTensors
 from antiphon.engine.kernels.bindings import Kernels

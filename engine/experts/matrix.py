@@ -10,10 +10,10 @@ from antiphon.engine.kernels.half_linear import PackedHalfWeight
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight
-from antiphon.engine.kernels.quantized_linear import PackedWeight
+from antiphon.engine.kernels.quantized_linear import KernelWeight
 
 ExpertForm = Literal["bfloat16", "float16", "int8", "int4", "mxfp4"]
-PackedExpertWeight = PackedWeight | PackedHalfWeight
+PackedExpertWeight = KernelWeight | PackedHalfWeight
 
 PackWeight = Callable[[Tensor], PackedExpertWeight]
 """Packs an expert's matrix (outputs, inputs), which is contiguous."""

@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.experts.layout import ExpertsLayout, read_layout
+from antiphon.engine.experts.matmul import TORCH_LANES, unpack_weight
 from antiphon.engine.experts.matrix import ExpertMatrix
 from antiphon.engine.experts.pack import visit_layers
 from antiphon.engine.experts.packed import PackedExperts
-from antiphon.engine.experts.products import TORCH_LANES, unpack_weight
 from antiphon.engine.experts.stored import StoredExperts, check_stored_experts
 from antiphon.engine.experts.tensor_files import (
     ExpertTensors,

@@ -17,16 +17,16 @@ from antiphon.engine.experts.grouped import (
     make_activations_exact,
 )
 from antiphon.engine.experts.layout import find_fused_experts
+from antiphon.engine.experts.matmul import TORCH_LANES
 from antiphon.engine.experts.matrix import ExpertForm, PackedExpertWeight
 from antiphon.engine.experts.packed import PackedExperts, UnusableExpertsError
-from antiphon.engine.experts.products import TORCH_LANES
 from antiphon.engine.experts.replacement import replace_experts
 from antiphon.engine.experts.routers import make_routers_exact, make_shared_gates_exact
 from antiphon.engine.experts.stored import StoredExperts, UnknownExpertsError
-from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
+from antiphon.engine.malloc_tuning import return_freed_memory
 from antiphon.engine.pack_cache.pack_file import PackEntry
 from antiphon.engine.pack_cache.session import PackSession
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from antiphon.engine.experts.gates import choose_gate, find_compiled_gate
 from antiphon.engine.experts.layout import ExpertsLayout
+from antiphon.engine.experts.matmul import Multiply, choose_multiply, unpack_weight
 from antiphon.engine.experts.matrix import ExpertForm, ExpertMatrix
-from antiphon.engine.experts.products import Multiply, choose_multiply, unpack_weight
 from antiphon.engine.experts.routing import add_identities, run_experts
 from antiphon.engine.experts.stored import apply_post_norm
 from antiphon.engine.kernels.bindings import Kernels

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from antiphon.engine.experts.stand_ins import mix_rows
+from antiphon.engine.experts.placeholders import mix_rows
 from antiphon.engine.experts.stored import (
     PROBE_ROWS,
     STORED_EXPERTS_RTOL,

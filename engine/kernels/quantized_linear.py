@@ -16,7 +16,7 @@ from antiphon.engine.kernels.weight_rows import WeightRows
 GEMM_TILE_ROWS = 16
 """Rows of a tile in `gemm.h`. Buffers for quantized rows hold whole tiles."""
 
-PackedWeight = PackedInt8Weight | PackedInt4Weight | PackedMxfp4Weight
+KernelWeight = PackedInt8Weight | PackedInt4Weight | PackedMxfp4Weight
 
 
 class LinearArgs(ctypes.Structure):
@@ -93,7 +93,7 @@ class QuantizedLinearKernels:
         """As `int8_linear`, with a weight in MXFP4 and a scale for each 32 activations of a row."""
         return self._multiply(self._mxfp4_linear, x, weight, bias, gated=gated)
 
-    def _multiply(self, kernel: Any, x: Tensor, weight: PackedWeight, bias: Tensor | None, *, gated: bool) -> Tensor:
+    def _multiply(self, kernel: Any, x: Tensor, weight: KernelWeight, bias: Tensor | None, *, gated: bool) -> Tensor:
         x = x.contiguous()
         count = x.numel() // x.shape[-1]
         out = x.new_empty((*x.shape[:-1], weight.outputs))
@@ -119,7 +119,7 @@ class QuantizedLinearKernels:
         return out
 
 
-def weight_addresses(weight: PackedWeight, bias: Tensor | None) -> tuple[int, int, int, int, int]:
+def weight_addresses(weight: KernelWeight, bias: Tensor | None) -> tuple[int, int, int, int, int]:
     """Returns the addresses of the weights, scales, zeros, group scales and bias; 0 for what there is not."""
     if isinstance(weight, PackedInt4Weight | PackedMxfp4Weight):
         corrections = (0, weight.group_scales.data_ptr())

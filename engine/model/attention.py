@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from antiphon.engine.attention_variants.layer_variants import STANDARD, LayerVariant, split_at_chunks
 from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.decode_batch import DecodeBatch
 from antiphon.engine.model.masks import additive_mask, causal_mask
-from antiphon.engine.variants.layer_variants import STANDARD, LayerVariant, split_at_chunks
 
 ATTENTION_NAME = "antiphon"
 """Name of this attention in transformers. No mask function has this name, so transformers builds no mask."""
@@ -162,7 +162,7 @@ def attend(  # noqa: PLR0913  the signature is transformers'
 
     Also writes `key` and `value` to the caches. `softcap` limits the scores (Gemma 2), `s_aux` holds one sink
     score per head (gpt-oss). A layer that reads an earlier layer's keys gets their new ones as `key` and `value`.
-    `block_indices` are the masks of `antiphon.engine.variants.indexers.PackedIndexer`.
+    `block_indices` are the masks of `antiphon.engine.attention_variants.indexers.PackedIndexer`.
     """
     if attn_metadata is None:
         attn_metadata = CURRENT_METADATA.get()

@@ -29,7 +29,7 @@ from antiphon.engine.model.architectures import check_quantization_method, choos
 from antiphon.engine.model.decoded_checkpoint import decodes_weights, load_decoded, load_gguf, maps_gguf
 from antiphon.engine.model.loading_report import describe_missing, list_missing
 from antiphon.engine.model.mapped_weights import map_weights
-from antiphon.engine.model.mixed_types import convert_buffers, find_fp32_names, has_names, load_as_stored
+from antiphon.engine.model.mixed_dtypes import convert_buffers, find_fp32_names, has_names, load_as_stored
 from antiphon.engine.protocol import EngineInfo
 
 log = logging.getLogger(__name__)

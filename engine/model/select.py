@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedModel
 
+from antiphon.engine.attention_variants.layer_variants import find_windows
+from antiphon.engine.attention_variants.long_rope import LongRopeForward
+from antiphon.engine.attention_variants.packing_limits import exceeds_rope_limit, explain_unpackable
 from antiphon.engine.cache.paged import PagePool
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.kernels.bindings import Kernels
@@ -19,9 +22,6 @@ from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.recurrent.forward import RecurrentForward
 from antiphon.engine.recurrent.mixers import RECURRENT_LAYER_TYPES, has_recurrent_layers
 from antiphon.engine.recurrent.probe import REMAINDER_TOKENS, SHORT_TOKENS, probe_packed, probe_sequential
-from antiphon.engine.variants.layer_variants import find_windows
-from antiphon.engine.variants.long_rope import LongRopeForward
-from antiphon.engine.variants.packing_limits import exceeds_rope_limit, explain_unpackable
 
 log = logging.getLogger(__name__)
 

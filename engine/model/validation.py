@@ -16,7 +16,7 @@ from antiphon.engine.optimize.quantization_error import ReferenceLogits
 TEXT_LENGTHS_TOKENS = (30, 18)
 """Lengths in tokens of the two texts: more than a page of a paged cache each."""
 
-ROWS_PER_PART = 8
+LOGIT_ROWS_PER_PART = 8
 """Tokens of a pass whose logits are in memory together."""
 
 
@@ -56,7 +56,7 @@ class ProbeTexts:
         """
         for ids in self.texts:
             cache, last = forward.new_cache(len(ids)), len(ids) - 2
-            for first, end in pairwise((*range(0, last, ROWS_PER_PART), last, last + 1, len(ids))):
+            for first, end in pairwise((*range(0, last, LOGIT_ROWS_PER_PART), last, last + 1, len(ids))):
                 yield from forward.run([SequenceInput(cache, ids[first:end], end - first)])
 
     @torch.inference_mode()

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.engine.adapters.rows import AdapterRows, run_apart
+from antiphon.engine.attention_variants.indexers import attach_indexers, find_indexers
+from antiphon.engine.attention_variants.layer_variants import RowPositions, asks_cache_for_positions, find_variants
 from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
@@ -17,8 +19,6 @@ from antiphon.engine.model.attention import CURRENT_METADATA, AttentionMetadata,
 from antiphon.engine.model.cuda_graphs import CudaGraphCapture, CudaGraphs, GraphCapture
 from antiphon.engine.model.decode_batch import DecodeBatch, bucket_by_length, build_tables
 from antiphon.engine.model.forward import SequenceInput
-from antiphon.engine.variants.indexers import attach_indexers, find_indexers
-from antiphon.engine.variants.layer_variants import RowPositions, asks_cache_for_positions, find_variants
 
 if TYPE_CHECKING:
     from antiphon.engine.adapters.adapter import LoadedAdapter

@@ -16,7 +16,7 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.half_linear import PackedHalfWeight
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
-from antiphon.engine.kernels.quantized_linear import PackedWeight, weight_addresses
+from antiphon.engine.kernels.quantized_linear import KernelWeight, weight_addresses
 from antiphon.engine.kernels.weight_rows import WeightRows
 from antiphon.engine.optimize.torch_int4_linear import TorchInt4Linear
 from antiphon.engine.optimize.verification import (
@@ -109,7 +109,7 @@ class FbgemmInt8Linear:
 class CompiledLinear:
     """Packed weights multiplied by the compiled kernels, in one call."""
 
-    def __init__(self, packed: PackedWeight | PackedHalfWeight, bias: Tensor | None, kernels: Kernels) -> None:
+    def __init__(self, packed: KernelWeight | PackedHalfWeight, bias: Tensor | None, kernels: Kernels) -> None:
         self._matrix, self.inputs = packed, packed.inputs
         self._multiply: Any = kernels.int8_linear if isinstance(packed, PackedInt8Weight) else kernels.int4_linear
         if isinstance(packed, PackedHalfWeight):
@@ -122,7 +122,7 @@ class CompiledLinear:
         return product
 
     @property
-    def packed(self) -> PackedWeight | PackedHalfWeight:
+    def packed(self) -> KernelWeight | PackedHalfWeight:
         """The packed weight."""
         return self._matrix
 
@@ -185,7 +185,7 @@ def build_int4_linear(
 
 
 def _build_compiled_linear(
-    packed: PackedWeight | PackedHalfWeight,
+    packed: KernelWeight | PackedHalfWeight,
     weight: Tensor | WeightRows | PackedInt4Weight,
     bias: Tensor | None,
     kernels: Kernels,

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.experts.pack import pack_mixture
-from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.weight_rows import WeightRows
+from antiphon.engine.malloc_tuning import return_freed_memory
 from antiphon.engine.model.mapped_weights import DecodedWeight, MappedLinear, join_rows
 from antiphon.engine.optimize.linears import (
     CompiledLinear,

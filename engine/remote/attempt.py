@@ -8,6 +8,7 @@ import logging
 from typing import Any, Literal
 
 from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, Job, OnChunk
+from antiphon.engine.remote.backend_apis.base import BackendApi, GrammarSyntax, JobTarget, read_error_body
 from antiphon.engine.remote.faults import (
     REFUSED_GRAMMAR,
     FailedAttempt,
@@ -20,7 +21,6 @@ from antiphon.engine.remote.handshake import ServerProfile
 from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
-from antiphon.engine.remote.surfaces.base import GrammarSyntax, JobTarget, Surface, read_error_body
 from antiphon.engine.remote.transport.connection import HttpResponse, RemoteConnectionError
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class AttemptRunner:
         stream: JobStream,
         target: JobTarget,
         replica: Replica,
-        surface: Surface,
+        surface: BackendApi,
         headers: dict[str, str],
     ) -> FailedAttempt | None:
         client, sink = replica.client, stream if job.prompt_logprobs is None else None

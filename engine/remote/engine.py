@@ -8,7 +8,7 @@ import msgspec
 
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import (
-    Abilities,
+    Capabilities,
     EngineError,
     EngineInfo,
     EngineStats,
@@ -31,9 +31,9 @@ NOT_RUNNING = "the engine is not running"
 class RemoteEngine:
     """Runs jobs on the servers of `options`.
 
-    `info` is the model's description here; its context length and abilities are replaced by what all replicas have in
-    common. `api_key` authorizes requests to the servers. `on_status` is called with a short text at every step of a
-    handshake, and with "ready". `child`: the server, if this process runs it.
+    `info` is the model's description here; its context length and capabilities are replaced by what all replicas
+    have in common. `api_key` authorizes requests to the servers. `on_status` is called with a short text at every step
+    of a handshake, and with "ready". `child`: the server, if this process runs it.
     """
 
     def __init__(
@@ -239,18 +239,18 @@ class RemoteEngine:
             raise EngineError("context_length_exceeded", message)
         if any(not 0 <= token < info.vocab_size for token in sampling.logit_bias):
             raise EngineError("invalid_request", f"logit_bias: the vocabulary has {info.vocab_size} tokens")
-        abilities = info.abilities
-        if job.grammar is not None and not abilities.grammar:
-            remedy = f"; start it with {abilities.grammar_remedy}" if abilities.grammar_remedy else ""
+        capabilities = info.capabilities
+        if job.grammar is not None and not capabilities.grammar:
+            remedy = f"; start it with {capabilities.grammar_remedy}" if capabilities.grammar_remedy else ""
             raise EngineError("grammar_unsupported", f"the engine does not follow grammars{remedy}")
-        limit = abilities.max_top_logprobs
+        limit = capabilities.max_top_logprobs
         checks = {
             "top_logprobs": limit is None or sampling.top_logprobs is None or sampling.top_logprobs <= limit,
-            "prompt_logprobs": abilities.prompt_logprobs or job.prompt_logprobs is None,
-            "logit_bias": abilities.logit_bias or not sampling.logit_bias,
-            "min_tokens": abilities.min_tokens or not sampling.min_tokens,
-            "seed": abilities.seed or sampling.seed is None,
-            "priority": abilities.priority or not job.priority,
+            "prompt_logprobs": capabilities.prompt_logprobs or job.prompt_logprobs is None,
+            "logit_bias": capabilities.logit_bias or not sampling.logit_bias,
+            "min_tokens": capabilities.min_tokens or not sampling.min_tokens,
+            "seed": capabilities.seed or sampling.seed is None,
+            "priority": capabilities.priority or not job.priority,
         }
         for name, is_honored in checks.items():
             if not is_honored:
@@ -276,7 +276,7 @@ class RemoteEngine:
             self._info = msgspec.structs.replace(
                 self._base_info,
                 max_model_len=min(profile.max_model_len for profile in profiles),
-                abilities=functools.reduce(common_abilities, (profile.abilities for profile in profiles)),
+                capabilities=functools.reduce(common_capabilities, (profile.capabilities for profile in profiles)),
                 description=", ".join(dict.fromkeys(f"{each.kind} {each.version}".strip() for each in profiles)),
             )
         status = self.unready_reason() or "ready"
@@ -290,15 +290,15 @@ class RemoteEngine:
         await self._changed.wait()
 
 
-def common_abilities(one: Abilities, other: Abilities) -> Abilities:
+def common_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
     """Returns what two engines can both do."""
     limits = [each.max_top_logprobs for each in (one, other) if each.max_top_logprobs is not None]
-    return Abilities(
+    return Capabilities(
         max_top_logprobs=min(limits) if limits else None,
         grammar_remedy=one.grammar_remedy or other.grammar_remedy,
         **{
             name: getattr(one, name) and getattr(other, name)
-            for name in Abilities.__struct_fields__
+            for name in Capabilities.__struct_fields__
             if name not in ("max_top_logprobs", "grammar_remedy")
         },
     )

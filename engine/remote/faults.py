@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from antiphon.engine.protocol import EngineError, Fault
-from antiphon.engine.remote.surfaces.base import RemoteFailure
+from antiphon.engine.remote.backend_apis.base import RemoteFailure
 
 TOO_LONG = re.compile(r"maximum (model|context) length|context (size|length|window)|input.*too long", re.IGNORECASE)
 BUSY = re.compile(r"\bbusy\b|queue is full|too many requests", re.IGNORECASE)

@@ -10,18 +10,18 @@ from typing import Any
 
 import msgspec
 
-from antiphon.engine.protocol import Abilities, Sampling
+from antiphon.engine.protocol import Capabilities, Sampling
+from antiphon.engine.remote.backend_apis.base import BackendApi, EngineKind
+from antiphon.engine.remote.backend_apis.completions import CompletionsApi
+from antiphon.engine.remote.backend_apis.llama_cpp import LlamaCppApi
+from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateApi
+from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
 from antiphon.engine.remote.faults import clean_message
 from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.grammars.gbnf import REFUSED_IN_GBNF
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts, list_names
 from antiphon.engine.remote.probes import ProbeResult, ServerProbes
 from antiphon.engine.remote.queries import HandshakeError, ServerQueries
-from antiphon.engine.remote.surfaces.base import EngineKind, Surface
-from antiphon.engine.remote.surfaces.completions import CompletionsSurface
-from antiphon.engine.remote.surfaces.llama_cpp import LlamaCppSurface
-from antiphon.engine.remote.surfaces.sglang_generate import SglangGenerateSurface
-from antiphon.engine.remote.surfaces.vllm_generate import VllmGenerateSurface
 from antiphon.engine.remote.tokenizer_checks import TokenizerChecks
 from antiphon.engine.remote.transport.http_client import HttpClient
 
@@ -59,9 +59,9 @@ class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     model: str
     max_model_len: int
-    abilities: Abilities
-    surface: Surface
-    logprobs_surface: Surface
+    capabilities: Capabilities
+    surface: BackendApi
+    logprobs_surface: BackendApi
     """Interface for jobs with log-probabilities."""
     warnings: tuple[str, ...] = ()
     """Lines for the operator: what the server does not do, and the flag that mends it."""
@@ -111,18 +111,18 @@ class Handshake:
         self._warnings += [*await checks.compare_text(), *await checks.compare_vocabulary(max_model_len)]
         probes = ServerProbes(self._queries, self._model, self._followers, listed.id)
         surface, logprobs_surface = await self._choose_surfaces(kind, probes)
-        abilities, surface = await self._find_abilities(kind, probes, surface, logprobs_surface)
+        capabilities, surface = await self._find_capabilities(kind, probes, surface, logprobs_surface)
         if kind == "llama.cpp":
             logprobs_surface = surface
         if server_info.get("enable_deterministic_inference"):
-            abilities = msgspec.structs.replace(abilities, seed=True)
-        self._warn_about(kind, abilities, surface)
+            capabilities = msgspec.structs.replace(capabilities, seed=True)
+        self._warn_about(kind, capabilities, surface)
         return ServerProfile(
             kind=kind,
             version=version,
             model=listed.id,
             max_model_len=max_model_len,
-            abilities=abilities,
+            capabilities=capabilities,
             surface=surface,
             logprobs_surface=logprobs_surface,
             warnings=tuple(self._warnings),
@@ -182,16 +182,16 @@ class Handshake:
             raise self._queries.mismatch("does not tell its context length: set --max-model-len")
         return min(value for value in (length, ours) if value is not None)
 
-    async def _choose_surfaces(self, kind: EngineKind, probes: ServerProbes) -> tuple[Surface, Surface]:
+    async def _choose_surfaces(self, kind: EngineKind, probes: ServerProbes) -> tuple[BackendApi, BackendApi]:
         """Returns the interface of most jobs, and that of jobs with log-probabilities."""
         wants_generate = self._options.surface == "generate"
         if kind == "llama.cpp":
-            return LlamaCppSurface(), LlamaCppSurface()
+            return LlamaCppApi(), LlamaCppApi()
         if kind == "sglang":
-            generate = SglangGenerateSurface()
-            return (generate if wants_generate else CompletionsSurface(kind)), generate
+            generate = SglangGenerateApi()
+            return (generate if wants_generate else CompletionsApi(kind)), generate
         if kind == "vllm" and wants_generate:
-            surface = VllmGenerateSurface()
+            surface = VllmGenerateApi()
             if (await probes.run_probe(surface, Sampling(max_tokens=1))).failure is not None:
                 raise self._queries.mismatch("does not serve /inference/v1/generate: start it with --enable-scale-out")
             return surface, surface
@@ -199,33 +199,33 @@ class Handshake:
             raise self._queries.mismatch(
                 f"is {kind}, which has no generate interface: use --engine-surface completions"
             )
-        return CompletionsSurface(kind), CompletionsSurface(kind)
+        return CompletionsApi(kind), CompletionsApi(kind)
 
-    async def _find_abilities(
-        self, kind: EngineKind, probes: ServerProbes, surface: Surface, logprobs_surface: Surface
-    ) -> tuple[Abilities, Surface]:
+    async def _find_capabilities(
+        self, kind: EngineKind, probes: ServerProbes, surface: BackendApi, logprobs_surface: BackendApi
+    ) -> tuple[Capabilities, BackendApi]:
         """Returns what the server's interface expresses and its settings honor, and the interface of most jobs."""
         self._on_step(f"probing the log-probabilities of {self._name}")
         max_top_logprobs = await probes.count_top_logprobs(logprobs_surface)
         self._on_step(f"probing the grammars of {self._name}")
         result, grammar_surface = await self._probe_grammar(kind, probes, surface)
-        abilities = msgspec.structs.replace(
-            surface.abilities,
+        capabilities = msgspec.structs.replace(
+            surface.capabilities,
             grammar=grammar_surface is not None,
             max_top_logprobs=max_top_logprobs,
             counts_cached_tokens=result.counts_cached_tokens,
             grammar_remedy="" if self._options.grammar == "off" else GRAMMAR_REMEDIES[kind],
         )
-        return abilities, grammar_surface or surface
+        return capabilities, grammar_surface or surface
 
     async def _probe_grammar(
-        self, kind: EngineKind, probes: ServerProbes, surface: Surface
-    ) -> tuple[ProbeResult, Surface | None]:
+        self, kind: EngineKind, probes: ServerProbes, surface: BackendApi
+    ) -> tuple[ProbeResult, BackendApi | None]:
         """Returns the result of a successful probe, and the interface with which it followed a grammar."""
         can_try = self._followers is not None and self._model.grammar_probe is not None
         candidates = [surface] if can_try and self._options.grammar != "off" else []
         if candidates and kind == "llama.cpp":
-            candidates.append(LlamaCppSurface("gbnf"))
+            candidates.append(LlamaCppApi("gbnf"))
         for candidate in candidates:
             for _ in range(GRAMMAR_PROBES):
                 result = await probes.probe_grammar(candidate)
@@ -241,20 +241,20 @@ class Handshake:
             raise self._queries.mismatch(f"cannot run a job: {failure.message}", is_permanent=is_refused)
         return result, None
 
-    def _warn_about(self, kind: EngineKind, abilities: Abilities, surface: Surface) -> None:
+    def _warn_about(self, kind: EngineKind, capabilities: Capabilities, surface: BackendApi) -> None:
         name = self._name
         if surface.grammar_syntax == "gbnf":
             self._warnings.append(
                 f"{name} is built without llguidance: grammars are translated to GBNF. Refused are {REFUSED_IN_GBNF}"
             )
-        if not abilities.grammar and self._options.grammar != "off":
+        if not capabilities.grammar and self._options.grammar != "off":
             remedy = GRAMMAR_REMEDIES[kind]
             self._warnings.append(
                 f"{name} does not follow grammars: strict tools and schemas are refused. Start it with {remedy}"
             )
-        if not abilities.counts_cached_tokens and kind in CACHE_COUNT_FLAGS:
+        if not capabilities.counts_cached_tokens and kind in CACHE_COUNT_FLAGS:
             self._warnings.append(f"{name} does not count cached tokens: start it with {CACHE_COUNT_FLAGS[kind]}")
-        if not abilities.isolates_owners and self._options.separate_owners:
+        if not capabilities.isolates_owners and self._options.separate_owners:
             effect = "prompts are not cached" if kind == "llama.cpp" else "its prompt cache is shared by all keys"
             self._warnings.append(f"{name} does not separate the owners of prompts: {effect}")
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from antiphon.engine.remote.surfaces.base import EngineKind
+from antiphon.engine.remote.backend_apis.base import EngineKind
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from antiphon.engine.remote.vocabulary import Vocabulary
 

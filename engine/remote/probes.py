@@ -5,11 +5,11 @@ import itertools
 import msgspec
 
 from antiphon.engine.protocol import Chunk, Job, Sampling
+from antiphon.engine.remote.backend_apis.base import BackendApi, JobTarget, RemoteFailure, RemoteOutput, read_error_body
 from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteModel
 from antiphon.engine.remote.queries import ServerQueries
-from antiphon.engine.remote.surfaces.base import JobTarget, RemoteFailure, RemoteOutput, Surface, read_error_body
 
 TOP_LOGPROBS_TO_TRY = (20, 5, 0)
 """Numbers of log-probabilities to ask for; the first is the largest that a request can ask for."""
@@ -33,9 +33,9 @@ class ServerProbes:
         self._queries, self._model, self._followers = queries, model, followers
         self._model_name = model_name
 
-    async def count_top_logprobs(self, surface: Surface) -> int:
+    async def count_top_logprobs(self, surface: BackendApi) -> int:
         """Returns the largest number of log-probabilities that the server reports, -1 if it reports none."""
-        if surface.abilities.max_top_logprobs == -1:
+        if surface.capabilities.max_top_logprobs == -1:
             return -1
         for count in TOP_LOGPROBS_TO_TRY:
             result = await self.run_probe(surface, Sampling(max_tokens=1, top_logprobs=count))
@@ -43,13 +43,13 @@ class ServerProbes:
                 return count
         return -1
 
-    async def probe_grammar(self, surface: Surface) -> ProbeResult:
+    async def probe_grammar(self, surface: BackendApi) -> ProbeResult:
         """Runs a job under a grammar. It fails if the output is not of the grammar from the first token on."""
         probe = self._model.grammar_probe
         grammar = None if probe is None else probe.grammar
         return await self.run_probe(surface, Sampling(max_tokens=GRAMMAR_PROBE_TOKENS), grammar)
 
-    async def run_probe(self, surface: Surface, sampling: Sampling, grammar: str | None = None) -> ProbeResult:
+    async def run_probe(self, surface: BackendApi, sampling: Sampling, grammar: str | None = None) -> ProbeResult:
         """Runs a short job. Raises `HandshakeError` if the server does not answer."""
         stop_ids = self._model.eos_ids
         prompt = self._model.tokenizer_check.probe_prompt

@@ -5,12 +5,12 @@ from typing import TypeVar
 
 import msgspec
 
+from antiphon.engine.remote.backend_apis.base import read_error_body
 from antiphon.engine.remote.faults import classify_failure, clean_message
-from antiphon.engine.remote.surfaces.base import read_error_body
 from antiphon.engine.remote.transport.connection import BodySink, HttpResponse, RemoteConnectionError
 from antiphon.engine.remote.transport.http_client import HttpClient
 
-Body = TypeVar("Body")
+BodyT = TypeVar("BodyT")
 
 
 class HandshakeError(Exception):
@@ -32,11 +32,11 @@ class ServerQueries:
         self.name = client.endpoint.name
         self._client, self._timeout_s = client, timeout_s
 
-    async def get_json(self, path: str, body_type: type[Body]) -> Body:
+    async def get_json(self, path: str, body_type: type[BodyT]) -> BodyT:
         """Returns the decoded body of a GET request."""
         return self._decode_body(path, await self.request("GET", path), body_type)
 
-    async def post_json(self, path: str, content: object, body_type: type[Body]) -> Body:
+    async def post_json(self, path: str, content: object, body_type: type[BodyT]) -> BodyT:
         """Returns the decoded body of the answer to a POST request with a JSON body."""
         response = await self.request("POST", path, msgspec.json.encode(content))
         return self._decode_body(path, response, body_type)
@@ -61,7 +61,7 @@ class ServerQueries:
         line = clean_message(f"{self.name} {message}", self._client.secrets)
         return HandshakeError(line, is_permanent=is_permanent)
 
-    def _decode_body(self, path: str, response: HttpResponse, body_type: type[Body]) -> Body:
+    def _decode_body(self, path: str, response: HttpResponse, body_type: type[BodyT]) -> BodyT:
         if response.status == 503:
             raise HandshakeError(f"{self.name} is not ready yet", is_permanent=False)
         if response.status in (404, 405, 501):

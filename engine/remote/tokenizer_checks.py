@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from antiphon.engine.remote.backend_apis.base import EngineKind
 from antiphon.engine.remote.options import RemoteModel
 from antiphon.engine.remote.queries import ServerQueries, UnsupportedPathError
-from antiphon.engine.remote.surfaces.base import EngineKind
 from antiphon.engine.remote.vocabulary import BLOCK_TOKENS
 
 

@@ -23,7 +23,7 @@ from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.sampler import SamplingState
 from antiphon.engine.scheduler.scheduler import Scheduler
 from antiphon.engine.scheduler.sequence import Sequence, deadline_fault, suppress_tokens
-from antiphon.engine.scheduler.step_output import ScheduledTokens, SequenceOutput, process_logits
+from antiphon.engine.scheduler.step_output import ScheduledTokens, SequenceOutput, explain_failure, process_logits
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,6 @@ DISPLACED = Fault(
     "server_is_overloaded",
     "Queue full: this request was displaced by one from a key with fewer queued requests.",
     retryable=True,
-)
-NON_FINITE_LOGITS = Fault("server_error", "The model produced non-finite logits.", retryable=False)
-GRAMMAR_TOO_COMPLEX = Fault(
-    "invalid_prompt",
-    "The schema or grammar of the output is too complex: it has too many alternatives at one place.",
-    retryable=False,
 )
 
 
@@ -277,9 +271,7 @@ class Core:
     def _emit_output(self, output: SequenceOutput) -> None:
         sequence = output.sequence
         if not output.is_valid:
-            grammar = sequence.sampling_state.grammar
-            fault = GRAMMAR_TOO_COMPLEX if grammar is not None and grammar.has_failed else NON_FINITE_LOGITS
-            self._end_job(sequence, Chunk(finish="error", fault=fault), keep_cache=False)
+            self._end_job(sequence, Chunk(finish="error", fault=explain_failure(sequence)), keep_cache=False)
             return
         self._generated_tokens += len(output.tokens)
         is_first = sequence.num_generated == len(output.tokens)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.forward import SequenceInput
-from antiphon.engine.protocol import FinishReason, TokenLogprob
+from antiphon.engine.protocol import Fault, FinishReason, TokenLogprob
 from antiphon.engine.scheduler.sampler import compute_logprobs, sample_tokens
 from antiphon.engine.scheduler.sequence import Sequence
 
@@ -37,8 +37,16 @@ class ScheduledTokens(msgspec.Struct):
         return 1 + len(self.draft) if self.count == self.sequence.num_pending else 0
 
 
+NON_FINITE_LOGITS = Fault("server_error", "The model produced non-finite logits.", retryable=False)
+GRAMMAR_TOO_COMPLEX = Fault(
+    "invalid_prompt",
+    "The schema or grammar of the output is too complex: it has too many alternatives at one place.",
+    retryable=False,
+)
+
+
 class SequenceOutput(msgspec.Struct):
-    """Output of a step for one sequence. `is_valid` is False if the logits of its next token were not finite."""
+    """Output of a step for one sequence. `is_valid` is False if it has no next token."""
 
     sequence: Sequence
     tokens: tuple[int, ...] = ()
@@ -80,6 +88,12 @@ def process_logits(
             undrafted, logits if len(last_rows) == len(logits) else logits[last_rows], kernels
         )
     return outputs + [_verify_draft(entry, rows, kernels) for entry, rows in drafted]
+
+
+def explain_failure(sequence: Sequence) -> Fault:
+    """Returns the fault of a sequence that has no next token."""
+    grammar = sequence.sampling_state.grammar
+    return GRAMMAR_TOO_COMPLEX if grammar is not None and grammar.has_failed else NON_FINITE_LOGITS
 
 
 def _sample_next_tokens(ready: list[Sequence], logits: Tensor, kernels: Kernels | None) -> list[SequenceOutput]:

@@ -17,7 +17,7 @@ from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, literals
 from antiphon.harmony.tools import INPUT, ToolSpec
 
-MAX_DEPTH = 32
+MAX_ELEMENT_DEPTH = 32
 _NAME = re.compile(r"[^\s<>/=\ud800-\udfff]{1,128}")
 _ITEM = "item"
 
@@ -158,7 +158,7 @@ class _ElementTree:
     def _read_value(self, name: str, schema: object, depth: int) -> Parser[None]:
         """Parses the content of an element, and its closing tag."""
         reader, tape = self._reader, self._reader.tape
-        if depth > MAX_DEPTH:
+        if depth > MAX_ELEMENT_DEPTH:
             raise MalformedText("too deep")
         allowed, close = schema_values.allowed_types(schema, self._root), f"{self._mark}</{name}>"
         if allowed != schema_values.STRING_ONLY and (yield from self._has_elements()):

@@ -1,8 +1,8 @@
 """DeepSeek: V3 and R1 with fenced JSON, V3.1 with bare JSON, V3.2 and V4 with tags that have a type attribute."""
 
+from antiphon.harmony.calls.call_block import CallSection
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
-from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform

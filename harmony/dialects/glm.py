@@ -5,7 +5,7 @@ Hy3 has such calls in a section, and a suffix in each of its tags. Hy4 leaves ou
 
 from msgspec.structs import replace
 
-from antiphon.harmony.calls.section import CallSection
+from antiphon.harmony.calls.call_block import CallSection
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 

@@ -1,8 +1,8 @@
 """Dialects that write the tool's name in a header: Solar Open; the harmony format over other vocabularies."""
 
+from antiphon.harmony.calls.call_block import CallSection
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
-from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform
 

@@ -1,8 +1,8 @@
 """Dialects that write one JSON object per call between markers: InternLM, LongCat, ERNIE; and Step 3's tags."""
 
+from antiphon.harmony.calls.call_block import CallSection
 from antiphon.harmony.calls.json_object import JsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
-from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform

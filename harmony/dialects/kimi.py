@@ -1,8 +1,8 @@
 """Kimi: K2's section of calls, with headers that are ids counted up over the conversation; K3's channels."""
 
+from antiphon.harmony.calls.call_block import CallSection
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
-from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform

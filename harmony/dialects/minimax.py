@@ -1,6 +1,6 @@
 """MiniMax, dots and MiniCPM5: tags with the name in an attribute, typed by the tool's schema; M3: element trees."""
 
-from antiphon.harmony.calls.section import CallSection
+from antiphon.harmony.calls.call_block import CallSection
 from antiphon.harmony.calls.xml_elements import XmlElementCall
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect

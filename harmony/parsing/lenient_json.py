@@ -16,7 +16,7 @@ from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, literals
 from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE
 
-MAX_DEPTH = 64
+MAX_VALUE_DEPTH = 64
 NO_TYPES: Mapping[str, frozenset[str]] = MappingProxyType({})
 MAX_WORD_CHARS = 4096
 """Limit on the characters of a number or a name."""
@@ -39,7 +39,7 @@ class LenientJson(Struct, frozen=True, kw_only=True):
     def read_value(self, reader: TapeReader, depth: int = 0) -> Parser[None]:
         """Reads a value and emits it as JSON. Raises `MalformedText`."""
         tape = reader.tape
-        if depth > MAX_DEPTH or not (yield from tape.wait_more()):
+        if depth > MAX_VALUE_DEPTH or not (yield from tape.wait_more()):
             raise MalformedText("value")
         for quote in self.quotes:
             if (yield from tape.matches_here(tape.alphabet.tape_text(quote))):

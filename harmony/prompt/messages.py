@@ -26,7 +26,7 @@ from antiphon.events.inputs import (
     RefusalInput,
 )
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.prompt.shapes import PARAGRAPH_BREAK, ChatMessage
+from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage
 from antiphon.harmony.prompt.tool_instructions import WriteCalls
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper
 from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec, ToolTable

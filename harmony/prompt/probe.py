@@ -19,7 +19,7 @@ from antiphon.events.inputs import (
     InputMessage,
 )
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.prompt.shapes import MessageShape
+from antiphon.harmony.prompt.message_shape import MessageShape
 from antiphon.harmony.tools import ToolTable
 
 RenderProbe = Callable[[PromptInput, MessageShape], str | None]

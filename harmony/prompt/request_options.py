@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from antiphon.harmony.format import THINKING_SWITCHES, RenderError, TemplateOptions, UnsupportedOptionError
-from antiphon.harmony.prompt.shapes import ChatMessage
+from antiphon.harmony.prompt.message_shape import ChatMessage
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper
 
 

@@ -22,12 +22,12 @@ from antiphon.kit.faults import (
     WriteBytes,
     break_json_reply,
 )
-from antiphon.kit.wire.decoding import UnknownEncodingError, decode_body
-from antiphon.kit.wire.exchange import ServerExchange
-from antiphon.kit.wire.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header
-from antiphon.kit.wire.proxy import ReverseProxy, guard_handler, make_base_url, wait_for_signal
-from antiphon.kit.wire.server import make_error, run_server
-from antiphon.kit.wire.upstream import UpstreamServer
+from antiphon.kit.proxy.decoding import UnknownEncodingError, decode_body
+from antiphon.kit.proxy.exchange import ServerExchange
+from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header
+from antiphon.kit.proxy.proxy import ReverseProxy, guard_handler, make_base_url, wait_for_signal
+from antiphon.kit.proxy.server import make_error, run_server
+from antiphon.kit.proxy.upstream import UpstreamServer
 
 NO_MATCH_CODE = "cassette_no_match"
 RESET_DELAY_S = 0.1

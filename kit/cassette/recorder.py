@@ -21,9 +21,9 @@ from antiphon.kit.cassette.frames import FrameSplitter
 from antiphon.kit.cassette.reading import CassetteError, read_cassette
 from antiphon.kit.cassette.redaction import SECRET_HEADER, Redactor
 from antiphon.kit.cassette.toml_text import HEADER, format_exchange
-from antiphon.kit.wire.decoding import BodyDecoder, create_decoder, decode_body
-from antiphon.kit.wire.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header, media_type
-from antiphon.kit.wire.proxy import open_proxy, wait_for_signal
+from antiphon.kit.proxy.decoding import BodyDecoder, create_decoder, decode_body
+from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header, media_type
+from antiphon.kit.proxy.proxy import open_proxy, wait_for_signal
 
 KEPT_REQUEST_HEADERS = frozenset(
     "accept content-type openai-beta anthropic-beta anthropic-version originator user-agent".split()

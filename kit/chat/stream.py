@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.kit.checker.formats import check_arguments, check_json_text
-from antiphon.kit.checker.shapes import as_list, as_objects, as_text
+from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader, read_json
 from antiphon.kit.findings import Finding, FindingList, quote
 
-Chunk = Mapping[str, Any]
+JsonChunk = Mapping[str, Any]
 CONSTANT_KEYS = ("id", "created", "model")
 WHOLE_REASONS = ("stop", "tool_calls", "function_call")
 """Reasons of choices that were not cut."""
@@ -45,7 +45,7 @@ class ChatStreamChecker:
         self.choices: dict[int, FoldedChoice] = {}
         self.usage: Mapping[str, Any] | None = None
         self._request = request or {}
-        self._first: Chunk | None = None
+        self._first: JsonChunk | None = None
         self._position = 0
         self._has_end_marker = False
         self._has_error = False
@@ -65,7 +65,7 @@ class ChatStreamChecker:
         if chunk is not None:
             self.check_chunk(chunk)
 
-    def check_chunk(self, chunk: Chunk) -> None:
+    def check_chunk(self, chunk: JsonChunk) -> None:
         """Checks one chunk, decoded from JSON."""
         if "error" in chunk:
             self._has_error = True
@@ -116,7 +116,7 @@ class ChatStreamChecker:
             if call.type == "function" and call.name in tools:
                 check_arguments(call.arguments, tools[call.name], f"{label} call {index}", self.findings)
 
-    def _check_usage(self, chunk: Chunk) -> None:
+    def _check_usage(self, chunk: JsonChunk) -> None:
         if self.usage is not None:
             self.findings.add("chat-usage-not-last", "the chunk with usage last", "a chunk after it")
         usage = chunk.get("usage")

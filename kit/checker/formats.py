@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from antiphon.kit.checker.json_schema import SchemaSupportError, find_schema_fault
-from antiphon.kit.checker.shapes import as_list, as_objects, as_text
+from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
 
-Item = Mapping[str, Any]
+JsonItem = Mapping[str, Any]
 JSON_KINDS = ("json_object", "json_schema")
 
 
-def check_text_format(text: object, output: Sequence[Item], findings: FindingList) -> None:
+def check_text_format(text: object, output: Sequence[JsonItem], findings: FindingList) -> None:
     """Checks the texts of a completed response against `text`, the setting of the request."""
     form = text.get("format") if isinstance(text, dict) else None
     if isinstance(form, dict):
@@ -64,7 +64,7 @@ def _check_schema(value: Any, form: Mapping[str, Any], code: str, label: str, fi
         findings.add(code, f"what the schema asks: {fault}", quote(value), label)
 
 
-def _list_texts(output: Sequence[Item]) -> Iterator[tuple[str, str]]:
+def _list_texts(output: Sequence[JsonItem]) -> Iterator[tuple[str, str]]:
     """Yields the id and each text of the answers. Messages of the phase commentary are none."""
     for item in output:
         if item.get("type") != "message" or item.get("phase") == "commentary":

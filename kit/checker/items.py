@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.bodies import Body, create_body
-from antiphon.kit.checker.shapes import as_list, as_text, check_item_shape
+from antiphon.kit.checker.item_grammar import Body, create_body
+from antiphon.kit.checker.schema import as_list, as_text, check_item_shape
 from antiphon.kit.findings import FindingList, quote
 
-Event = Mapping[str, Any]
+JsonEvent = Mapping[str, Any]
 
 CONSTANT_ITEM_KEYS = ("role", "name", "namespace", "phase", "server_label", "call_id")
 CALL_TYPES = ("function_call", "custom_tool_call")
@@ -56,7 +56,7 @@ class ItemsChecker:
         """The items of the done events, in order."""
         return [tracked.done for tracked in self.items.values() if tracked.done is not None]
 
-    def check_event(self, kind: str, event: Event) -> None:
+    def check_event(self, kind: str, event: JsonEvent) -> None:
         """Checks an event of an item; `kind` is its type without `response.`."""
         if kind == "output_item.added":
             self._check_added(event)
@@ -65,7 +65,7 @@ class ItemsChecker:
         else:
             self._check_content(kind, event)
 
-    def _check_added(self, event: Event) -> None:
+    def _check_added(self, event: JsonEvent) -> None:
         item = event.get("item")
         if not isinstance(item, dict):
             return
@@ -83,7 +83,7 @@ class ItemsChecker:
             self._findings.add("item-status", "in_progress", quote(item["status"]), label)
         self._track(event, item, label)
 
-    def _track(self, event: Event, item: Mapping[str, Any], label: str) -> None:
+    def _track(self, event: JsonEvent, item: Mapping[str, Any], label: str) -> None:
         expected = max(self.items, default=-1) + 1
         index = event.get("output_index", expected)
         if isinstance(index, int) and index in self.items:
@@ -114,7 +114,7 @@ class ItemsChecker:
         if not item.get("name"):
             self._findings.add("call-name-empty", "the name of a tool", quote(item.get("name")), label)
 
-    def _check_done(self, event: Event) -> None:
+    def _check_done(self, event: JsonEvent) -> None:
         item = event.get("item")
         if not isinstance(item, dict):
             return
@@ -157,7 +157,7 @@ class ItemsChecker:
             expected, actual = quote(tracked.added.get(key)), quote(later.get(key))
             self._findings.add(code, expected, actual, f"{tracked.label} {key}")
 
-    def _check_content(self, kind: str, event: Event) -> None:
+    def _check_content(self, kind: str, event: JsonEvent) -> None:
         item_id = as_text(event.get("item_id"))
         tracked = self._find_item(event, item_id)
         if tracked is None:
@@ -175,14 +175,14 @@ class ItemsChecker:
         if kind == "function_call_arguments.done" and "name" in event:
             self._check_constant("name", tracked, event)
 
-    def _check_index(self, event: Event, tracked: TrackedItem, kind: str) -> None:
+    def _check_index(self, event: JsonEvent, tracked: TrackedItem, kind: str) -> None:
         index = event.get("output_index", tracked.index)
         if index != tracked.index:
             self._findings.add(
                 "output-index-changed", f"output_index {tracked.index}", f"{quote(index)} in {kind}", tracked.label
             )
 
-    def _find_item(self, event: Event, item_id: str) -> TrackedItem | None:
+    def _find_item(self, event: JsonEvent, item_id: str) -> TrackedItem | None:
         """Returns the item with this id, else the one with the event's index, else the open one if it is alone."""
         if item_id:
             with_id = [tracked for tracked in self.items.values() if tracked.id == item_id]

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.shapes import RESPONSE_SHAPE, as_list, check_response_shape
+from antiphon.kit.checker.schema import RESPONSE_SHAPE, as_list, check_response_shape
 from antiphon.kit.findings import FindingList, quote
 
-Event = Mapping[str, Any]
+JsonEvent = Mapping[str, Any]
 
 STATUSES = {
     "response.created": ("in_progress", "queued"),
@@ -41,7 +41,7 @@ class LifecycleChecker:
         self.terminal_type: str | None = None
         self.final_response: Mapping[str, Any] | None = None
 
-    def check_event(self, kind: str, event: Event) -> None:
+    def check_event(self, kind: str, event: JsonEvent) -> None:
         """Checks an event's place among the others, and its snapshot if it has one."""
         if self.terminal_type is not None:
             code = "terminal-repeated" if kind in TERMINAL_TYPES else "event-after-terminal"
@@ -90,7 +90,7 @@ class LifecycleChecker:
         self._has_progress |= kind == "response.in_progress"
         self._has_item |= kind == "response.output_item.added"
 
-    def _check_error(self, event: Event) -> None:
+    def _check_error(self, event: JsonEvent) -> None:
         nested = event.get("error")
         self._error = nested if isinstance(nested, dict) else event
         if not isinstance(nested, dict):

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_list, as_objects, as_text
+from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
 
-Item = Mapping[str, Any]
+JsonItem = Mapping[str, Any]
 REPLACEMENT = "\ufffd"
 """Stands in a token's text for bytes that are a part of a character."""
 
 
 def check_messages(
-    settings: Mapping[str, Any], request: Mapping[str, Any] | None, output: Sequence[Item], findings: FindingList
+    settings: Mapping[str, Any], request: Mapping[str, Any] | None, output: Sequence[JsonItem], findings: FindingList
 ) -> None:
     """Checks the texts of the messages of an ended response."""
     for item in output:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_list, as_objects, as_text, check_part_shape
+from antiphon.kit.checker.schema import as_list, as_objects, as_text, check_part_shape
 from antiphon.kit.findings import FindingList, quote
 
-Event = Mapping[str, Any]
+JsonEvent = Mapping[str, Any]
 
 ROUNDING = 1e-6
 """Difference of a log-probability between the deltas and the item, where OpenAI rounds it to six digits."""
@@ -51,7 +51,7 @@ class PartsBody:
         self._content: list[Mapping[str, Any]] = []
         self._summary: list[Mapping[str, Any]] = []
 
-    def check_event(self, kind: str, event: Event) -> None:
+    def check_event(self, kind: str, event: JsonEvent) -> None:
         """Checks an event; `kind` is its type without `response.`."""
         prefix, _, action = kind.rpartition(".")
         if prefix in ("content_part", "reasoning_summary_part"):
@@ -93,7 +93,7 @@ class PartsBody:
             if actual != expected:
                 self._findings.add("open-item-differs", quote(expected), quote(actual), self._subject)
 
-    def _add_part(self, is_summary: bool, event: Event) -> None:
+    def _add_part(self, is_summary: bool, event: JsonEvent) -> None:
         part = event.get("part")
         if not isinstance(part, dict):
             return
@@ -108,7 +108,7 @@ class PartsBody:
         index = self._check_index(is_summary, event)
         self._open = _StreamedPart(kind, is_summary, index)
 
-    def _end_part(self, is_summary: bool, event: Event) -> None:
+    def _end_part(self, is_summary: bool, event: JsonEvent) -> None:
         part, opened = event.get("part"), self._open
         if opened is None:
             self._findings.add("part-never-added", "content_part.added before", "content_part.done", self._subject)
@@ -136,7 +136,7 @@ class PartsBody:
         (self._summary if opened.is_summary else self._content).append(part)
         self._open = None
 
-    def _find_part(self, kind: str, prefix: str, event: Event) -> _StreamedPart | None:
+    def _find_part(self, kind: str, prefix: str, event: JsonEvent) -> _StreamedPart | None:
         part = self._open
         if part is None:
             self._findings.add("content-outside-part", "content_part.added before it", kind, self._subject)
@@ -150,14 +150,14 @@ class PartsBody:
         self._check_index(part.is_summary, event)
         return part
 
-    def _check_index(self, is_summary: bool, event: Event) -> int:
+    def _check_index(self, is_summary: bool, event: JsonEvent) -> int:
         expected = len(self._summary if is_summary else self._content)
         actual = event.get("summary_index" if is_summary else "content_index", expected)
         if actual != expected:
             self._findings.add("part-index", str(expected), quote(actual), self._subject)
         return expected
 
-    def _add_delta(self, part: _StreamedPart, event: Event) -> None:
+    def _add_delta(self, part: _StreamedPart, event: JsonEvent) -> None:
         delta = event.get("delta")
         if part.is_text_done:
             self._findings.add("delta-after-done", "no delta after the done event", quote(delta), self._subject)
@@ -166,7 +166,7 @@ class PartsBody:
         part.text += as_text(delta)
         part.logprobs += as_list(event.get("logprobs"))
 
-    def _end_text(self, part: _StreamedPart, prefix: str, event: Event) -> None:
+    def _end_text(self, part: _StreamedPart, prefix: str, event: JsonEvent) -> None:
         text = event.get(DONE_FIELDS[prefix])
         if part.is_text_done:
             self._findings.add("done-repeated", "one done event", "another one", self._subject)
@@ -176,7 +176,7 @@ class PartsBody:
             self._findings.add("logprobs-differ", quote(part.logprobs), quote(event["logprobs"]), self._subject)
         part.is_text_done = True
 
-    def _add_annotation(self, event: Event) -> None:
+    def _add_annotation(self, event: JsonEvent) -> None:
         part = self._open
         if part is None or part.kind != "output_text":
             self._findings.add(

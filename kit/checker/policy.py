@@ -7,10 +7,10 @@ from typing import Any
 from antiphon.kit.checker.formats import check_arguments, check_text_format
 from antiphon.kit.checker.items import CALL_TYPES
 from antiphon.kit.checker.output_text import check_messages
-from antiphon.kit.checker.shapes import as_list, as_objects, as_text
+from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
 
-Item = Mapping[str, Any]
+JsonItem = Mapping[str, Any]
 ToolKey = tuple[str, str | None, str | None]
 """Kind, namespace and name of a tool."""
 ECHOED_KEYS = (
@@ -121,8 +121,8 @@ def _read_conversation(settings: Mapping[str, Any]) -> Any:
 
 def _check_tool_choice(
     settings: Mapping[str, Any],
-    calls: Sequence[Item],
-    hosted_calls: Sequence[Item],
+    calls: Sequence[JsonItem],
+    hosted_calls: Sequence[JsonItem],
     is_completed: bool,
     findings: FindingList,
 ) -> None:
@@ -146,7 +146,7 @@ def _check_tool_choice(
 
 
 def _check_calls(
-    settings: Mapping[str, Any], response: Mapping[str, Any], calls: Sequence[Item], findings: FindingList
+    settings: Mapping[str, Any], response: Mapping[str, Any], calls: Sequence[JsonItem], findings: FindingList
 ) -> None:
     """Checks that the tools of the calls are known, and the arguments of whole calls."""
     tools = dict(_list_tools([*as_list(settings.get("tools")), *_list_added_tools(settings)]))

@@ -7,8 +7,7 @@ from typing import Any
 from antiphon.kit.checker.items import ItemsChecker
 from antiphon.kit.checker.lifecycle import STATUSES, LifecycleChecker, check_ending
 from antiphon.kit.checker.policy import check_policy
-from antiphon.kit.checker.sequence import SequenceChecker
-from antiphon.kit.checker.shapes import (
+from antiphon.kit.checker.schema import (
     EARLY_API_LACKS,
     EVENT_SHAPES,
     OPEN_RESPONSES_NAMES,
@@ -18,12 +17,13 @@ from antiphon.kit.checker.shapes import (
     check_shape,
     is_early_response,
 )
+from antiphon.kit.checker.sequence import SequenceChecker
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader, read_json
 from antiphon.kit.checker.terminal import check_output
 from antiphon.kit.checker.usage import check_usage
 from antiphon.kit.findings import Finding, FindingList, quote
 
-Event = Mapping[str, Any]
+JsonEvent = Mapping[str, Any]
 IGNORED_TYPES = ("keepalive",)
 ENDED_STATUSES = ("completed", "incomplete", "failed", "cancelled")
 
@@ -74,7 +74,7 @@ class StreamChecker:
             self.findings.add("sse-event-name", f"event: {event.get('type')}", f"event: {frame.name}")
         self.check_event(event)
 
-    def check_event(self, event: Event) -> None:
+    def check_event(self, event: JsonEvent) -> None:
         """Checks one event, decoded from JSON."""
         number, kind = event.get("sequence_number"), event.get("type")
         self.findings.set_event(self._position, number if isinstance(number, int) else None)
@@ -139,7 +139,7 @@ def check_whole_response(response: Mapping[str, Any], request: Mapping[str, Any]
         check_response(response, request, findings)
 
 
-def check_events(events: Iterable[Event], request: Mapping[str, Any] | None = None) -> list[Finding]:
+def check_events(events: Iterable[JsonEvent], request: Mapping[str, Any] | None = None) -> list[Finding]:
     """Returns the findings about a whole stream of decoded events."""
     checker = StreamChecker(request)
     for event in events:
@@ -157,7 +157,7 @@ def check_sse(data: bytes, request: Mapping[str, Any] | None = None) -> list[Fin
     return checker.finish(is_sse=True)
 
 
-def _is_unicode(event: Event) -> bool:
+def _is_unicode(event: JsonEvent) -> bool:
     """Returns whether no string in an event has half a surrogate pair."""
     try:
         json.dumps(dict(event), ensure_ascii=False).encode()

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.kit.checker.items import CALL_TYPES, CONSTANT_ITEM_KEYS, ItemsChecker
-from antiphon.kit.checker.shapes import as_list, as_text, check_item_shape
+from antiphon.kit.checker.schema import as_list, as_text, check_item_shape
 from antiphon.kit.findings import FindingList, quote
 
-Response = Mapping[str, Any]
-Item = Mapping[str, Any]
+JsonResponse = Mapping[str, Any]
+JsonItem = Mapping[str, Any]
 UNSTABLE_KEYS = ("id", "call_id", "encrypted_content")
 
 
-def check_output(response: Response, items: ItemsChecker, findings: FindingList) -> None:
+def check_output(response: JsonResponse, items: ItemsChecker, findings: FindingList) -> None:
     """Checks that `output` is the list of the done items, followed by at most one item that stayed open."""
     output = as_list(response.get("output"))
     status = response.get("status")
@@ -31,7 +31,7 @@ def check_output(response: Response, items: ItemsChecker, findings: FindingList)
 
 
 def _compare_output(
-    done: Sequence[Item], output: Sequence[Any], open_ids: Sequence[str], findings: FindingList
+    done: Sequence[JsonItem], output: Sequence[Any], open_ids: Sequence[str], findings: FindingList
 ) -> list[Any]:
     """Compares the done items with those of the final output. Returns entries of the output that are none of them.
 
@@ -66,7 +66,7 @@ def _group_positions(entries: Sequence[Any], read_key: Callable[[Any], str]) -> 
     return positions
 
 
-def _check_order(done: Sequence[Item], pairs: Mapping[int, int], findings: FindingList) -> None:
+def _check_order(done: Sequence[JsonItem], pairs: Mapping[int, int], findings: FindingList) -> None:
     """Checks that pairs of a done item and its place in the output have one order."""
     expected = sorted(pairs)
     actual = sorted(pairs, key=lambda number: pairs[number])
@@ -83,7 +83,7 @@ def _read_type(entry: object) -> object:
     return entry.get("type") if isinstance(entry, dict) else None
 
 
-def _compare_items(streamed: Item, final: Item, findings: FindingList) -> None:
+def _compare_items(streamed: JsonItem, final: JsonItem, findings: FindingList) -> None:
     label = f"{streamed.get('type')} {streamed.get('id')}"
     if final == streamed:
         return
@@ -120,7 +120,7 @@ def _check_rest(rest: Sequence[Any], items: ItemsChecker, findings: FindingList)
         findings.add("open-item-missing", "the item in the output, as incomplete", "no such item", tracked.label)
 
 
-def _check_statuses(response: Response, output: Sequence[Any], findings: FindingList) -> None:
+def _check_statuses(response: JsonResponse, output: Sequence[Any], findings: FindingList) -> None:
     status = response.get("status")
     for position, item in enumerate(output):
         if not isinstance(item, dict):
@@ -140,7 +140,7 @@ def _check_statuses(response: Response, output: Sequence[Any], findings: Finding
                 findings.add("message-blank", "text in a message", "white space only", f"message {item.get('id')}")
 
 
-def compare_responses(streamed: Response, other: Response, code: str, findings: FindingList) -> None:
+def compare_responses(streamed: JsonResponse, other: JsonResponse, code: str, findings: FindingList) -> None:
     """Reports each key in which another copy of a response (GET, a replay) differs from the streamed one."""
     for key in sorted(streamed.keys() | other.keys()):
         if streamed.get(key) != other.get(key):

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_objects, as_text, has_type
+from antiphon.kit.checker.schema import as_objects, as_text, has_type
 from antiphon.kit.findings import FindingList, quote
 
-Response = Mapping[str, Any]
+JsonResponse = Mapping[str, Any]
 SHOWING_REASONING = ("reasoning", "compaction")
 """Kinds of items that reasoning tokens are spent on: what a compaction has thought is sealed in it."""
 MAX_BLANK_TOKENS = 2
@@ -14,7 +14,7 @@ MAX_BLANK_TOKENS = 2
 COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 
 
-def check_usage(response: Response, request: Mapping[str, Any] | None, findings: FindingList) -> None:
+def check_usage(response: JsonResponse, request: Mapping[str, Any] | None, findings: FindingList) -> None:
     """Checks the token counts of a terminal response. The limit is that of the request, if it is known."""
     usage = response.get("usage")
     if not isinstance(usage, dict):

@@ -9,8 +9,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from antiphon.kit.live.client import LiveClient
-    from antiphon.kit.live.runner import CaseReport
+    from antiphon.kit.conformance.client import LiveClient
+    from antiphon.kit.conformance.runner import CaseReport
 
 FOUND, UNUSABLE = 1, 2
 """Exit statuses: there are findings; the target cannot be checked."""
@@ -84,7 +84,7 @@ def check(context: click.Context, /, target: str | None, **options: Any) -> None
 
 def _check_file(target: str, options: dict[str, Any]) -> int:
     """Checks a recorded stream. Returns the exit status."""
-    from antiphon.kit.live import recorded, reports  # noqa: PLC0415  the command line starts fast
+    from antiphon.kit.conformance import recorded, reports  # noqa: PLC0415  the command line starts fast
 
     try:
         data = sys.stdin.buffer.read() if target == "-" else Path(target).read_bytes()
@@ -105,9 +105,9 @@ def _check_file(target: str, options: dict[str, Any]) -> int:
 
 def _check_server(target: str, options: dict[str, Any]) -> int:
     """Runs suites against a server. Returns the exit status."""
-    from antiphon.kit.live import reports, suites  # noqa: PLC0415  the command line starts fast
-    from antiphon.kit.live.client import LiveClient, UnreachableError  # noqa: PLC0415
-    from antiphon.kit.live.display import show_summary  # noqa: PLC0415
+    from antiphon.kit.conformance import reports, suites  # noqa: PLC0415  the command line starts fast
+    from antiphon.kit.conformance.client import LiveClient, UnreachableError  # noqa: PLC0415
+    from antiphon.kit.conformance.display import show_summary  # noqa: PLC0415
 
     console = _open_console(is_beside_json=options["as_json"])
     try:
@@ -126,9 +126,9 @@ def _check_server(target: str, options: dict[str, Any]) -> int:
 def _run_cases(
     client: "LiveClient", chosen: list[Any], options: dict[str, Any], console: "Console"
 ) -> tuple[str, list["CaseReport"]]:
-    from antiphon.kit.live.display import create_display  # noqa: PLC0415
-    from antiphon.kit.live.models import find_model  # noqa: PLC0415
-    from antiphon.kit.live.runner import CaseRunner  # noqa: PLC0415
+    from antiphon.kit.conformance.display import create_display  # noqa: PLC0415
+    from antiphon.kit.conformance.models import find_model  # noqa: PLC0415
+    from antiphon.kit.conformance.runner import CaseRunner  # noqa: PLC0415
 
     model = find_model(client, options["model"])
     runner = CaseRunner(
@@ -150,9 +150,9 @@ def _run_cases(
 
 def _run_proxy(options: dict[str, Any]) -> int:
     """Forwards requests until Ctrl+C, and reports on each. Returns the exit status."""
-    from antiphon.kit.wire.check_proxy import run_proxy_command  # noqa: PLC0415  the command line starts fast
-    from antiphon.kit.wire.server import WireServerError  # noqa: PLC0415
-    from antiphon.kit.wire.upstream import UpstreamUrlError  # noqa: PLC0415
+    from antiphon.kit.proxy.check_proxy import run_proxy_command  # noqa: PLC0415  the command line starts fast
+    from antiphon.kit.proxy.server import WireServerError  # noqa: PLC0415
+    from antiphon.kit.proxy.upstream import UpstreamUrlError  # noqa: PLC0415
 
     try:
         return run_proxy_command(options["proxy"], options["host"], options["port"])
@@ -161,7 +161,7 @@ def _run_proxy(options: dict[str, Any]) -> int:
 
 
 def _list_suites(names: tuple[str, ...]) -> None:
-    from antiphon.kit.live import suites  # noqa: PLC0415  the command line starts fast
+    from antiphon.kit.conformance import suites  # noqa: PLC0415  the command line starts fast
 
     try:
         loaded = [suites.load_suite(name) for name in names or suites.SUITE_NAMES]

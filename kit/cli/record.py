@@ -34,8 +34,8 @@ def record(upstream: str, out: Path, append: bool, host: str, port: int, api_key
     """
     from antiphon.kit.cassette.reading import CassetteError  # noqa: PLC0415  the command line starts fast
     from antiphon.kit.cassette.recorder import run_recorder  # noqa: PLC0415
-    from antiphon.kit.wire.server import WireServerError  # noqa: PLC0415
-    from antiphon.kit.wire.upstream import UpstreamUrlError  # noqa: PLC0415
+    from antiphon.kit.proxy.server import WireServerError  # noqa: PLC0415
+    from antiphon.kit.proxy.upstream import UpstreamUrlError  # noqa: PLC0415
 
     try:
         run_recorder(upstream, out, host, port, api_key=api_key, append=append)

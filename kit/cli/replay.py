@@ -56,8 +56,8 @@ def replay(cassette: Path, host: str, port: int, speed: float, match: Any, fallb
     """
     from antiphon.kit.cassette.player import run_player  # noqa: PLC0415  the command line starts fast
     from antiphon.kit.cassette.reading import CassetteError, read_cassette  # noqa: PLC0415
-    from antiphon.kit.wire.server import WireServerError  # noqa: PLC0415
-    from antiphon.kit.wire.upstream import UpstreamUrlError  # noqa: PLC0415
+    from antiphon.kit.proxy.server import WireServerError  # noqa: PLC0415
+    from antiphon.kit.proxy.upstream import UpstreamUrlError  # noqa: PLC0415
 
     try:
         run_player(read_cassette(cassette), host, port, match=match, speed=speed, fallback_url=fallback)

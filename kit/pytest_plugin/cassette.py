@@ -17,9 +17,9 @@ from antiphon.kit.cassette.matching import MatchMode
 from antiphon.kit.cassette.player import open_player
 from antiphon.kit.cassette.reading import CassetteError, read_cassette
 from antiphon.kit.cassette.recorder import open_recorder
+from antiphon.kit.proxy.server import WireServerError
+from antiphon.kit.proxy.upstream import UpstreamUrlError
 from antiphon.kit.pytest_plugin.relayed_server import RelayedServer
-from antiphon.kit.wire.server import WireServerError
-from antiphon.kit.wire.upstream import UpstreamUrlError
 
 OpenServer = Callable[[], AbstractAsyncContextManager[str]]
 FOLDER = "__cassettes__"

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.kit.checker.shapes import as_list
+from antiphon.kit.checker.schema import as_list
 from antiphon.kit.snapshot.id_numbers import IdNumbers
 
 Json = Mapping[str, Any]

@@ -6,9 +6,9 @@ Only deltas that nothing but other deltas separates are merged, so a delta in a 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_list
+from antiphon.kit.checker.schema import as_list
 
-Event = dict[str, Any]
+JsonEvent = dict[str, Any]
 KEEPALIVE_TYPES = ("keepalive", "response.keepalive")
 POSITION_KEYS = ("item_id", "output_index", "content_index", "summary_index", "command_index")
 CALL_KEYS = ("index", "id", "type", "function", "custom", "name", "arguments", "input")
@@ -16,10 +16,10 @@ CALL_KEYS = ("index", "id", "type", "function", "custom", "name", "arguments", "
 CHAT_TEXT_KEYS = ("reasoning_content", "reasoning", "content", "refusal")
 
 
-def merge_deltas(events: Iterable[Event]) -> list[Event]:
+def merge_deltas(events: Iterable[JsonEvent]) -> list[JsonEvent]:
     """Returns Responses events with one delta for each text. Keepalives depend on time, and are left out."""
-    merged: list[Event] = []
-    run: dict[tuple[Any, ...], Event] = {}
+    merged: list[JsonEvent] = []
+    run: dict[tuple[Any, ...], JsonEvent] = {}
     is_in_progress = False
     for event in events:
         kind = event.get("type")
@@ -39,20 +39,20 @@ def merge_deltas(events: Iterable[Event]) -> list[Event]:
     return [event for event in merged if not (_is_text_delta(event) and event["delta"] == "")]
 
 
-def _is_text_delta(event: Event) -> bool:
+def _is_text_delta(event: JsonEvent) -> bool:
     return str(event.get("type")).endswith(".delta") and isinstance(event.get("delta"), str)
 
 
-def _extend_delta(first: Event, event: Event) -> None:
+def _extend_delta(first: JsonEvent, event: JsonEvent) -> None:
     first["delta"] += event["delta"]
     if event.get("logprobs"):
         first["logprobs"] = [*as_list(first.get("logprobs")), *as_list(event["logprobs"])]
 
 
-def merge_chunks(chunks: Iterable[Event]) -> list[Event]:
+def merge_chunks(chunks: Iterable[JsonEvent]) -> list[JsonEvent]:
     """Returns chat chunks with one delta for each text and call, choice by choice; then errors and the usage."""
     choices: dict[Any, _ChoiceMerger] = {}
-    rest: list[Event] = []
+    rest: list[JsonEvent] = []
     for chunk in chunks:
         if "choices" not in chunk:
             rest.append(chunk)
@@ -72,11 +72,11 @@ class _ChoiceMerger:
 
     def __init__(self, index: Any) -> None:
         self._index = index
-        self._choices: list[Event] = []
-        self._text: tuple[str, Event] | None = None
+        self._choices: list[JsonEvent] = []
+        self._text: tuple[str, JsonEvent] | None = None
         """The key and the choice of the text that the next delta may continue."""
-        self._calls: list[Event] = []
-        self._open_calls: dict[str, Event] = {}
+        self._calls: list[JsonEvent] = []
+        self._open_calls: dict[str, JsonEvent] = {}
         """The latest call by its index, which further fragments continue."""
 
     def add_choice(self, choice: Mapping[str, Any]) -> None:
@@ -97,13 +97,13 @@ class _ChoiceMerger:
         if ending:
             self._add({"delta": {}, **ending})
 
-    def list_choices(self) -> list[Event]:
+    def list_choices(self) -> list[JsonEvent]:
         """Returns the merged choices, in order."""
         for call in self._calls:
             _sort_keys(call)
         return self._choices
 
-    def _add(self, choice: Event) -> Event:
+    def _add(self, choice: JsonEvent) -> JsonEvent:
         merged = {"index": self._index, **choice}
         self._choices.append(merged)
         self._text = None
@@ -143,7 +143,7 @@ class _ChoiceMerger:
                 known[key] = value
 
 
-def _sort_keys(call: Event) -> None:
+def _sort_keys(call: JsonEvent) -> None:
     """Brings the keys of a call, and of the function in it, into a fixed order; others follow."""
     ordered = {key: call.pop(key) for key in [*CALL_KEYS, *call] if key in call}
     call.update(ordered)

@@ -16,7 +16,7 @@ from antiphon.kit.findings import FindingList
 from antiphon.kit.snapshot.event_lines import UNREADABLE_TYPE
 from antiphon.kit.snapshot.recorded_stream import read_streams
 
-Event = dict[str, Any]
+JsonEvent = dict[str, Any]
 
 AGENTS_EVENT_TYPES = ("run_item_stream_event", "agent_updated_stream_event")
 """Events of openai-agents that it derives from the events of the API."""
@@ -25,7 +25,7 @@ SDK_KEYS = ("parsed", "parsed_arguments")
 TERMINAL_TYPES = ("response.completed", "response.incomplete", "response.failed")
 
 
-def read_events(source: object) -> list[Event]:
+def read_events(source: object) -> list[JsonEvent]:
     """Returns the events of a stream, decoded. Raises `TypeError` for a source that holds none."""
     data = read_wire_bytes(source)
     if data is not None:
@@ -68,7 +68,7 @@ def _read_file(path: Path) -> bytes:
     return streams[0]
 
 
-def parse_sse(data: bytes) -> list[Event]:
+def parse_sse(data: bytes) -> list[JsonEvent]:
     """Returns the events of a recorded stream. A frame without a JSON object, or cut off, is an unreadable event."""
     events = [
         _parse_frame(frame.data) for frame in SseReader(FindingList()).feed(data) if frame.data.strip() != END_MARKER
@@ -78,19 +78,19 @@ def parse_sse(data: bytes) -> list[Event]:
     return [*events, {"type": UNREADABLE_TYPE, "data": cut.decode(errors="replace")}] if cut else events
 
 
-def is_chat(events: Iterable[Event]) -> bool:
+def is_chat(events: Iterable[JsonEvent]) -> bool:
     """Returns whether the events are chat chunks."""
     return any("choices" in event or str(event.get("object")).startswith("chat.completion") for event in events)
 
 
-def is_whole_response(event: Event) -> bool:
+def is_whole_response(event: JsonEvent) -> bool:
     """Returns whether this is no event but a response that was not streamed."""
     return event.get("object") == "response" and "type" not in event
 
 
-def split_streams(events: Iterable[Event]) -> list[list[Event]]:
+def split_streams(events: Iterable[JsonEvent]) -> list[list[JsonEvent]]:
     """Returns one list for each response: an agent's stream holds those of several turns."""
-    streams: list[list[Event]] = [[]]
+    streams: list[list[JsonEvent]] = [[]]
     has_ended = False
     for event in events:
         if event.get("type") == "response.created" and has_ended:
@@ -101,7 +101,7 @@ def split_streams(events: Iterable[Event]) -> list[list[Event]]:
     return streams
 
 
-def _parse_frame(data: str) -> Event:
+def _parse_frame(data: str) -> JsonEvent:
     try:
         value = json.loads(data)
     except ValueError:
@@ -109,7 +109,7 @@ def _parse_frame(data: str) -> Event:
     return value if isinstance(value, dict) else {"type": UNREADABLE_TYPE, "data": data}
 
 
-def _parse_json(data: bytes) -> list[Event]:
+def _parse_json(data: bytes) -> list[JsonEvent]:
     """Returns the events of a JSON array, of one JSON object, or of an object a line."""
     try:
         value = json.loads(data)
@@ -118,7 +118,7 @@ def _parse_json(data: bytes) -> list[Event]:
     return _decode_all(value if isinstance(value, list) else [value])
 
 
-def _decode_all(values: Iterable[object]) -> list[Event]:
+def _decode_all(values: Iterable[object]) -> list[JsonEvent]:
     return [event for value in values if (event := _decode_event(value)) is not None]
 
 
@@ -126,7 +126,7 @@ def _is_model(value: object) -> bool:
     return hasattr(value, "model_dump") or isinstance(value, msgspec.Struct)
 
 
-def _decode_event(value: Any) -> Event | None:
+def _decode_event(value: Any) -> JsonEvent | None:
     """Returns one event as a dict; None for an event that a framework derives from others."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -145,13 +145,13 @@ def _decode_event(value: Any) -> Event | None:
     raise TypeError(f"{type(value).__name__} is no event: pass dicts, objects of an SDK or server-sent events")
 
 
-def _drop_sdk_keys(event: Any) -> Event:
+def _drop_sdk_keys(event: Any) -> JsonEvent:
     """Returns an event without the keys that the SDK adds."""
     event = {key: value for key, value in event.items() if key != "snapshot"}
     for key in ("item", "part", "response"):
         if isinstance(event.get(key), dict):
             event[key] = _drop_parsed(event[key])
-    whole: Event = _drop_parsed(event)
+    whole: JsonEvent = _drop_parsed(event)
     return whole
 
 

@@ -1,1 +1,1 @@
-"""Cases for running servers, as data: one TOML file for each suite. `antiphon.kit.live` reads and runs them."""
+"""Cases for running servers, as data: one TOML file for each suite. `antiphon.kit.conformance` reads and runs them."""

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.app.server_helpers import free_port
-from tests.kit.live.suite_scripts import write_script
+from tests.kit.conformance.suite_scripts import write_script
 from tests.progress import wait_with_progress
 from tests.syntax import ROOT
 

@@ -16,8 +16,8 @@ from msgspec import structs
 
 from antiphon.app.encoders.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
-from antiphon.app.models.host import HostTimeouts, ModelHost
-from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.memory_pool import HostTimeouts, ModelMemoryPool
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import WorkerHandle, WorkerProcess
@@ -51,9 +51,9 @@ BROKEN: dict[str, tuple[str, bool]] = {
 
 
 def on_demand(engine: ProcessEngine) -> ModelRegistry:
-    host = ModelHost(timeouts=HostTimeouts(retry_delay_s=0.05))
+    host = ModelMemoryPool(timeouts=HostTimeouts(retry_delay_s=0.05))
     (model,) = process_engine_registry().served
-    return ModelRegistry([structs.replace(model, engine=HostedEngine(engine, host, "chatter", on_demand=True))])
+    return ModelRegistry([structs.replace(model, engine=OnDemandEngine(engine, host, "chatter", on_demand=True))])
 
 
 @pytest.mark.parametrize("name", BROKEN)

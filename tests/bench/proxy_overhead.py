@@ -19,9 +19,9 @@ import time
 from collections.abc import Sequence
 
 from antiphon.kit.checker.stream import check_events
-from antiphon.kit.wire.check_proxy import open_check_proxy
-from antiphon.kit.wire.exchange import ServerExchange
-from antiphon.kit.wire.server import run_server
+from antiphon.kit.proxy.check_proxy import open_check_proxy
+from antiphon.kit.proxy.exchange import ServerExchange
+from antiphon.kit.proxy.server import run_server
 from tests.bench.scripted_server import start_server_module
 from tests.bench.stats import quantile
 from tests.bench.stream_client import LAST_CHUNK, StreamClient

@@ -16,7 +16,7 @@ from tests.codex.codex_process import API_KEY, CodexCli, CodexRun
 from tests.codex.replies import COMMAND, LAST_REPLY, make_command_call, make_reply
 from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
 from tests.kit.cassette.cassette_files import run_player, run_recorder
-from tests.kit.wire.wire_servers import run_checked_proxy
+from tests.kit.proxy.wire_servers import run_checked_proxy
 from tests.serving import RunningServer, serve
 
 PROMPT = "run `echo antiphon-7391`"

@@ -113,7 +113,7 @@ async def log_probabilities(case: EngineCase) -> None:
 
 
 async def seed_decides_the_output(case: EngineCase) -> None:
-    if not case.engine.info.abilities.seed:
+    if not case.engine.info.capabilities.seed:
         return
     assert join(await case.run(max_tokens=8, seed=5)) == join(await case.run(max_tokens=8, seed=5))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from antiphon.harmony.calls.region import RegionCall
+from antiphon.harmony.calls.text_span import RegionCall
 from antiphon.harmony.detect import bytes_format, load_format
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.response_template import DIALECT_NAME, UnsupportedTemplate, parse_response_template

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from antiphon.kit.live.results import print_results
+from antiphon.kit.conformance.results import print_results
 from tests.bench.install import BENCH_DIR, ENVS_DIR
 from tests.bench.peers import HF_ENV, VLLM_ENV
 from tests.bench.random_models import create_model

@@ -55,7 +55,7 @@ def serve_over(url: str, **settings: Any) -> Iterator[RunningServer]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_engine_keeps_the_contract(url: str, check: Callable[[EngineCase], Awaitable[None]]) -> None:
     async with started_engine(url) as engine:
-        await check(EngineCase(engine, PROMPT, counts_cached=engine.info.abilities.counts_cached_tokens))
+        await check(EngineCase(engine, PROMPT, counts_cached=engine.info.capabilities.counts_cached_tokens))
 
 
 async def test_vllm_generate_interface_keeps_the_contract() -> None:
@@ -136,8 +136,8 @@ async def test_vllm_with_wrong_flags_is_found_out(name: str) -> None:
         if name == "backend auto":
             async with started_engine(url) as engine:
                 profile = engine.replicas[0].profile
-                assert profile is not None and profile.abilities.grammar
-                assert not profile.abilities.counts_cached_tokens
+                assert profile is not None and profile.capabilities.grammar
+                assert not profile.capabilities.counts_cached_tokens
                 assert any("--enable-prompt-tokens-details" in warning for warning in profile.warnings)
             return
         engine = build_engine(url, grammar="require")

@@ -2,14 +2,14 @@
 
 import json
 
-from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from tests.app.models.test_worker_models import respond, two_worker_models, worker
 from tests.serving import serve
 
 with serve(two_worker_models()) as server:
     statuses = [respond(server, name)["status"] for name in ("first", "second", "first")]
     hosted = [model.engine for model in server.context.models.served]
-    assert all(isinstance(engine, HostedEngine) for engine in hosted)
+    assert all(isinstance(engine, OnDemandEngine) for engine in hosted)
     first = hosted[0]
-    assert isinstance(first, HostedEngine)
+    assert isinstance(first, OnDemandEngine)
     print(json.dumps({"statuses": statuses, "pid": worker(server, 0).pid, "reserved": first.reserved_bytes}))

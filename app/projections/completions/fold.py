@@ -11,7 +11,7 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.event_log import EntryDetail, PromptDetail, ScoredToken
+from antiphon.app.event_log import PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.projections.completions.schema import (
     CompletionChoice,
     CompletionCounts,
@@ -42,7 +42,7 @@ class CompletionFold:
         """Mean log-probability of the tokens."""
         return self._sum_logprobs / self._num_logprobs if self._num_logprobs else 0.0
 
-    def feed_event(self, event: Event, detail: EntryDetail | None) -> CompletionChoice | None:
+    def feed_event(self, event: Event, detail: TokenDetail | None) -> CompletionChoice | None:
         """Returns the part of the choice that ends with this event; None if there is none."""
         match event:
             case ev.TextDelta(delta=text):
@@ -56,7 +56,7 @@ class CompletionFold:
         is_empty = not part.text and part.logprobs is None and not part.token_ids and part.prompt_token_ids is UNSET
         return None if is_empty and self.terminal is None else part
 
-    def _count(self, detail: EntryDetail) -> None:
+    def _count(self, detail: TokenDetail) -> None:
         counts = self.counts
         self.counts = CompletionCounts(
             input_tokens=counts.input_tokens or detail.input_tokens,
@@ -66,7 +66,7 @@ class CompletionFold:
         self._sum_logprobs += sum(token.logprob or 0.0 for token in detail.logprobs)
         self._num_logprobs += len(detail.logprobs)
 
-    def _build_part(self, detail: EntryDetail) -> CompletionChoice:
+    def _build_part(self, detail: TokenDetail) -> CompletionChoice:
         options, prompt = self._options, detail.prompt
         text = "".join((*self._text, detail.dropped_text))
         self._text.clear()
@@ -116,7 +116,7 @@ class CompletionFold:
         cut = self._options.prompt_only or (response is not None and response.status == "cancelled")
         return "length" if cut else "stop"
 
-    def _stop_reason(self, detail: EntryDetail) -> int | str | None:
+    def _stop_reason(self, detail: TokenDetail) -> int | str | None:
         if detail.stop_string is not None:
             return detail.stop_string
         return detail.stop_id if detail.stop_id in self._options.stop_ids else None

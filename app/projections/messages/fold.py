@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, structs
 
-from antiphon.app.event_log import EntryDetail
+from antiphon.app.event_log import TokenDetail
 from antiphon.app.projections.messages.schema import (
     AnthropicMessage,
     AnyMessageEvent,
@@ -54,7 +54,7 @@ from antiphon.events.response import Response, ResponseError
 CUSTOM_INPUT_START = '{"input": "'
 """Beginning of the JSON input of a custom tool's call: Messages has no tools that take raw text."""
 CUSTOM_INPUT_END = '"}'
-NO_DETAIL = EntryDetail()
+NO_DETAIL = TokenDetail()
 
 
 class MessagesFold:
@@ -73,29 +73,29 @@ class MessagesFold:
         self._has_calls = self._has_refusal = False
         self._reasoning_kind: tuple[str, type[Event]] | None = None
 
-    def feed_event(self, event: Event, detail: EntryDetail | None = None) -> Iterable[AnyMessageEvent]:
+    def feed_event(self, event: Event, detail: TokenDetail | None = None) -> Iterable[AnyMessageEvent]:
         """Returns the events of the message that one event of the response becomes."""
         handle = _HANDLERS.get(type(event))
         return () if handle is None else handle(self, event, detail or NO_DETAIL)
 
-    def _on_text(self, event: ev.TextDelta | ev.RefusalDelta, _: EntryDetail) -> Iterable[AnyMessageEvent]:
+    def _on_text(self, event: ev.TextDelta | ev.RefusalDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
         self._text.append(event.delta)
         return (self._update(TextBlockDelta(text=event.delta)),)
 
-    def _on_arguments(self, event: ev.ArgumentsDelta, _: EntryDetail) -> Iterable[AnyMessageEvent]:
+    def _on_arguments(self, event: ev.ArgumentsDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
         return (self._update(InputJsonDelta(partial_json=event.delta)),)
 
-    def _on_custom_input(self, event: ev.CustomInputDelta, _: EntryDetail) -> Iterable[AnyMessageEvent]:
+    def _on_custom_input(self, event: ev.CustomInputDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
         """Writes raw text as part of a JSON string."""
         return (self._update(InputJsonDelta(partial_json=json.dumps(event.delta, ensure_ascii=False)[1:-1])),)
 
-    def _on_part_done(self, event: ev.PartDone, _: EntryDetail) -> Iterable[AnyMessageEvent]:
+    def _on_part_done(self, event: ev.PartDone, _: TokenDetail) -> Iterable[AnyMessageEvent]:
         return (self._stop_block(),) if isinstance(event.part, OutputText | Refusal) else ()
 
-    def _on_annotation(self, event: ev.AnnotationAdded, _: EntryDetail) -> Iterable[AnyMessageEvent]:
+    def _on_annotation(self, event: ev.AnnotationAdded, _: TokenDetail) -> Iterable[AnyMessageEvent]:
         return (self._update(CitationsDelta(citation=_convert_citation(event.annotation, "".join(self._text)))),)
 
-    def _on_progress(self, event: ev.InProgress, detail: EntryDetail) -> Iterable[AnyMessageEvent]:
+    def _on_progress(self, event: ev.InProgress, detail: TokenDetail) -> Iterable[AnyMessageEvent]:
         """Starts the message. The event is repeated to keep a silent stream open."""
         if self._started:
             return (Ping(),)
@@ -118,13 +118,13 @@ class MessagesFold:
         self._num_blocks += 1
         return BlockStop(index=self._num_blocks - 1)
 
-    def _on_part(self, event: ev.PartAdded, _: EntryDetail) -> Iterator[AnyMessageEvent]:
+    def _on_part(self, event: ev.PartAdded, _: TokenDetail) -> Iterator[AnyMessageEvent]:
         """Starts a text block for a part of a message. Reasoning starts its block with the first text."""
         if isinstance(event.part, OutputText | Refusal):
             self._has_refusal = self._has_refusal or isinstance(event.part, Refusal)
             yield self._start_block(TextBlock())
 
-    def _on_reasoning(self, event: ev.ReasoningDelta | ev.SummaryDelta, _: EntryDetail) -> Iterator[AnyMessageEvent]:
+    def _on_reasoning(self, event: ev.ReasoningDelta | ev.SummaryDelta, _: TokenDetail) -> Iterator[AnyMessageEvent]:
         """Yields the text of reasoning. If an item has it raw and as a summary, the later kind is left out."""
         if self._reasoning_kind is None or self._reasoning_kind[0] != event.item_id:
             self._reasoning_kind = event.item_id, type(event)
@@ -133,7 +133,7 @@ class MessagesFold:
         if self._show_thinking and self._reasoning_kind[1] is type(event):
             yield self._update(ThinkingBlockDelta(thinking=event.delta))
 
-    def _on_item_added(self, event: ev.ItemAdded, _: EntryDetail) -> Iterator[AnyMessageEvent]:
+    def _on_item_added(self, event: ev.ItemAdded, _: TokenDetail) -> Iterator[AnyMessageEvent]:
         """Starts the block of a call. Other items start theirs with their first part or text."""
         call = event.item
         if isinstance(call, FunctionCall | CustomToolCall):
@@ -142,7 +142,7 @@ class MessagesFold:
         if isinstance(call, CustomToolCall):
             yield self._update(InputJsonDelta(partial_json=CUSTOM_INPUT_START))
 
-    def _on_item_done(self, event: ev.ItemDone, _: EntryDetail) -> Iterator[AnyMessageEvent]:
+    def _on_item_done(self, event: ev.ItemDone, _: TokenDetail) -> Iterator[AnyMessageEvent]:
         match event.item:
             case FunctionCall():
                 yield self._stop_block()
@@ -164,7 +164,7 @@ class MessagesFold:
         yield self._stop_block()
 
     def _on_terminal(
-        self, event: ev.Completed | ev.Incomplete | ev.Failed, detail: EntryDetail
+        self, event: ev.Completed | ev.Incomplete | ev.Failed, detail: TokenDetail
     ) -> Iterator[AnyMessageEvent]:
         response = self.terminal = event.response
         if response.status == "failed":
@@ -181,7 +181,7 @@ class MessagesFold:
         )
         yield MessageStop()
 
-    def _stop_reason(self, response: Response, detail: EntryDetail) -> StopReason:
+    def _stop_reason(self, response: Response, detail: TokenDetail) -> StopReason:
         if self._has_refusal:
             return "refusal"
         if response.incomplete_details and response.incomplete_details.reason == "content_filter":
@@ -193,7 +193,7 @@ class MessagesFold:
         return "stop_sequence" if detail.stop_string is not None else "end_turn"
 
 
-_HANDLERS: dict[type[Event], Callable[[MessagesFold, Any, EntryDetail], Iterable[AnyMessageEvent]]] = {
+_HANDLERS: dict[type[Event], Callable[[MessagesFold, Any, TokenDetail], Iterable[AnyMessageEvent]]] = {
     ev.InProgress: MessagesFold._on_progress,
     ev.ItemAdded: MessagesFold._on_item_added,
     ev.ItemDone: MessagesFold._on_item_done,

@@ -7,7 +7,7 @@ from antiphon.app.errors import invalid_value, unsupported_field
 from antiphon.app.projections.chat_schema import ChatOptions
 from antiphon.app.requests import shared
 from antiphon.app.requests.fields.prompt import refuse_server_variables
-from antiphon.app.requests.turn_spec import DetailRequest
+from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate
 from antiphon.app.settings import Settings
 from antiphon.events.inputs import AnyInput, InputMessage
@@ -100,9 +100,9 @@ def _read_echo(body: Mapping[str, Any], items: Sequence[AnyInput]) -> str:
     return content
 
 
-def chat_details(options: ChatOptions, *, logprobs: bool) -> DetailRequest:
+def chat_details(options: ChatOptions, *, logprobs: bool) -> TokenDetailRequest:
     """Returns the data that the reply needs besides events."""
-    return DetailRequest(
+    return TokenDetailRequest(
         logprobs=options.num_returned is not None or (logprobs and options.tokens_as_ids),
         prompt=options.token_ids,
         prompt_logprobs=options.prompt_logprobs,

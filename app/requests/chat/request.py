@@ -9,7 +9,7 @@ from antiphon.app.errors import clip_text, invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, media, shared, tools
 from antiphon.app.requests import validators as c
-from antiphon.app.requests.abilities import accept_spec
+from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.chat.messages import read_messages
 from antiphon.app.requests.chat.options import chat_details, read_chat_options, read_effort, read_template_options
 from antiphon.app.requests.chat.stored import messages_to_store

@@ -9,11 +9,11 @@ from antiphon.app.errors import invalid_value, missing_field, unsupported_field
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections.completions.schema import CompletionOptions
 from antiphon.app.requests import shared
-from antiphon.app.requests.abilities import check_abilities
+from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.app.requests.fields import MAX_CHOICES, check_fields, refuse_unsupported
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
 from antiphon.app.requests.structure import read_structure
-from antiphon.app.requests.turn_spec import DetailRequest, RawTurn, TurnSpec
+from antiphon.app.requests.turn_spec import RawTurn, TokenDetailRequest, TurnSpec
 from antiphon.engine.protocol import Sampling
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
@@ -75,7 +75,7 @@ def read_completion_request(body: Mapping[str, Any], models: ModelRegistry) -> C
             form=structure.form,
         )
         specs.append(structs.replace(spec, raw=raw))
-        check_abilities(specs[-1], model.engine.info.abilities, form_param=structure.param)
+        check_capabilities(specs[-1], model.engine.info.capabilities, form_param=structure.param)
     return CompletionRequest(model=model, specs=tuple(specs), options=options, stream=spec.stream)
 
 
@@ -154,10 +154,10 @@ def _read_sampling(
     return sampling
 
 
-def _read_details(body: Mapping[str, Any], options: CompletionOptions) -> DetailRequest:
+def _read_details(body: Mapping[str, Any], options: CompletionOptions) -> TokenDetailRequest:
     """Returns the data that the reply needs besides events."""
     counts = [body.get("prompt_logprobs"), options.logprobs if options.echo else None]
-    return DetailRequest(
+    return TokenDetailRequest(
         logprobs=options.logprobs is not None or options.best_of > options.n,
         prompt=options.echo or options.token_ids,
         prompt_logprobs=max((count for count in counts if count is not None), default=None),

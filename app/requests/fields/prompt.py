@@ -15,7 +15,7 @@ MAX_TEMPLATE_VARIABLES = 64
 MAX_VARIABLES_CHARS = 65_536
 """Maximum characters of all strings in `chat_template_kwargs`."""
 MAX_DOCUMENTS = 256
-MAX_DEPTH = 8
+MAX_PROMPT_DEPTH = 8
 """Maximum depth of arrays and objects inside variables and documents."""
 MAX_VARIABLE_VALUES = 16_384
 """Maximum number of values inside `chat_template_kwargs`."""
@@ -39,8 +39,8 @@ def _check_size(value: Any, path: str, max_values: int, max_chars: int | None = 
         if isinstance(inner, str):
             num_chars += len(inner)
         elif isinstance(inner, dict | list):
-            if depth > MAX_DEPTH:
-                message = f"Invalid '{path}': nested too deeply. Expected at most {MAX_DEPTH} levels of values."
+            if depth > MAX_PROMPT_DEPTH:
+                message = f"Invalid '{path}': nested too deeply. Expected at most {MAX_PROMPT_DEPTH} levels of values."
                 raise invalid_value(path, message)
             num_values += len(inner)
             children = [*inner.keys(), *inner.values()] if isinstance(inner, dict) else inner

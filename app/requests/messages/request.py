@@ -7,7 +7,7 @@ from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_fiel
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, shared, tools
 from antiphon.app.requests import validators as c
-from antiphon.app.requests.abilities import accept_spec
+from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.app.requests.fields import RequestField, check_fields, refuse_unsupported
 from antiphon.app.requests.fields.messages import COUNTED_FIELDS, MESSAGES_FIELDS

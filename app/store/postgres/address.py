@@ -10,9 +10,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from antiphon.app.store.base import StoreError
 
-CONNECT_TIMEOUT_S = 5
+DATABASE_CONNECT_TIMEOUT_S = 5
 CONNECTION_DEFAULTS: dict[str, str | int] = {
-    "connect_timeout": CONNECT_TIMEOUT_S,
+    "connect_timeout": DATABASE_CONNECT_TIMEOUT_S,
     "application_name": "antiphon",
     "keepalives_idle": 10,
     "keepalives_interval": 5,

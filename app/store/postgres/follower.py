@@ -26,7 +26,7 @@ from antiphon.app.store.postgres.database import (
 )
 from antiphon.app.store.sql_connection import UnreadableRowError
 
-POLL_INTERVAL_S = 1.0
+FOLLOW_POLL_INTERVAL_S = 1.0
 """Seconds between two reads of the followed responses without a notification."""
 IDLE_INTERVAL_S = 10.0
 """Seconds between two checks of a connection on which nothing is followed."""
@@ -104,7 +104,7 @@ class Follower:
         polled_at = time.monotonic()
         while not self._is_closing:
             self._tell_wanted(connection, new_ids := self._take_added())
-            interval = POLL_INTERVAL_S if self._positions else IDLE_INTERVAL_S
+            interval = FOLLOW_POLL_INTERVAL_S if self._positions else IDLE_INTERVAL_S
             if not new_ids:
                 wait_s = max(polled_at + interval - time.monotonic(), 0.0)
                 _wait_readable((connection.session.fileno(), self._wake_reader.fileno()), wait_s)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import psycopg
 
 from antiphon.app.event_log import EventLog, LogEntry
-from antiphon.app.store import writer_name
+from antiphon.app.store import writer_lease
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.persistent import PersistentStore
 from antiphon.app.store.postgres.address import DatabaseAddress, parse_address
@@ -36,7 +36,7 @@ class PostgresStore(PersistentStore):
     ) -> None:
         address = parse_address(url)
         migrate_database(address)
-        name = writer_name.create_name()
+        name = writer_lease.create_name()
         with ExitStack() as undo:
             self._written = PostgresDatabase(address, name, encryption_key, timings.lease_s)
             undo.callback(self._written.close)

@@ -5,13 +5,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from antiphon.app.event_log import EventLog
-from antiphon.app.store import writer_name
+from antiphon.app.store import writer_lease
 from antiphon.app.store.persistent import PersistentStore
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
 from antiphon.app.store.write_ops import StoreTimings
 
-POLL_INTERVAL_S = 0.05
+FILE_POLL_INTERVAL_S = 0.05
 """Seconds between two polls for events that another process has written."""
 
 
@@ -23,7 +23,7 @@ class SqliteStore(PersistentStore):
         self._polls: set[asyncio.Task[None]] = set()
         with ExitStack() as undo:
             written, reads, history = (undo.enter_context(closing(SqliteDatabase(path))) for _ in range(3))
-            super().__init__(writer_name.create_name(), (written, reads, history), timings, max_bytes)
+            super().__init__(writer_lease.create_name(), (written, reads, history), timings, max_bytes)
             undo.pop_all()
 
     async def close(self) -> None:
@@ -40,7 +40,7 @@ class SqliteStore(PersistentStore):
     async def _poll_remote(self, log: EventLog) -> None:
         """Reads the events that another process writes, until the response has ended or was deleted."""
         while not log.ended:
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(FILE_POLL_INTERVAL_S)
             writer = self._database.find_writer(log.id)
             entries = self._database.load_entries(log.id, len(log.entries))
             self._add_remote_entries(log, entries, has_writer=writer is not None)

@@ -68,7 +68,13 @@ def _check_is_whole(file: Path) -> None:
 def _convert(file: Path, folder: Path) -> None:
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-    command = [sys.executable, "-m", "antiphon.engine.checkpoint.gguf.conversion", str(file.resolve()), str(scratch)]
+    command = [
+        sys.executable,
+        "-m",
+        "antiphon.engine.checkpoint.gguf.tokenizer_conversion",
+        str(file.resolve()),
+        str(scratch),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S, check=False)  # noqa: S603  no shell
         if done.returncode != 0:

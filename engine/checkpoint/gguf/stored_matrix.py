@@ -9,7 +9,7 @@ from torch import Tensor
 
 from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
 
-ROWS_PER_PART = 256
+DECODED_ROWS_PER_PART = 256
 """Rows that are decoded at a time: `gguf` holds their values twice."""
 
 Finish = Callable[[Tensor], Tensor]
@@ -28,8 +28,8 @@ class GgufMatrix(StoredWeight):
     def dequantize(self) -> Tensor:
         """Returns the matrix in fp32."""
         values = np.empty(self.shape, np.float32)
-        for first in range(0, len(values), ROWS_PER_PART):
-            rows = slice(first, first + ROWS_PER_PART)
+        for first in range(0, len(values), DECODED_ROWS_PER_PART):
+            rows = slice(first, first + DECODED_ROWS_PER_PART)
             values[rows] = gguf.quants.dequantize(self._stored[rows], self._kind)
         decoded = torch.from_numpy(values)
         return decoded if self._finish is None else self._finish(decoded)

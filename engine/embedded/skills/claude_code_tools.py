@@ -7,7 +7,7 @@ that the chat template lists are kept.
 from __future__ import annotations
 
 from antiphon.engine.embedded import tool_definitions
-from antiphon.engine.embedded.chat import Message, Tool
+from antiphon.engine.embedded.chat import ChatMessage, ToolDefinition
 from antiphon.engine.embedded.skills.codex_tools import make_server_tools
 from antiphon.engine.embedded.word_sampler import WordSampler
 
@@ -31,7 +31,7 @@ SYSTEM = "x-anthropic-billing-header: cc_version=2.1.330.{}; cc_entrypoint={};\n
 """The system text's beginning; the template keeps its first 80 characters."""
 
 
-def make_claude_code_tools(words: WordSampler) -> tuple[list[Tool], Tool]:
+def make_claude_code_tools(words: WordSampler) -> tuple[list[ToolDefinition], ToolDefinition]:
     """Returns Claude Code's tools, sometimes without a few, in another order or with an MCP server's; and `Bash`."""
     kept = words.random.choice((1.0, 1.0, 0.8))
     entries = [entry for entry in CLAUDE_CODE_TOOLS if entry[0] == SHELL_TOOL or words.flip_coin(kept)]
@@ -44,7 +44,7 @@ def make_claude_code_tools(words: WordSampler) -> tuple[list[Tool], Tool]:
     return tools, shell_tool
 
 
-def make_claude_code_context(words: WordSampler) -> list[Message]:
+def make_claude_code_context(words: WordSampler) -> list[ChatMessage]:
     """Returns the system message. The reminders in the user's messages are left out by the template."""
     build = "".join(words.random.choices("0123456789abcdef", k=3))
     return [{"role": "system", "content": SYSTEM.format(build, words.random.choice(("sdk-cli", "cli")))}]

@@ -7,7 +7,7 @@ that the chat template lists are kept.
 from __future__ import annotations
 
 from antiphon.engine.embedded import phrases, tool_definitions
-from antiphon.engine.embedded.chat import Message, Tool, user_message
+from antiphon.engine.embedded.chat import ChatMessage, ToolDefinition, user_message
 from antiphon.engine.embedded.fixed_texts import CODEX
 from antiphon.engine.embedded.word_sampler import WordSampler
 
@@ -60,12 +60,12 @@ PARSE_ERRORS = [
 """Outputs of a call whose arguments Codex cannot read."""
 
 
-def make_exec_command() -> Tool:
+def make_exec_command() -> ToolDefinition:
     """Returns Codex's tool for running commands."""
     return tool_definitions.make_tool("exec_command", ["cmd"], ["workdir", "yield_time_ms:number"])
 
 
-def make_codex_tools(words: WordSampler) -> list[Tool]:
+def make_codex_tools(words: WordSampler) -> list[ToolDefinition]:
     """Returns Codex's tools, `exec_command` first: mostly those of the terminal interface, some with MCP servers'."""
     if words.flip_coin(0.25):
         tools = [tool_definitions.make_tool(name, params) for name, params in CODEX[:11]]
@@ -80,7 +80,7 @@ def make_codex_tools(words: WordSampler) -> list[Tool]:
     return [make_exec_command(), *tools]
 
 
-def make_server_tools(words: WordSampler) -> list[Tool]:
+def make_server_tools(words: WordSampler) -> list[ToolDefinition]:
     """Returns the tools of one MCP server, whose name is the namespace of their names."""
     server, tools = words.made_up(), []
     for _ in range(words.random.randint(2, 8)):
@@ -90,7 +90,7 @@ def make_server_tools(words: WordSampler) -> list[Tool]:
     return tools
 
 
-def make_codex_context(words: WordSampler) -> list[Message]:
+def make_codex_context(words: WordSampler) -> list[ChatMessage]:
     """Returns the messages that Codex sends before the user's first: instructions and the environment."""
     date = f"2026-{words.random.randint(1, 12):02d}-{words.random.randint(1, 28):02d}"
     environment = (

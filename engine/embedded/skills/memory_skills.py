@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from antiphon.engine.embedded import phrases, wordings
-from antiphon.engine.embedded.chat import Dialogue, Message, Tool, answer_message, user_message
+from antiphon.engine.embedded.chat import ChatMessage, Dialogue, ToolDefinition, answer_message, user_message
 from antiphon.engine.embedded.fixed_texts import MET, NAMED, NOTED, RECALLED_FACT, REMEMBERED
 from antiphon.engine.embedded.skills import text_skills
 from antiphon.engine.embedded.skills.tool_skills import report_messages
 from antiphon.engine.embedded.word_sampler import WordSampler
 
-RememberedTurn = tuple[list[Message], str, str, list[Tool]]
+RememberedTurn = tuple[list[ChatMessage], str, str, list[ToolDefinition]]
 """Messages of the first turn, the question about it, its answer, and the tools if the first turn called one."""
 
 

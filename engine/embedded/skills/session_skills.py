@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from antiphon.engine.embedded import phrases, tool_definitions, wordings
-from antiphon.engine.embedded.chat import Dialogue, Message, answer_message, call_message, user_message
+from antiphon.engine.embedded.chat import ChatMessage, Dialogue, answer_message, call_message, user_message
 from antiphon.engine.embedded.chat import tool_messages as output_messages
 from antiphon.engine.embedded.fixed_texts import BEYOND, EMPTY
 from antiphon.engine.embedded.skills import codex_tools, memory_skills, text_skills, tool_skills
@@ -25,7 +25,7 @@ class Session:
     """The tools of one session, and the messages so far. Each method adds an exchange in the form clients resend it."""
 
     def __init__(self, words: WordSampler, size: float) -> None:
-        self.words, self.size, self.messages = words, size, list[Message]()
+        self.words, self.size, self.messages = words, size, list[ChatMessage]()
         self.is_codex = words.flip_coin(0.6)
         if self.is_codex:
             self.tools, self.thought = codex_tools.make_codex_tools(words), "exec_command(cmd): exec_command"

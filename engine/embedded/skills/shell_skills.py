@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from antiphon.engine.embedded import phrases, shell_commands, tool_definitions, wordings
 from antiphon.engine.embedded.chat import (
+    ChatMessage,
     Dialogue,
-    Message,
-    Tool,
+    ToolDefinition,
     answer_message,
     call_message,
     tool_messages,
@@ -54,7 +54,7 @@ def make_command_request(words: WordSampler) -> tuple[str, str]:
     return text + ("." if command.isalpha() and words.flip_coin(0.2) else ""), command
 
 
-def make_agent(words: WordSampler, size: float) -> tuple[list[Message], list[Tool], Tool, str]:
+def make_agent(words: WordSampler, size: float) -> tuple[list[ChatMessage], list[ToolDefinition], ToolDefinition, str]:
     """Returns an agent's first messages, its tools, the tool that runs commands and the reasoning for its call."""
     draw = words.random.random()
     if draw < 0.4:
@@ -78,7 +78,7 @@ def make_shell_turn(words: WordSampler, size: float) -> Dialogue:
     return Dialogue("shell", messages + (exchange if has_report else exchange[:2]), tools)
 
 
-def make_exchange(words: WordSampler, runner: Tool, thought: str) -> list[Message]:
+def make_exchange(words: WordSampler, runner: ToolDefinition, thought: str) -> list[ChatMessage]:
     """Returns a request, its call, the output and the report.
 
     The reasoning names a command that the request implies, so that a command in a request is only ever copied.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from antiphon.engine.embedded import phrases, tool_definitions, wordings
-from antiphon.engine.embedded.chat import Dialogue, Tool, answer_message, user_message
+from antiphon.engine.embedded.chat import Dialogue, ToolDefinition, answer_message, user_message
 from antiphon.engine.embedded.fixed_texts import BEYOND, GREETING, IDENTITY
 from antiphon.engine.embedded.word_sampler import VERBS, WordSampler
 
@@ -20,7 +20,7 @@ def style_request(words: WordSampler, text: str, marks: str = "?.! ") -> str:
     return (text + words.random.choice(marks)).strip()
 
 
-def draw_unneeded_tools(words: WordSampler, size: float) -> list[Tool]:
+def draw_unneeded_tools(words: WordSampler, size: float) -> list[ToolDefinition]:
     """Draws tools that the dialogue does not need: an empty list in half of the cases, about ten tools at most."""
     if words.flip_coin(0.5):
         return []

@@ -7,9 +7,9 @@ from typing import Any
 
 from antiphon.engine.embedded import phrases, tool_definitions, wordings
 from antiphon.engine.embedded.chat import (
+    ChatMessage,
     Dialogue,
-    Message,
-    Tool,
+    ToolDefinition,
     answer_message,
     call_message,
     tool_messages,
@@ -19,7 +19,7 @@ from antiphon.engine.embedded.fixed_texts import CODEX, EMPTY, NO_TOOL
 from antiphon.engine.embedded.skills.text_skills import pick_wording, style_request
 from antiphon.engine.embedded.word_sampler import WordSampler
 
-Request = tuple[str, list[Tool], Message]
+Request = tuple[str, list[ToolDefinition], ChatMessage]
 """The user's request, the offered tools, and the assistant message with the correct calls."""
 
 
@@ -180,13 +180,13 @@ def make_parallel_questions(words: WordSampler, size: float) -> Dialogue:
     return Dialogue("parallel", [user_message(text), call], tools)
 
 
-def drop_reasoning(words: WordSampler, call_message: Message) -> None:
+def drop_reasoning(words: WordSampler, call_message: ChatMessage) -> None:
     """Removes the reasoning of a call in 40 % of dialogues, since many clients do not send it back."""
     if words.flip_coin(0.4):
         call_message.pop("reasoning_content")
 
 
-def report_messages(words: WordSampler, size: float, frame: bool) -> tuple[list[Message], list[Tool]]:
+def report_messages(words: WordSampler, size: float, frame: bool) -> tuple[list[ChatMessage], list[ToolDefinition]]:
     """Returns a request, its call, the tool output (framed as by Codex if `frame`) and the report; and the tools."""
     make_request: Callable[[WordSampler, float], Request] = (
         command_request if frame or words.flip_coin(0.4) else topic_request

@@ -14,10 +14,10 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from antiphon.engine.protocol import EngineError
+from antiphon.engine.remote.backend_apis.base import GrammarSyntax, JobTarget
 from antiphon.engine.remote.grammars.gbnf.errors import UntranslatableError
 from antiphon.engine.remote.grammars.gbnf.translator import translate_grammar
 from antiphon.engine.remote.grammars.lowering import lower_syntax
-from antiphon.engine.remote.surfaces.base import GrammarSyntax, JobTarget
 
 log = logging.getLogger(__name__)
 

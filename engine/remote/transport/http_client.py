@@ -16,7 +16,7 @@ from antiphon.engine.remote.transport.connection import (
 )
 from antiphon.engine.remote.transport.endpoint import Endpoint
 
-CONNECT_TIMEOUT_S = 5.0
+ENGINE_CONNECT_TIMEOUT_S = 5.0
 MAX_IDLE_S = 4.0
 """Time after which an idle connection is not used again: vLLM closes idle connections after 5 s."""
 MAX_IDLE_CONNECTIONS = 64
@@ -103,7 +103,7 @@ class HttpClient:
     async def _connect(self) -> HttpConnection:
         loop, endpoint = asyncio.get_running_loop(), self.endpoint
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(ENGINE_CONNECT_TIMEOUT_S):
                 if endpoint.socket_path is not None:
                     _, connection = await loop.create_unix_connection(HttpConnection, endpoint.socket_path)
                 else:
@@ -111,7 +111,9 @@ class HttpClient:
                         HttpConnection, endpoint.host, endpoint.port, ssl=self._tls
                     )
         except TimeoutError:
-            raise RemoteConnectionError(f"no connection to {endpoint.name} within {CONNECT_TIMEOUT_S:g} s") from None
+            raise RemoteConnectionError(
+                f"no connection to {endpoint.name} within {ENGINE_CONNECT_TIMEOUT_S:g} s"
+            ) from None
         except ssl.SSLError as error:
             raise RemoteConnectionError(f"{endpoint.name}: TLS failed: {error.reason or error}") from None
         except OSError as error:

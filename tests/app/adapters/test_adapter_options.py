@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from antiphon.app.adapters.cli_options import check_lora_updates
-from antiphon.app.adapters.served import check_adapter_options, describe_adapter
+from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
 from antiphon.app.cli import main
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings

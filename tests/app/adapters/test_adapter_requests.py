@@ -15,7 +15,7 @@ from tests.progress import HANG_TIMEOUT_S
 pytest.importorskip("torch")
 
 from antiphon.app.adapters import updates
-from antiphon.app.adapters.served import describe_adapter
+from antiphon.app.adapters.registration import describe_adapter
 from antiphon.engine.adapters.modules import LoraModule
 from tests.app.server_helpers import process_engine_registry, wait_until
 from tests.engine.adapters.adapter_folders import make_adapter

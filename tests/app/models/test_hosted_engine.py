@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.models.host import HostTimeouts, ModelHost, ModelMemory
-from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.memory_pool import HostTimeouts, ModelMemory, ModelMemoryPool
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job
 from tests.app.models.fake_engines import GatedEngine
@@ -18,18 +18,18 @@ IDLE_S = 0.02
 MEMORY_DEFAULTS: dict[str, Any] = {"needed": 0, "growth": 0, "measure": lambda: None}
 
 
-def hosted(host: ModelHost | None = None, name: str = "a", **options: Any) -> HostedEngine:
+def hosted(host: ModelMemoryPool | None = None, name: str = "a", **options: Any) -> OnDemandEngine:
     memory = ModelMemory(*(options.pop(key, default) for key, default in MEMORY_DEFAULTS.items()))
     options = {"on_demand": True, "memory": memory, **options}
-    return HostedEngine(GatedEngine(), host or ModelHost(timeouts=SOON), name, **options)
+    return OnDemandEngine(GatedEngine(), host or ModelMemoryPool(timeouts=SOON), name, **options)
 
 
-def inner(engine: HostedEngine) -> GatedEngine:
+def inner(engine: OnDemandEngine) -> GatedEngine:
     assert isinstance(engine.inner, GatedEngine)
     return engine.inner
 
 
-async def run_job(engine: HostedEngine, number: int = 0, deadline: float | None = None) -> list[Chunk]:
+async def run_job(engine: OnDemandEngine, number: int = 0, deadline: float | None = None) -> list[Chunk]:
     chunks: list[Chunk] = []
     await engine.generate(Job(id=f"job-{number}", tokens=(1,), deadline=deadline), chunks.append)
     return chunks
@@ -100,7 +100,7 @@ async def test_client_that_leaves_does_not_stop_the_load_of_others() -> None:
 
 
 async def test_failed_load_is_told_without_its_reason_and_tried_again_later() -> None:
-    host = ModelHost(timeouts=HostTimeouts(retry_delay_s=0.05))
+    host = ModelMemoryPool(timeouts=HostTimeouts(retry_delay_s=0.05))
     engine = hosted(host)
     inner(engine).failure = LoadError("/secret/path is broken")
     for _ in range(2):
@@ -124,7 +124,7 @@ async def test_failed_load_is_told_without_its_reason_and_tried_again_later() ->
 
 
 async def test_wait_for_a_load_is_bounded_by_the_limit_and_by_the_job() -> None:
-    engine = hosted(ModelHost(timeouts=HostTimeouts(load_timeout_s=0.01)))
+    engine = hosted(ModelMemoryPool(timeouts=HostTimeouts(load_timeout_s=0.01)))
     inner(engine).may_start.clear()
     with pytest.raises(EngineError, match=r"the model a is still being loaded \(loading\)") as caught:
         await run_job(engine)
@@ -255,8 +255,8 @@ async def test_request_during_the_unloading_loads_the_model_again() -> None:
 # Memory
 
 
-def three(limit: int, *needs: int, timeouts: HostTimeouts = SOON) -> list[HostedEngine]:
-    host = ModelHost(limit, timeouts)
+def three(limit: int, *needs: int, timeouts: HostTimeouts = SOON) -> list[OnDemandEngine]:
+    host = ModelMemoryPool(limit, timeouts)
     return [hosted(host, name, needed=need) for name, need in zip("abc", needs, strict=False)]
 
 
@@ -327,7 +327,7 @@ async def test_load_of_clients_that_have_left_takes_no_memory() -> None:
 
 
 async def test_models_beyond_the_memory_are_not_loaded_at_the_start() -> None:
-    host = ModelHost(10, SOON)
+    host = ModelMemoryPool(10, SOON)
     engines = [hosted(host, name, on_demand=False, needed=4) for name in "abc"]
     await asyncio.gather(*(engine.start() for engine in engines))
     assert [engine.residence for engine in engines] == ["loaded", "loaded", "unloaded"]
@@ -337,7 +337,7 @@ async def test_models_beyond_the_memory_are_not_loaded_at_the_start() -> None:
 
 
 async def test_measured_memory_replaces_the_estimate() -> None:
-    host = ModelHost(10, SOON)
+    host = ModelMemoryPool(10, SOON)
     a = hosted(host, "a", needed=20, growth=1, measure=lambda: 2)
     b = hosted(host, "b", needed=4)
     await run_job(a)
@@ -348,7 +348,7 @@ async def test_measured_memory_replaces_the_estimate() -> None:
 
 @pytest.mark.parametrize("min_stay_s", [0.0, 0.05])
 async def test_models_leave_if_another_takes_more_than_expected(min_stay_s: float) -> None:
-    host = ModelHost(10, HostTimeouts(min_stay_s=min_stay_s))
+    host = ModelMemoryPool(10, HostTimeouts(min_stay_s=min_stay_s))
     a, b = (hosted(host, name, needed=2) for name in "ab")
     c = hosted(host, "c", needed=2, growth=2, measure=lambda: 5)
     for engine in (a, b, c):
@@ -358,13 +358,13 @@ async def test_models_leave_if_another_takes_more_than_expected(min_stay_s: floa
 
 
 async def test_cache_that_may_grow_beyond_the_limit_bars_no_model() -> None:
-    engine = hosted(ModelHost(10, SOON), growth=9, measure=lambda: 2, on_demand=False)
+    engine = hosted(ModelMemoryPool(10, SOON), growth=9, measure=lambda: 2, on_demand=False)
     await engine.start()
     assert (engine.residence, engine.reserved_bytes) == ("loaded", 10)
 
 
 async def test_model_that_takes_more_than_the_limit_is_not_kept() -> None:
-    engine = hosted(ModelHost(10, SOON), needed=4, measure=lambda: 11, on_demand=False)
+    engine = hosted(ModelMemoryPool(10, SOON), needed=4, measure=lambda: 11, on_demand=False)
     with pytest.raises(LoadError, match="--memory-gib"):
         await engine.start()
     assert (inner(engine).is_running, engine.residence, engine.reserved_bytes) == (False, "unloaded", 0)

@@ -12,8 +12,6 @@ import pytest
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models import loading
 from antiphon.app.models.expected_info import expect_info
-from antiphon.app.models.host import GIB
-from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.models.loading import create_models
 from antiphon.app.models.memory import (
     HEADROOM,
@@ -24,6 +22,8 @@ from antiphon.app.models.memory import (
     divide_cache,
     estimate_weights,
 )
+from antiphon.app.models.memory_pool import GIB
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.observability.startup import create_console, show_banner
 from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
 from antiphon.app.settings import Settings
@@ -153,7 +153,7 @@ async def test_banner_names_models_that_are_not_loaded_yet() -> None:
     registry, notes = await create(*TWO, load_on_demand=True)
     for model in registry.served:
         await model.engine.start()
-        assert isinstance(model.engine, HostedEngine) and model.engine.residence == "unloaded"
+        assert isinstance(model.engine, OnDemandEngine) and model.engine.residence == "unloaded"
     screen = io.StringIO()
     show_banner(create_console(screen), Settings(), registry, 8000, notes)
     assert screen.getvalue().count("loaded at its first use") == 2
@@ -167,7 +167,7 @@ async def test_model_may_stay_while_others_are_unloaded_when_idle() -> None:
         model_options=(ModelOption("two", "idle_unload_s", math.inf), ModelOption("one", "load_on_demand", value=True)),
     )
     one, two = (model.engine for model in registry.served)
-    assert isinstance(one, HostedEngine) and isinstance(two, HostedEngine)
+    assert isinstance(one, OnDemandEngine) and isinstance(two, OnDemandEngine)
     for engine in (one, two):
         engine.inner = GatedEngine()
         await engine.start()

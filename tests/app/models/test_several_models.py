@@ -18,8 +18,8 @@ from antiphon.app.context import create_context
 from antiphon.app.encoders.text_tokenizer import TextTokenizer
 from antiphon.app.http import stream_writer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
-from antiphon.app.models.host import HostTimeouts, ModelHost, ModelMemory
-from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.memory_pool import HostTimeouts, ModelMemory, ModelMemoryPool
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.routes.health import unready_reason
 from antiphon.app.settings import Settings
 from antiphon.app.turns.turn import TurnTimeouts
@@ -68,7 +68,7 @@ class Models:
     """Two scripted models of different formats, an encoder, and the host that they share."""
 
     def __init__(self, folder: Path, memory: int | None = None, **options: Any) -> None:
-        self.host = ModelHost(memory, TIMEOUTS)
+        self.host = ModelMemoryPool(memory, TIMEOUTS)
         self.gates = {"thinker": Gate(), "writer": Gate()}
         served = []
         for name, dialect, context in (("thinker", "hermes", 131_072), ("writer", "llama3", 4096)):
@@ -87,8 +87,8 @@ class Models:
         )
         self.registry = ModelRegistry(served, [encoder])
 
-    def add_host(self, engine: Any, name: str, need: int, **options: Any) -> HostedEngine:
-        return HostedEngine(engine, self.host, name, memory=ModelMemory(need), **{"on_demand": True, **options})
+    def add_host(self, engine: Any, name: str, need: int, **options: Any) -> OnDemandEngine:
+        return OnDemandEngine(engine, self.host, name, memory=ModelMemory(need), **{"on_demand": True, **options})
 
 
 def as_fields(model: Any) -> dict[str, Any]:
@@ -362,6 +362,6 @@ def test_requests_that_need_no_engine_load_no_known_model(start: Callable[..., A
 
 def unload(server: RunningServer, models: Models, name: str) -> None:
     engine = models.registry.find_model(name).engine
-    assert isinstance(engine, HostedEngine)
+    assert isinstance(engine, OnDemandEngine)
     asyncio.run_coroutine_threadsafe(engine.unload("test"), server.loop).result(10)
     assert statuses(server)[name] == "unloaded"

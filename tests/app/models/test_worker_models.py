@@ -13,9 +13,9 @@ from msgspec import structs
 from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.models.host import GIB, HostTimeouts, ModelHost, ModelMemory
-from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.models.memory import MemoryEstimate, measure_engine
+from antiphon.app.models.memory_pool import GIB, HostTimeouts, ModelMemory, ModelMemoryPool
+from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
@@ -29,7 +29,7 @@ from tests.serving import RunningServer, scripted_registry, serve
 
 
 def two_worker_models() -> ModelRegistry:
-    host = ModelHost(8 * GIB, HostTimeouts(min_stay_s=0.0))
+    host = ModelMemoryPool(8 * GIB, HostTimeouts(min_stay_s=0.0))
     models = []
     for name in ("first", "second"):
         (model,) = process_engine_registry().served
@@ -37,7 +37,7 @@ def two_worker_models() -> ModelRegistry:
         def measure(engine: Any = model.engine) -> int | None:
             return measure_engine(engine, MemoryEstimate(GIB // 2, GIB))
 
-        engine = HostedEngine(
+        engine = OnDemandEngine(
             model.engine,
             host,
             name,
@@ -83,7 +83,7 @@ def test_memory_of_an_idle_model_is_given_back(server: RunningServer) -> None:
     assert respond(server, "second")["usage"]["output_tokens"] == 3
     pid = worker(server, 1).pid
     hosted = server.context.models.served[1].engine
-    assert isinstance(hosted, HostedEngine) and pid is not None
+    assert isinstance(hosted, OnDemandEngine) and pid is not None
     assert hosted.reserved_bytes == 1.75 * GIB, "a process, weights that are mapped, and the whole cache"
     assert 5 * 2**20 < (read_resident_bytes(pid) or 0) < GIB
     assert wait_until(30, lambda: hosted.residence == "unloaded")
@@ -117,10 +117,10 @@ class EngineWithAdapters(GatedEngine):
 def adapters(tmp_path: Path) -> tuple[AdapterUpdates, ModelRegistry, dict[str, EngineWithAdapters]]:
     engines = {name: EngineWithAdapters() for name in ("a", "b")}
     (model,) = scripted_registry([{"name": "any", "output": ["Yes."]}]).served
-    host = ModelHost()
+    host = ModelMemoryPool()
     registry = ModelRegistry(
         [
-            structs.replace(model, names=(name,), engine=HostedEngine(engine, host, name, on_demand=True))
+            structs.replace(model, names=(name,), engine=OnDemandEngine(engine, host, name, on_demand=True))
             for name, engine in engines.items()
         ]
     )

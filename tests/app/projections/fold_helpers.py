@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from antiphon.app.event_log import EntryDetail, LogEntry, ScoredToken
+from antiphon.app.event_log import LogEntry, ScoredToken, TokenDetail
 from antiphon.events.base import Event
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Say
 from tests.state.machine_helpers import END_STEPS, create_machine
 
-Step = tuple[list[Event], EntryDetail | None]
+Step = tuple[list[Event], TokenDetail | None]
 
 
 def scored(token_id: int, text: str, logprob: float | None = -1.0, offset: int = 0, *top: float) -> ScoredToken:
@@ -18,14 +18,14 @@ def scored(token_id: int, text: str, logprob: float | None = -1.0, offset: int =
     return ScoredToken(token_id, text, logprob, offset, candidates)
 
 
-def detail(**fields: Any) -> EntryDetail:
-    return EntryDetail(**fields)
+def detail(**fields: Any) -> TokenDetail:
+    return TokenDetail(**fields)
 
 
-def run_texts(*steps: tuple[str, EntryDetail | None], end: str = "stop", last: EntryDetail | None = None) -> list[Step]:
+def run_texts(*steps: tuple[str, TokenDetail | None], end: str = "stop", last: TokenDetail | None = None) -> list[Step]:
     """Returns the steps of a turn that says texts, each with its detail. An empty text has no events of its own."""
     machine: Machine = create_machine()
-    result: list[Step] = [(machine.begin(), EntryDetail())]
+    result: list[Step] = [(machine.begin(), TokenDetail())]
     result += [(machine.feed(Say(text)), each) for text, each in steps]
     return [*result, (END_STEPS[end](machine), last)]
 

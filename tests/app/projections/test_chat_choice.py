@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.event_log import EntryDetail, PromptDetail
+from antiphon.app.event_log import PromptDetail, TokenDetail
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat_choice import ChoiceFold
 from antiphon.app.projections.chat_schema import ChunkChoice
@@ -122,7 +122,7 @@ def test_text_that_is_repeated_comes_first() -> None:
     assert [part.delta.content for part in make_fold(messages=MESSAGES).begin()] == [""]
 
 
-STOPS: list[tuple[dict[str, Any], EntryDetail | None, list[str | None], int | str | None]] = [
+STOPS: list[tuple[dict[str, Any], TokenDetail | None, list[str | None], int | str | None]] = [
     ({}, None, ["stop"], None),
     ({}, detail(stop_string="END"), ["stop"], "END"),
     ({"stop_token_ids": [5]}, detail(stop_id=5), ["stop"], 5),
@@ -138,7 +138,7 @@ STOPS: list[tuple[dict[str, Any], EntryDetail | None, list[str | None], int | st
 @pytest.mark.parametrize("waits", [False, True])
 def test_end_of_a_choice(
     fields: dict[str, Any],
-    last: EntryDetail | None,
+    last: TokenDetail | None,
     shown: list[str | None],
     stop_reason: int | str | None,
     *,

@@ -7,7 +7,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from antiphon.app.projections.chat_schema import ChatOptions
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.turn_spec import DetailRequest
+from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.app.settings import Settings
 from antiphon.harmony.format import TemplateOptions
 from tests.app.requests.request_builders import make_registry, read_chat_spec, summarize_error
@@ -77,7 +77,7 @@ def test_invalid_field_is_named(fields: dict[str, Any], code: str, param: str) -
 def test_defaults_change_nothing() -> None:
     spec = read_chat_spec()
     assert spec.prompt_input.template == TemplateOptions() and not spec.prompt_input.keep_special_tokens
-    assert (spec.chat, spec.details, spec.max_prompt_tokens, spec.n) == (ChatOptions(), DetailRequest(), None, 1)
+    assert (spec.chat, spec.details, spec.max_prompt_tokens, spec.n) == (ChatOptions(), TokenDetailRequest(), None, 1)
 
 
 def test_prompt_fields_are_read() -> None:
@@ -137,11 +137,11 @@ def test_reply_fields_are_read() -> None:
         prompt_logprobs=1, request_id="mine",
     )  # fmt: skip
     assert spec.n == 3 and spec.sampling.top_logprobs == 0 and not spec.logprobs
-    assert spec.details == DetailRequest(logprobs=True, prompt=True, prompt_logprobs=1)
+    assert spec.details == TokenDetailRequest(logprobs=True, prompt=True, prompt_logprobs=1)
 
 
 def test_details_are_collected_only_if_the_reply_shows_them() -> None:
-    assert read_chat_spec(return_tokens_as_token_ids=True).details == DetailRequest()
-    assert read_chat_spec(return_tokens_as_token_ids=True, logprobs=True).details == DetailRequest(logprobs=True)
-    assert read_chat_spec(best_of=1).details == DetailRequest()
+    assert read_chat_spec(return_tokens_as_token_ids=True).details == TokenDetailRequest()
+    assert read_chat_spec(return_tokens_as_token_ids=True, logprobs=True).details == TokenDetailRequest(logprobs=True)
+    assert read_chat_spec(best_of=1).details == TokenDetailRequest()
     assert read_chat_spec(n=2, best_of=2).chat.num_returned is None

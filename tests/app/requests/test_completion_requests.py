@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.turn_spec import DetailRequest
+from antiphon.app.requests.turn_spec import TokenDetailRequest
 from tests.app.requests.request_builders import read_completion, summarize_error
 
 INVALID_FIELDS: list[tuple[dict[str, Any], str, str]] = [
@@ -84,7 +84,7 @@ def test_defaults() -> None:
     [spec], options = read_completion()
     assert spec.raw is not None and spec.raw.prompt.add_special_tokens and not spec.raw.keep_special_tokens
     assert spec.sampling.max_tokens == 16 and spec.sampling.temperature == 0.6
-    assert spec.details == DetailRequest() and not spec.base_response.store
+    assert spec.details == TokenDetailRequest() and not spec.base_response.store
     assert options.logprobs is None and not options.echo
 
 
@@ -120,15 +120,15 @@ def test_sampling_fields_reach_the_engine() -> None:
 
 
 def test_details_are_collected_only_if_the_reply_shows_them() -> None:
-    def details(**body: Any) -> DetailRequest:
+    def details(**body: Any) -> TokenDetailRequest:
         return read_completion(**body)[0][0].details
 
-    assert details(echo=True) == DetailRequest(prompt=True)
-    assert details(return_token_ids=True) == DetailRequest(prompt=True)
-    assert details(logprobs=0) == DetailRequest(logprobs=True)
-    assert details(best_of=2) == DetailRequest(logprobs=True)
+    assert details(echo=True) == TokenDetailRequest(prompt=True)
+    assert details(return_token_ids=True) == TokenDetailRequest(prompt=True)
+    assert details(logprobs=0) == TokenDetailRequest(logprobs=True)
+    assert details(best_of=2) == TokenDetailRequest(logprobs=True)
     assert details(echo=True, logprobs=2, prompt_logprobs=1).prompt_logprobs == 2
-    assert details(prompt_logprobs=0) == DetailRequest(prompt_logprobs=0)
+    assert details(prompt_logprobs=0) == TokenDetailRequest(prompt_logprobs=0)
     [spec], options = read_completion(best_of=2)
     assert spec.sampling.top_logprobs == 0 and spec.n == 2 and options.logprobs is None
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import psycopg
 from msgspec import structs
 
-from antiphon.app.event_log import EntryDetail, EventLog
+from antiphon.app.event_log import EventLog, TokenDetail
 from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
 from antiphon.app.store.database import Database
 from antiphon.app.store.persistent import PersistentStore
@@ -162,7 +162,7 @@ async def add_completion(
     created: int = 2_000_000_000,
     counts: Sequence[int] = (4, 4),
     metadata: dict[str, str] | None = None,
-    detail: EntryDetail | None = None,
+    detail: TokenDetail | None = None,
 ) -> StoredCompletion:
     """Adds a chat completion and appends the first steps, as many as in `counts`, of each of its choices.
 

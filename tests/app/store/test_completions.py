@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.event_log import EntryDetail, EventLog, PromptDetail, ScoredToken
+from antiphon.app.event_log import EventLog, PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.store.base import CompletionQuery, ResponseStore
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.store.persistent import PersistentStore
@@ -22,7 +22,7 @@ from tests.app.store.store_helpers import (
     open_test_store,
 )
 
-DETAIL = EntryDetail(
+DETAIL = TokenDetail(
     tokens=(1, 2),
     logprobs=(ScoredToken(1, "a", -inf, 0, ((2, "b", -0.5), (3, "bytes:\\xe2", -inf))),),
     prompt=PromptDetail(tokens=(7,), text="Hi", logprobs=(ScoredToken(7, "Hi", None, 0),)),

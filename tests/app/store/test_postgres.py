@@ -23,7 +23,7 @@ from antiphon.app.store.postgres.connection import BoundedConnection
 from antiphon.app.store.postgres.database import STEPS_CHANNEL, PostgresDatabase
 from antiphon.app.store.postgres.follower import Follower, _wait_readable
 from antiphon.app.store.postgres.schema import SCHEMA_VERSION, migrate_database
-from antiphon.app.store.writer_name import NAME, create_name
+from antiphon.app.store.writer_lease import NAME, create_name
 from tests.app.server_helpers import wait_until
 from tests.app.store.store_helpers import PostgresPlace, StorePlace, add_log, make_response, make_steps
 from tests.progress import HANG_TIMEOUT_S
@@ -200,7 +200,7 @@ async def test_readers_of_many_responses_are_told_in_one_short_notification(post
 async def test_reader_is_told_within_a_fraction_of_the_polling_interval(
     postgres_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.app.store.postgres.follower.POLL_INTERVAL_S", 3600)
+    monkeypatch.setattr("antiphon.app.store.postgres.follower.FOLLOW_POLL_INTERVAL_S", 3600)
     async with postgres_place.open() as first, postgres_place.open() as second:
         await check_reading(first, second)
 

@@ -380,7 +380,7 @@ async def test_other_writers_are_not_declared_dead_because_of_an_outage(
         await log.wait_published()
         async with own_place.open(timings=timings) as other:
             # As on another machine: the process id does not tell whether it is alive.
-            monkeypatch.setattr("antiphon.app.store.writer_name._machine_id", lambda: "elsewhere")
+            monkeypatch.setattr("antiphon.app.store.writer_lease._machine_id", lambda: "elsewhere")
             database_server.stop()
             reopen = PostgresConnection.reopen
             held = {"store"}

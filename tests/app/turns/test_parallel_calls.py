@@ -2,7 +2,13 @@
 
 import pytest
 
-from antiphon.app.turns.token_history import MAX_OMITTED_TOKENS, FinishedTurn, TokenHistory, TurnPrompt, _common_length
+from antiphon.app.turns.prompt_token_cache import (
+    MAX_OMITTED_TOKENS,
+    FinishedTurn,
+    TokenHistory,
+    TurnPrompt,
+    _common_length,
+)
 from antiphon.events.inputs import AnyInput, InputFunctionCall
 from antiphon.events.items import FunctionCall
 from antiphon.harmony.format import PromptInput

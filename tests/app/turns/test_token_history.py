@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from antiphon.app.turns.token_history import (
+from antiphon.app.turns.prompt_token_cache import (
     BYTES_PER_TOKEN,
     MAX_COMPARED_TURNS,
     MAX_OMITTED_TOKENS,

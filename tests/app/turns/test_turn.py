@@ -12,7 +12,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from antiphon.app.requests import responses
 from antiphon.app.turns.manager import TurnManager, _build_job
-from antiphon.app.turns.token_history import TokenHistory
+from antiphon.app.turns.prompt_token_cache import TokenHistory
 from antiphon.app.turns.turn import BROKEN_MESSAGE, SHUTTING_DOWN_MESSAGE, TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint.files import inspect_checkpoint
-from antiphon.engine.checkpoint.gguf import conversion, folder
+from antiphon.engine.checkpoint.gguf import folder, tokenizer_conversion
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.model.loader import load_model
@@ -61,10 +61,10 @@ def test_file_that_cannot_be_converted_is_named_in_one_line(
     def fail(*args: object) -> None:
         raise failure
 
-    monkeypatch.setattr(conversion, "write_model_folder", fail)
+    monkeypatch.setattr(tokenizer_conversion, "write_model_folder", fail)
     monkeypatch.setattr("sys.argv", ["conversion", str(tmp_path / "a.gguf"), str(tmp_path)])
     with pytest.raises(SystemExit, match=message) as caught:
-        conversion.main()
+        tokenizer_conversion.main()
     assert "\n" not in str(caught.value.code)
 
 

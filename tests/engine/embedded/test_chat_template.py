@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from antiphon.engine.embedded import MODEL_DIR, chat, generator
-from antiphon.engine.embedded.chat import Message, call_message, tool_messages, user_message
+from antiphon.engine.embedded.chat import ChatMessage, call_message, tool_messages, user_message
 from antiphon.engine.embedded.tool_definitions import tool_line
 
 OUTPUT_HEADER = (
@@ -88,7 +88,7 @@ def test_header_of_a_codex_tool_output_is_removed() -> None:
 
 def test_tool_arguments_may_be_text_or_an_object() -> None:
     def render_call(arguments: Any) -> str:
-        call: Message = {
+        call: ChatMessage = {
             "role": "assistant",
             "content": None,
             "tool_calls": [{"type": "function", "id": "c", "function": {"name": "f", "arguments": arguments}}],

@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.embedded import MODEL_DIR, chat, evaluate, generator, tokenizer
-from antiphon.engine.embedded.chat import Message, Tool, user_message
+from antiphon.engine.embedded.chat import ChatMessage, ToolDefinition, user_message
 from antiphon.engine.embedded.skills import claude_code_tools, codex_tools
 from antiphon.engine.embedded.tool_definitions import make_tool
 from antiphon.engine.options import EngineOptions
@@ -108,7 +108,7 @@ CLAUDE_CODE_CONTEXT = [{"role": "system", "content": claude_code_tools.SYSTEM.fo
     ids=["Codex", "Claude Code"],
 )
 def test_first_requests_of_coding_agents_run_the_exact_command(
-    shipped_model: Any, context: list[Message], tools: list[Tool], name: str, parameter: str
+    shipped_model: Any, context: list[ChatMessage], tools: list[ToolDefinition], name: str, parameter: str
 ) -> None:
     prompts = [chat.render_prompt([*context, user_message(text)], tools) for text, _ in FIRST_REQUESTS]
     core = build_core(MODEL_DIR, EngineOptions())

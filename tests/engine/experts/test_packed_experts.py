@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.experts.layout import find_fused_experts
+from antiphon.engine.experts.matmul import unpack_weight
 from antiphon.engine.experts.matrix import ExpertForm, ExpertMatrix
 from antiphon.engine.experts.pack import describe_experts, hold_all_experts, pack_experts
 from antiphon.engine.experts.packed import PackedExperts
-from antiphon.engine.experts.products import unpack_weight
 from antiphon.engine.experts.routers import ExactRouter
 from antiphon.engine.experts.stored import StoredExperts
 from antiphon.engine.kernels.bindings import Kernels

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.experts.pack import hold_all_experts, pack_experts
 from antiphon.engine.experts.packed import PackedExperts
-from antiphon.engine.experts.stand_ins import mix_rows, stand_in_for_experts
+from antiphon.engine.experts.placeholders import mix_rows, stand_in_for_experts
 from antiphon.engine.experts.stored import StoredExperts
 from antiphon.engine.model.loader import load_model
 from antiphon.engine.model.varlen import VarlenForward

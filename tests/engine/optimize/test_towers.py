@@ -11,7 +11,7 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.model.forward import SequentialForward
 from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.model.varlen import VarlenForward
-from antiphon.engine.optimize.towers import remove_unused_towers
+from antiphon.engine.optimize.vision_towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
 from tests.engine.tiny_models import FAMILY_CONFIGS, copy_tiny_model
 from tests.engine.vision_models import VISION_FAMILIES, build_vision_model

@@ -146,7 +146,7 @@ class TestKindAndVersion:
     async def test_seed_of_sglang(self, is_deterministic: bool) -> None:
         details = {"enable_deterministic_inference": is_deterministic}
         async with running_server(owned_by="sglang", version="0.5.20", details=details) as server:
-            assert (await shake_hands(server)).abilities.seed == is_deterministic
+            assert (await shake_hands(server)).capabilities.seed == is_deterministic
 
 
 class TestContextLength:
@@ -341,7 +341,7 @@ class TestProbes:
             return too_many if body.get("logprobs", -1) > accepted else follow_grammars(body)
 
         async with running_server(_probes=probes) as server:
-            assert (await shake_hands(server)).abilities.max_top_logprobs == found
+            assert (await shake_hands(server)).capabilities.max_top_logprobs == found
 
 
 class TestGrammars:
@@ -365,8 +365,8 @@ class TestGrammars:
                 assert "does not follow grammars from the first token" in str(await refuse(server, grammar=policy))
             else:
                 profile = await shake_hands(server, here=here, has_followers=has_followers, grammar=policy)
-                assert not profile.abilities.grammar
-                assert bool(profile.abilities.grammar_remedy) == (policy != "off")
+                assert not profile.capabilities.grammar
+                assert bool(profile.capabilities.grammar_remedy) == (policy != "off")
             assert sum("structured_outputs" in (request.body or {}) for request in server.requests) == num_probes
 
     async def test_required_grammars_without_a_way_to_probe_them(self) -> None:
@@ -382,7 +382,7 @@ class TestGrammars:
             return (left.pop() if is_grammar and left else follow_grammars)(body)
 
         async with running_server(_probes=probe) as server:
-            assert (await shake_hands(server)).abilities.grammar == (num_failures < 3)
+            assert (await shake_hands(server)).capabilities.grammar == (num_failures < 3)
 
 
 LLAMA = {"owned_by": "llamacpp", "text_field": "content", "_probes": follow_gbnf}
@@ -394,7 +394,7 @@ class TestLlamaCpp:
     async def test_build_without_llguidance_gets_gbnf(self) -> None:
         async with running_server(**LLAMA) as server:
             profile = await shake_hands(server)
-        assert profile.abilities.grammar and profile.surface is profile.logprobs_surface
+        assert profile.capabilities.grammar and profile.surface is profile.logprobs_surface
         assert profile.surface.grammar_syntax == "gbnf"
         assert any("translated to GBNF. Refused are left recursion" in line for line in profile.warnings)
         grammars = [request.body["grammar"] for request in server.requests if "grammar" in (request.body or {})]
@@ -415,9 +415,9 @@ class TestLlamaCpp:
     async def test_gbnf_is_tried_with_llama_cpp_only(self) -> None:
         async with running_server(**LLAMA) as server:
             profile = await shake_hands(server, grammar="off")
-            assert not profile.abilities.grammar and profile.surface.grammar_syntax == "lark"
+            assert not profile.capabilities.grammar and profile.surface.grammar_syntax == "lark"
         async with running_server(_probes=drop_grammars) as server:
-            assert not (await shake_hands(server)).abilities.grammar
+            assert not (await shake_hands(server)).capabilities.grammar
             assert "/completion" not in {request.path for request in server.requests}
 
     @pytest.mark.parametrize("policy", ["off", "probe", "require"])
@@ -427,7 +427,7 @@ class TestLlamaCpp:
                 assert "does not follow grammars" in str(await refuse(server, grammar=policy))
                 return
             profile = await shake_hands(server, grammar=policy)
-        assert not profile.abilities.grammar and not any("GBNF" in line for line in profile.warnings)
+        assert not profile.capabilities.grammar and not any("GBNF" in line for line in profile.warnings)
 
 
 class TestWarnings:

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.engine.protocol import Abilities, EngineError
-from antiphon.engine.remote.engine import MAX_ATTEMPTS, RemoteEngine, common_abilities
+from antiphon.engine.protocol import Capabilities, EngineError
+from antiphon.engine.remote.engine import MAX_ATTEMPTS, RemoteEngine, common_capabilities
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from tests.engine.remote.fake_server import Pause, Reply, json_reply, play_vllm
@@ -26,11 +26,11 @@ CONTEXT = 10
 BUSY = json_reply({"error": "queue is full"}, 429)
 
 
-def build_ready_engine(**abilities: Any) -> RemoteEngine:
+def build_ready_engine(**capabilities: Any) -> RemoteEngine:
     """Returns an engine that believes to have shaken hands."""
     model, info = load_model()
     engine = RemoteEngine(RemoteOptions(endpoints=(Endpoint(),)), model, info)
-    engine._info = msgspec.structs.replace(info, max_model_len=CONTEXT, abilities=Abilities(**abilities))
+    engine._info = msgspec.structs.replace(info, max_model_len=CONTEXT, capabilities=Capabilities(**capabilities))
     return engine
 
 
@@ -45,7 +45,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize(
-    ("abilities", "fields", "message"),
+    ("capabilities", "fields", "message"),
     [
         ({}, {"tokens": tuple(range(3, CONTEXT + 2))}, None),
         ({}, {"tokens": tuple(range(3, CONTEXT + 3))}, "the prompt has 10 tokens, the context holds 10"),
@@ -82,9 +82,9 @@ NOTHING = {
     ],
 )
 def test_job_that_the_servers_would_not_honor(
-    abilities: dict[str, Any], fields: dict[str, Any], message: str | None
+    capabilities: dict[str, Any], fields: dict[str, Any], message: str | None
 ) -> None:
-    engine, job = build_ready_engine(**abilities), make_job(**fields)
+    engine, job = build_ready_engine(**capabilities), make_job(**fields)
     if message is None:
         engine._check_job(job)
         return
@@ -97,19 +97,19 @@ def test_job_that_the_servers_would_not_honor(
     [(None, None, None), (5, None, 5), (None, 5, 5), (5, 3, 3), (-1, 5, -1)],
 )
 def test_common_number_of_log_probabilities(one: int | None, other: int | None, common: int | None) -> None:
-    found = common_abilities(Abilities(max_top_logprobs=one), Abilities(max_top_logprobs=other))
+    found = common_capabilities(Capabilities(max_top_logprobs=one), Capabilities(max_top_logprobs=other))
     assert found.max_top_logprobs == common
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in Abilities.__struct_fields__ if name not in ("max_top_logprobs", "grammar_remedy")]
+    "name", [name for name in Capabilities.__struct_fields__ if name not in ("max_top_logprobs", "grammar_remedy")]
 )
-def test_common_abilities_are_those_of_both(name: str) -> None:
-    everything, lacking = Abilities(), Abilities(**{name: False})
-    assert getattr(common_abilities(everything, everything), name)
-    assert not getattr(common_abilities(everything, lacking), name)
-    assert not getattr(common_abilities(lacking, everything), name)
-    assert common_abilities(lacking, Abilities(grammar_remedy="--flag")).grammar_remedy == "--flag"
+def test_common_capabilities_are_those_of_both(name: str) -> None:
+    everything, lacking = Capabilities(), Capabilities(**{name: False})
+    assert getattr(common_capabilities(everything, everything), name)
+    assert not getattr(common_capabilities(everything, lacking), name)
+    assert not getattr(common_capabilities(lacking, everything), name)
+    assert common_capabilities(lacking, Capabilities(grammar_remedy="--flag")).grammar_remedy == "--flag"
 
 
 class TestTries:

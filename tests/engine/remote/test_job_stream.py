@@ -7,14 +7,14 @@ import pytest
 
 from antiphon.engine.protocol import Chunk, Job, Sampling
 from antiphon.engine.remote import job_stream
+from antiphon.engine.remote.backend_apis.base import JobTarget
+from antiphon.engine.remote.backend_apis.completions import CompletionsApi
 from antiphon.engine.remote.job_stream import (
     BROKEN_REPLY,
     EVENTS_PER_PASS,
     TOKENS_PER_PASS,
     JobStream,
 )
-from antiphon.engine.remote.surfaces.base import JobTarget
-from antiphon.engine.remote.surfaces.completions import CompletionsSurface
 from antiphon.engine.remote.transport.sse import MAX_EVENT_BYTES
 from tests.engine.remote.fake_server import sse, vllm_tokens, vllm_usage
 from tests.engine.remote.remote_helpers import check_rules, merge_chunks
@@ -22,7 +22,7 @@ from tests.engine.remote.remote_helpers import check_rules, merge_chunks
 EOS = 9
 VOCAB_SIZE = 100
 PROMPT = (1, 2, 3)
-SURFACE = CompletionsSurface("vllm")
+SURFACE = CompletionsApi("vllm")
 
 
 class Reading:

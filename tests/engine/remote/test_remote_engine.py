@@ -430,7 +430,7 @@ class TestGrammars:
 
     async def test_server_that_drops_grammars_is_found_out_in_the_handshake(self) -> None:
         async with remote_engine(probes=drop_grammars) as (engine, [server]):
-            assert not engine.info.abilities.grammar
+            assert not engine.info.capabilities.grammar
             error = await fail_job(engine, grammar=GRAMMAR)
             assert error.code == "grammar_unsupported" and not server.jobs
             assert merge_chunks(await run_job(engine)) == (50, 51, EOS)
@@ -444,7 +444,7 @@ class TestGrammars:
             return (next(answers, follow_grammars) if is_grammar else follow_grammars)(body)
 
         async with remote_engine(probes=probe) as (engine, _):
-            assert engine.info.abilities.grammar
+            assert engine.info.capabilities.grammar
 
     async def test_probe_has_no_end_of_reasoning_in_its_prompt(self) -> None:
         """With one in the prompt, vLLM with a reasoning parser follows a grammar that it ignores otherwise."""

@@ -25,8 +25,9 @@ from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineError, Job, Sampling
 from antiphon.engine.scheduler import grammar
-from antiphon.engine.scheduler.core import GRAMMAR_TOO_COMPLEX, Core
+from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.grammar import MAX_COMPILED_GRAMMARS, GrammarMatcher, compiler_factory, prefetch_masks
+from antiphon.engine.scheduler.step_output import GRAMMAR_TOO_COMPLEX
 from tests.engine.tiny_models import build_tiny_core, join_tokens, make_job, make_prompts, run_jobs
 
 JSON_SCHEMA = {

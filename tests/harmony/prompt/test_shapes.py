@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.prompt.message_shape import MessageShape, apply_shape
 from antiphon.harmony.prompt.probe import ShapeSearch
-from antiphon.harmony.prompt.shapes import MessageShape, apply_shape
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ANSWER = {"role": "assistant", "content": "Yes."}

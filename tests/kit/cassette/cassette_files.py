@@ -8,7 +8,7 @@ from typing import Any
 from antiphon.kit.cassette.player import open_player
 from antiphon.kit.cassette.reading import parse_cassette, read_cassette
 from antiphon.kit.cassette.recorder import open_recorder
-from tests.kit.wire.wire_servers import run_in_thread
+from tests.kit.proxy.wire_servers import run_in_thread
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from antiphon.app.cli import main
 from antiphon.kit.cassette.reading import read_cassette
 from antiphon.kit.checker.stream import check_sse
-from antiphon.kit.wire.exchange import ServerExchange
+from antiphon.kit.proxy.exchange import ServerExchange
 from tests.kit.cassette.cassette_files import run_player, run_recorder
-from tests.kit.wire.wire_servers import make_request, read_all, run_handler, send_raw, wait_until
+from tests.kit.proxy.wire_servers import make_request, read_all, run_handler, send_raw, wait_until
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 

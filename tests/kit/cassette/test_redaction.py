@@ -13,9 +13,9 @@ import pytest
 from antiphon.kit.cassette.reading import read_cassette
 from antiphon.kit.cassette.redaction import Redactor, is_secret_key
 from antiphon.kit.cassette.secret_shapes import redact_shapes
-from antiphon.kit.wire.exchange import ServerExchange
+from antiphon.kit.proxy.exchange import ServerExchange
 from tests.kit.cassette.cassette_files import run_player, run_recorder
-from tests.kit.wire.wire_servers import run_handler
+from tests.kit.proxy.wire_servers import run_handler
 
 PASSWORD = base64.b64encode(b"user:basic-password-01").decode()
 SECRETS = (
@@ -261,7 +261,7 @@ def test_long_streams_are_redacted_in_reasonable_time() -> None:
 def test_full_disk_leaves_whole_exchanges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cassette, printed = tmp_path / "c.toml", []
     from antiphon.kit.cassette.recorder import open_recorder
-    from tests.kit.wire.wire_servers import run_in_thread
+    from tests.kit.proxy.wire_servers import run_in_thread
 
     write = os.write
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from antiphon.kit.cassette.reading import read_cassette
-from antiphon.kit.wire.exchange import ServerExchange
-from tests.kit.wire.wire_servers import run_handler
+from antiphon.kit.proxy.exchange import ServerExchange
+from tests.kit.proxy.wire_servers import run_handler
 
 pytest_plugins = ["pytester"]
 

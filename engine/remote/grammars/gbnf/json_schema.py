@@ -49,7 +49,7 @@ FORMATS["email"] = r"[A-Za-z0-9]+([._-][A-Za-z0-9]+){0,8}@[A-Za-z0-9]+([.-][A-Za
 FORMATS["date-time"] = f"{FORMATS['date']}T{FORMATS['time']}"
 INTEGER = "-?(0|[1-9][0-9]*)"
 NUMBER = rf"{INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?"
-MAX_DEPTH = 60
+MAX_SCHEMA_DEPTH = 60
 
 
 class JsonSchemaWriter:
@@ -71,7 +71,7 @@ class JsonSchemaWriter:
 
     def _write(self, schema: Any) -> Symbol:
         self._depth += 1
-        if self._depth > MAX_DEPTH:
+        if self._depth > MAX_SCHEMA_DEPTH:
             raise UntranslatableError("a JSON Schema that is nested too deeply")
         symbol = self._write_schema(schema)
         self._depth -= 1

@@ -31,7 +31,7 @@ COUNT = re.compile(r"[0-9]+")
 DEFINITION = re.compile(r"[ \t]*(?:\[[^\]\n]*\][ \t]*)?:")
 """What follows a name that begins a definition."""
 BLANKS = re.compile(r"[ \t\r\n]*")
-MAX_DEPTH = 100
+MAX_RULE_DEPTH = 100
 _json = json.JSONDecoder()
 
 
@@ -109,7 +109,7 @@ class LarkReader:
 
     def _read_options(self) -> LarkNode:
         self._depth += 1
-        if self._depth > MAX_DEPTH:
+        if self._depth > MAX_RULE_DEPTH:
             raise UntranslatableError("a grammar that is nested too deeply")
         self._take("|")
         options = [self._read_conjunction()]

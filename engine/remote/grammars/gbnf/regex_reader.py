@@ -27,7 +27,7 @@ CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a", "0
 QUANTIFIER = re.compile(r"(?:([*+?])|\{(\d{1,6})(,?)(\d{0,6})\})\??")
 GROUP = re.compile(r"\?(?:P?<\w+>|([a-z]*)(?:-([a-z]+))?:)")
 HEX = re.compile(r"x([0-9A-Fa-f]{2})|[xuU]\{([0-9A-Fa-f]{1,8})\}|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})")
-MAX_DEPTH = 100
+MAX_REGEX_DEPTH = 100
 
 
 class RegexReader:
@@ -49,7 +49,7 @@ class RegexReader:
 
     def _read_options(self) -> int:
         self._depth += 1
-        if self._depth > MAX_DEPTH:
+        if self._depth > MAX_REGEX_DEPTH:
             raise UntranslatableError("a regular expression that is nested too deeply")
         options = [self._read_sequence()]
         while self._take("|"):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from antiphon.app.event_log import EntryDetail, PromptDetail
+from antiphon.app.event_log import PromptDetail, TokenDetail
 from antiphon.app.projections.completions.fold import CompletionFold, build_logprobs, join_parts
 from antiphon.app.projections.completions.schema import CompletionChoice, CompletionCounts, CompletionOptions
 from antiphon.events import stream as ev
@@ -27,7 +27,7 @@ def fold_steps(steps: list[Step], **options: Any) -> tuple[CompletionFold, list[
 
 
 def read_parts(
-    *steps: tuple[str, EntryDetail | None], end: str = "stop", last: Any = None, **options: Any
+    *steps: tuple[str, TokenDetail | None], end: str = "stop", last: Any = None, **options: Any
 ) -> list[CompletionChoice]:
     """Returns the parts of a choice that says these texts; `last` is the detail of its end."""
     return fold_steps(run_texts(*steps, end=end, last=last or detail()), **options)[1]
@@ -50,7 +50,7 @@ def test_parts_without_anything_are_left_out_except_the_last() -> None:
         (detail(prompt=PROMPT, tokens=()), {"token_ids": True}),
     ],
 )
-def test_part_without_text_is_shown_for_what_else_it_has(each: EntryDetail, options: dict[str, Any]) -> None:
+def test_part_without_text_is_shown_for_what_else_it_has(each: TokenDetail, options: dict[str, Any]) -> None:
     steps = run_texts(("a", detail()), ("b", detail()), last=detail())
     without_text = [ev.InProgress(sequence_number=0, response=create_machine().response)]
     for extra, texts in [(detail(), ["a", "b", ""]), (each, ["a", "", "b", ""])]:
@@ -111,7 +111,7 @@ def test_dropped_blanks_are_text() -> None:
     assert [part.text for part in parts] == ["a\n", " "]
 
 
-STOPS: list[tuple[dict[str, Any], EntryDetail, str, int | str | None]] = [
+STOPS: list[tuple[dict[str, Any], TokenDetail, str, int | str | None]] = [
     ({}, detail(stop_string="END"), "", "END"),
     ({"include_stop": True}, detail(stop_string="END"), "END", "END"),
     ({"include_stop": True}, detail(), "", None),
@@ -122,7 +122,7 @@ STOPS: list[tuple[dict[str, Any], EntryDetail, str, int | str | None]] = [
 
 
 @pytest.mark.parametrize(("options", "last", "text", "stop_reason"), STOPS)
-def test_stop_of_a_choice(options: dict[str, Any], last: EntryDetail, text: str, stop_reason: int | str | None) -> None:
+def test_stop_of_a_choice(options: dict[str, Any], last: TokenDetail, text: str, stop_reason: int | str | None) -> None:
     first, end = read_parts(("a", last), last=last, **options)
     assert (first.text, first.stop_reason, first.finish_reason) == ("a", None, None)
     assert (end.text, end.stop_reason, end.finish_reason) == (text, stop_reason, "stop")

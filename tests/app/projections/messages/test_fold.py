@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.event_log import EntryDetail
+from antiphon.app.event_log import TokenDetail
 from antiphon.app.projections.messages.fold import MessageAccumulator, MessagesFold
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
@@ -29,7 +29,7 @@ def run_machine(
     return [event for step in steps for event in step]
 
 
-def fold_events(events: Sequence[Event], detail: EntryDetail | None = None, **options: Any) -> list[dict[str, Any]]:
+def fold_events(events: Sequence[Event], detail: TokenDetail | None = None, **options: Any) -> list[dict[str, Any]]:
     """Returns the events of the message as JSON. `detail` belongs to the last event of the response."""
     fold, result = MessagesFold(**options), []
     for event in events:
@@ -132,10 +132,10 @@ def test_annotation_becomes_a_citation(annotation: Any, citation: dict[str, Any]
     assert delta["citation"].items() >= citation.items()
 
 
-STOP_STRING = EntryDetail(stop_string="END")
-STOPS: list[tuple[Sequence[Segment], str, EntryDetail | None, tuple[str, str | None]]] = [
+STOP_STRING = TokenDetail(stop_string="END")
+STOPS: list[tuple[Sequence[Segment], str, TokenDetail | None, tuple[str, str | None]]] = [
     ((Say("a"),), "stop", None, ("end_turn", None)),
-    ((Say("a"),), "stop", EntryDetail(stop_string=""), ("stop_sequence", "")),
+    ((Say("a"),), "stop", TokenDetail(stop_string=""), ("stop_sequence", "")),
     ((Say("a"),), "stop", STOP_STRING, ("stop_sequence", "END")),
     ((Say("a"),), "cut", STOP_STRING, ("max_tokens", None)),
     ((Say("a"),), "cancel", None, ("max_tokens", None)),
@@ -150,7 +150,7 @@ STOPS: list[tuple[Sequence[Segment], str, EntryDetail | None, tuple[str, str | N
 
 @pytest.mark.parametrize(("segments", "end", "detail", "stop"), STOPS)
 def test_reason_of_the_stop(
-    segments: Sequence[Segment], end: str, detail: EntryDetail | None, stop: tuple[str, str | None]
+    segments: Sequence[Segment], end: str, detail: TokenDetail | None, stop: tuple[str, str | None]
 ) -> None:
     assert stop_of(fold_events(run_machine(*segments, end=end), detail)) == stop
 
@@ -184,7 +184,7 @@ def test_repeated_progress_is_a_ping() -> None:
     machine = create_machine()
     events = [*machine.begin(), *machine.keepalive(), *machine.keepalive()]
     assert [event["type"] for event in fold_events(events)] == ["message_start", "ping", "ping"]
-    (start,) = fold_events(create_machine().begin()[1:], EntryDetail(input_tokens=10, cached_tokens=4))
+    (start,) = fold_events(create_machine().begin()[1:], TokenDetail(input_tokens=10, cached_tokens=4))
     assert start["message"]["id"] == "msg_1"
     assert (start["message"]["usage"]["input_tokens"], start["message"]["usage"]["cache_read_input_tokens"]) == (6, 4)
 

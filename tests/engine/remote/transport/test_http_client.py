@@ -264,7 +264,7 @@ class TestConnecting:
         async def wait_forever(*_: object, **__: object) -> None:
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(http_client, "CONNECT_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(http_client, "ENGINE_CONNECT_TIMEOUT_S", 0.01)
         monkeypatch.setattr(type(asyncio.get_running_loop()), "create_connection", wait_forever, raising=False)
         with pytest.raises(RemoteConnectionError, match=r"no connection to localhost:80 within 0\.01 s"):
             await create_client(Endpoint()).request("GET", "/")

@@ -1,0 +1,52 @@
+"""Refuses requests with a field that the model's engine cannot honor, before their prompt is rendered."""
+
+from antiphon.app.errors import ApiError, unsupported_field
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.engine.protocol import Capabilities
+
+
+def accept_spec(model: ServedModel, spec: TurnSpec, *, form_param: str) -> ParsedRequest:
+    """Returns the parsed request if the model's engine can honor it. Raises `ApiError` like `check_capabilities`."""
+    check_capabilities(spec, model.engine.info.capabilities, form_param=form_param)
+    return ParsedRequest(model, spec)
+
+
+def check_capabilities(spec: TurnSpec, capabilities: Capabilities, *, form_param: str) -> None:
+    """Raises `ApiError` 400 that names the field. `form_param`: the API's field for the form of the answer.
+
+    An engine that runs in this server honors every field. A remote one may lack some.
+    """
+    if (param := _find_grammar_param(spec, form_param)) is not None and not capabilities.grammar:
+        remedy = f" Start it with {capabilities.grammar_remedy}." if capabilities.grammar_remedy else ""
+        raise unsupported_field(param, f"The model's engine does not follow grammars.{remedy}")
+    sampling, limit = spec.sampling, capabilities.max_top_logprobs
+    if limit is not None and sampling.top_logprobs is not None and sampling.top_logprobs > limit:
+        raise _refuse_logprobs(spec, limit)
+    requested = {
+        "prompt_logprobs": (capabilities.prompt_logprobs, spec.details.prompt_logprobs is not None),
+        "logit_bias": (capabilities.logit_bias, bool(sampling.logit_bias)),
+        "min_tokens": (capabilities.min_tokens, sampling.min_tokens > 0),
+        "seed": (capabilities.seed, sampling.seed is not None),
+        "priority": (capabilities.priority, spec.priority != 0),
+    }
+    for name, (is_honored, is_requested) in requested.items():
+        if is_requested and not is_honored:
+            raise unsupported_field(name, "The model's engine does not support it.")
+
+
+def _find_grammar_param(spec: TurnSpec, form_param: str) -> str | None:
+    """Returns the field that only a grammar can honor; None if there is none."""
+    prompt_input = spec.prompt_input
+    if prompt_input.answer_form is not None or (spec.raw is not None and spec.raw.form is not None):
+        return form_param
+    if not prompt_input.needs_grammar:
+        return None
+    is_choice = prompt_input.tool_choice == "required" or prompt_input.allowed_tools is not None
+    return "tool_choice" if is_choice else "tools"
+
+
+def _refuse_logprobs(spec: TurnSpec, limit: int) -> ApiError:
+    param = "logprobs" if spec.raw is not None or limit < 0 else "top_logprobs"
+    reason = "reports no log-probabilities" if limit < 0 else f"reports at most {limit} per token"
+    return unsupported_field(param, f"The model's engine {reason}.")

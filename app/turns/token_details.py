@@ -1,0 +1,79 @@
+"""Collects what the events of a step do not carry, for the detail that the event log stores with them.
+
+A step may have no events, because its text is held back. Its data then wait for the next step with events, so the
+details of a turn are complete: their tokens are all generated tokens, in order.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+
+from antiphon.app.event_log import PromptDetail, ScoredToken, TokenDetail, spell_token
+from antiphon.app.requests.turn_spec import TokenDetailRequest
+from antiphon.engine.protocol import Chunk, TokenLogprob
+from antiphon.harmony.format import ModelFormat, RenderedPrompt
+
+
+class DetailCollector:
+    """Collects the data of one turn's steps."""
+
+    def __init__(self, form: ModelFormat, prompt: RenderedPrompt, request: TokenDetailRequest) -> None:
+        self._format, self._prompt, self._request = form, prompt, request
+        self._tokens: tuple[int, ...] = ()
+        self._logprobs: list[ScoredToken] = []
+        self._prompt_detail: PromptDetail | None = None
+        self._stop_id: int | None = None
+        self._input_tokens = self._cached_tokens = 0
+        self._num_dropped = 0
+
+    def add_admission(self, chunk: Chunk) -> None:
+        """Adds the first chunk, which marks the admission of the job."""
+        self._input_tokens, self._cached_tokens = len(self._prompt.tokens), chunk.cached_tokens
+        if self._request.prompt and self._request.prompt_logprobs is None:
+            self._prompt_detail = PromptDetail(tokens=self._prompt.tokens, text=self._prompt.text)
+
+    def add_chunk(self, chunk: Chunk, offsets: Sequence[int] = ()) -> None:
+        """Adds a chunk of tokens. `offsets`: offset of each token in the output's text, if it is nothing but text."""
+        self._tokens += chunk.tokens
+        if chunk.stop_id is not None:
+            self._stop_id = chunk.stop_id
+        if self._request.logprobs:
+            known: Iterable[int] = offsets or repeat(0)
+            self._logprobs += map(self._score_token, chunk.logprobs, known)
+
+    def add_prompt_logprobs(self, chunk: Chunk) -> None:
+        """Adds the log-probabilities of the prompt, if this is the chunk that has them."""
+        if not chunk.prompt_logprobs or self._request.prompt_logprobs is None:
+            return
+        prompt = self._prompt
+        offsets = prompt.offsets or (0,) * len(prompt.tokens)
+        scored = tuple(
+            ScoredToken(token, self._token_text(token), None, offset)
+            if entry is None
+            else self._score_token(entry, offset)
+            for token, entry, offset in zip(prompt.tokens, chunk.prompt_logprobs, offsets, strict=True)
+        )
+        self._prompt_detail = PromptDetail(tokens=prompt.tokens, text=prompt.text, logprobs=scored)
+
+    def take_detail(self, stop_string: str | None, dropped_text: str) -> TokenDetail:
+        """Returns the data since the last call. `dropped_text`: all white space that no event has carried so far."""
+        detail = TokenDetail(
+            tokens=self._tokens,
+            stop_string=stop_string,
+            stop_id=self._stop_id,
+            input_tokens=self._input_tokens,
+            cached_tokens=self._cached_tokens,
+            dropped_text=dropped_text[self._num_dropped :],
+            logprobs=tuple(self._logprobs),
+            prompt=self._prompt_detail,
+        )
+        self._tokens, self._prompt_detail, self._num_dropped = (), None, len(dropped_text)
+        self._input_tokens = self._cached_tokens = 0
+        self._logprobs.clear()
+        return detail
+
+    def _score_token(self, entry: TokenLogprob, offset: int) -> ScoredToken:
+        top = tuple((token, self._token_text(token), min(logprob, 0.0)) for token, logprob in entry.top)
+        return ScoredToken(entry.id, self._token_text(entry.id), min(entry.logprob, 0.0), offset, top)
+
+    def _token_text(self, token: int) -> str:
+        return spell_token(self._format.decode_token(token)[1])

@@ -1,0 +1,113 @@
+"""`/inference/v1/generate` of vLLM: token ids in and out, without an echo of the prompt."""
+
+from typing import Any
+
+import msgspec
+
+from antiphon.engine.protocol import Capabilities, Job, TokenLogprob
+from antiphon.engine.remote.backend_apis.base import (
+    Decoder,
+    GrammarSyntax,
+    JobTarget,
+    RemoteEvent,
+    RemoteOutput,
+    create_event_decoder,
+    select_top,
+)
+from antiphon.engine.remote.backend_apis.completions import (
+    FINISH_REASONS,
+    RemoteUsage,
+    encode_sampling,
+    read_cached,
+)
+
+
+class GenerateCandidate(msgspec.Struct):
+    """A token and its log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+class GenerateLogprob(msgspec.Struct):
+    """Log-probabilities at one position."""
+
+    token_id: int
+    logprob: float
+    top_logprobs: list[GenerateCandidate] = []
+
+
+class GenerateLogprobs(msgspec.Struct):
+    """Log-probabilities of the tokens of an event."""
+
+    content: list[GenerateLogprob] = []
+
+
+class GenerateChoice(msgspec.Struct):
+    """Choice of an event."""
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    logprobs: GenerateLogprobs | None = None
+
+
+class GenerateEvent(RemoteEvent):
+    """An event of the stream."""
+
+    choices: tuple[GenerateChoice, ...] = ()
+    usage: RemoteUsage | None = None
+
+
+decode_event = msgspec.json.Decoder(GenerateEvent).decode
+
+
+class VllmGenerateApi:
+    """`/inference/v1/generate`. Since vLLM 0.30 the server needs `--enable-scale-out` for it."""
+
+    path = "/inference/v1/generate"
+    grammar_syntax: GrammarSyntax = "lark"
+    capabilities = Capabilities(prompt_logprobs=False)
+
+    def encode_job(self, job: Job, target: JobTarget) -> bytes:
+        """Returns the body. `reasoning_ended`: the grammar begins at the first token."""
+        sampling = encode_sampling(job, target) | {"detokenize": False, "skip_special_tokens": False}
+        if job.sampling.top_logprobs is not None:
+            sampling["logprobs"] = job.sampling.top_logprobs + 1  # the chosen token counts
+        body: dict[str, Any] = {"model": target.model, "token_ids": job.tokens, "stream": True}
+        body |= {"priority": -job.priority, "stream_options": {"include_usage": True}}
+        if target.grammar is not None:
+            sampling["structured_outputs"] = {"grammar": target.grammar}
+            body["reasoning_ended"] = True
+        if target.cache_salt:
+            body["cache_salt"] = target.cache_salt
+        return msgspec.json.encode(body | {"sampling_params": sampling})
+
+    def create_decoder(self, job: Job) -> Decoder:
+        """Returns a decoder of this job's events. Each event carries the tokens since the one before."""
+        num_top = job.sampling.top_logprobs
+
+        def read_event(event: GenerateEvent) -> RemoteOutput:
+            cached = read_cached(event.usage)
+            if not event.choices:
+                return RemoteOutput(cached_tokens=cached, is_last=event.usage is not None)
+            choice = event.choices[0]
+            finish = choice.finish_reason
+            return RemoteOutput(
+                tokens=choice.token_ids,
+                logprobs=() if num_top is None else _read_logprobs(choice.logprobs, num_top),
+                finish=None if finish is None else FINISH_REASONS.get(finish, "abort"),
+                cached_tokens=cached,
+            )
+
+        return create_event_decoder(decode_event, read_event)
+
+
+def _read_logprobs(logprobs: GenerateLogprobs | None, num_top: int) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(
+            entry.token_id,
+            entry.logprob,
+            select_top({each.token_id: each.logprob for each in entry.top_logprobs}, num_top),
+        )
+        for entry in (logprobs.content if logprobs else ())
+    )

@@ -1,0 +1,133 @@
+"""Bodies of items: the events between `added` and `done`, and the text that they carry."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from antiphon.kit.checker.grammar import BODIES, PAYLOADS, BodyGrammar, BodyMatcher
+from antiphon.kit.checker.parts import KINDS_OF_ITEM, PartsBody
+from antiphon.kit.checker.schema import as_text
+from antiphon.kit.findings import FindingList, quote
+
+JsonEvent = Mapping[str, Any]
+
+
+class Body(Protocol):
+    """Checks the events of one item."""
+
+    def check_event(self, kind: str, event: JsonEvent) -> None:
+        """Checks an event; `kind` is its type without `response.`."""
+
+    def finish(self, item: Mapping[str, Any]) -> None:
+        """Checks the item of `output_item.done` against the events."""
+
+    def check_frozen(self, item: Mapping[str, Any]) -> None:
+        """Checks an item that stayed open, as the terminal response has it, against the events."""
+
+
+COUNTED_PLACES = {
+    "shell_call_command": "command_index",
+    "image_generation_call.partial_image": "partial_image_index",
+}
+"""Fields that count places in one item, by the events that have them."""
+
+
+class SequenceBody:
+    """Checks an item whose events are one sequence, with at most one streamed text at a time."""
+
+    def __init__(self, item_type: str, subject: str, findings: FindingList) -> None:
+        self._type = item_type
+        self._subject = subject
+        self._findings = findings
+        self._matcher = BodyMatcher(BODIES.get(item_type, BodyGrammar()))
+        self._text = ""
+        self._item_field: str | None = None
+        self._num_places = dict.fromkeys(COUNTED_PLACES, 0)
+
+    def check_event(self, kind: str, event: JsonEvent) -> None:
+        """Checks the order of the event, and its text if it has one."""
+        prefix, _, action = kind.rpartition(".")
+        if not self._is_known(kind):
+            self._findings.add("event-kind", f"events of a {self._type}", kind, self._subject)
+            return
+        expected = self._matcher.list_expected()
+        if not self._matcher.accept(kind):
+            code = "delta-after-done" if action == "delta" else "done-repeated" if action == "done" else "body-order"
+            if kind in expected or any(missing.endswith(".done") for missing in expected):
+                code = "body-order"
+            self._findings.add(code, " or ".join(expected) or "output_item.done", kind, self._subject)
+        self._check_place(kind, event)
+        payload = PAYLOADS.get(prefix)
+        if payload is None:
+            return
+        if action == "added":
+            self._text = ""
+        elif action == "delta":
+            if event.get("delta") == "":
+                self._findings.add("delta-empty", "text in a delta", "an empty delta", self._subject)
+            self._text += as_text(event.get("delta"))
+        elif action == "done":
+            self._item_field = payload.item_field
+            text = event.get(payload.done_field)
+            if isinstance(text, str) and text != self._text:
+                self._findings.add("done-differs-from-deltas", quote(self._text), quote(text), self._subject)
+
+    def finish(self, item: Mapping[str, Any]) -> None:
+        """Reports events that never came, and a text that differs from the streamed one."""
+        missing = self._matcher.list_missing()
+        if missing:
+            self._findings.add("body-unfinished", " and ".join(missing), "output_item.done", self._subject)
+        field = self._item_field or _payload_field(self._type)
+        if field is not None and isinstance(item.get(field), str) and item[field] != self._text:
+            self._findings.add("item-differs-from-deltas", quote(self._text), quote(item[field]), self._subject)
+
+    def check_frozen(self, item: Mapping[str, Any]) -> None:
+        """Checks the text of an item that stayed open."""
+        field = _payload_field(self._type)
+        if field is not None and as_text(item.get(field)) != self._text:
+            self._findings.add("open-item-differs", quote(self._text), quote(item.get(field)), self._subject)
+
+    def _check_place(self, kind: str, event: JsonEvent) -> None:
+        """Checks the index of a command or of a picture. The last event of a place ends it."""
+        prefix, _, action = kind.rpartition(".")
+        name = prefix if prefix in COUNTED_PLACES else kind
+        if name not in COUNTED_PLACES:
+            return
+        field, expected = COUNTED_PLACES[name], self._num_places[name]
+        if event.get(field, expected) != expected:
+            self._findings.add("command-index", str(expected), quote(event[field]), self._subject)
+        if action in ("done", "partial_image"):
+            self._num_places[name] += 1
+
+    def _is_known(self, kind: str) -> bool:
+        return any(kind in step.kinds for step in BODIES.get(self._type, BodyGrammar()).steps)
+
+
+class UnknownBody:
+    """Accepts all events: the item's kind is unknown, which has been reported, or an extension."""
+
+    def check_event(self, kind: str, event: JsonEvent) -> None:
+        """Accepts the event."""
+
+    def finish(self, item: Mapping[str, Any]) -> None:
+        """Accepts the item."""
+
+    def check_frozen(self, item: Mapping[str, Any]) -> None:
+        """Accepts the item."""
+
+
+def create_body(item_type: str, subject: str, findings: FindingList) -> Body:
+    """Returns the checker for the events of an item of this kind."""
+    if item_type in KINDS_OF_ITEM:
+        return PartsBody(item_type, subject, findings)
+    if not item_type or ":" in item_type:
+        return UnknownBody()
+    return SequenceBody(item_type, subject, findings)
+
+
+def _payload_field(item_type: str) -> str | None:
+    return {
+        "function_call": "arguments",
+        "custom_tool_call": "input",
+        "mcp_call": "arguments",
+        "code_interpreter_call": "code",
+    }.get(item_type)

@@ -1,0 +1,97 @@
+"""Output while a server is checked: a progress display on a terminal, plain lines elsewhere."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from antiphon.kit.conformance.reports import list_case_lines, list_summary_rows
+from antiphon.kit.conformance.runner import CaseReport
+from antiphon.kit.findings import escape_controls
+
+OUTCOME_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow", "unsupported": "cyan"}
+
+
+class LineDisplay:
+    """Writes the lines of each case when it has ended."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def start_case(self, name: str) -> None:
+        """Shows nothing: there is a line for each case when it has ended."""
+
+    def end_case(self, report: CaseReport) -> None:
+        """Writes the case's lines."""
+        write_lines(self._console, list_case_lines(report))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class TerminalDisplay:
+    """A bar with the running case, below the lines of the cases that did not simply pass."""
+
+    def __init__(self, console: Console, num_cases: int) -> None:
+        columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = self._progress.add_task("", total=num_cases)
+
+    def start_case(self, name: str) -> None:
+        """Shows the name of the running case."""
+        self._progress.update(self._task, description=name)
+
+    def end_case(self, report: CaseReport) -> None:
+        """Advances the bar, and writes the lines of a case with anything to say."""
+        self._progress.advance(self._task)
+        if report.outcome != "passed" or report.findings or report.remarks:
+            write_lines(self._progress.console, list_case_lines(report), OUTCOME_STYLES[report.outcome])
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def create_display(console: Console, num_cases: int) -> LineDisplay | TerminalDisplay:
+    """Returns the display that fits the output."""
+    return TerminalDisplay(console, num_cases) if console.is_terminal else LineDisplay(console)
+
+
+def write_lines(console: Console, lines: Sequence[str], first_style: str = "") -> None:
+    """Writes lines as they are: without markup, without wrapping where the output is no terminal.
+
+    Controls that a server put into them are escaped.
+    """
+    for number, line in enumerate(lines):
+        console.print(Text(escape_controls(line), style=first_style if number == 0 else ""), soft_wrap=True)
+
+
+def show_summary(console: Console, reports: Sequence[CaseReport]) -> None:
+    """Writes the table of outcomes by suite."""
+    rows = list_summary_rows(reports)
+    if not console.is_terminal:
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        padded = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        write_lines(console, ["", *padded])
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in rows[0]:
+        table.add_column(title, justify="left" if title == "suite" else "right")
+    for row in rows[1:]:
+        table.add_row(*row)
+    console.print()
+    console.print(table)

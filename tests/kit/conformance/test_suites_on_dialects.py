@@ -1,0 +1,41 @@
+"""The suites through every dialect on the scripted engine: no finding, whatever the model family writes."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from antiphon.harmony.detect import DIALECTS
+from antiphon.kit.conformance.client import LiveClient
+from antiphon.kit.conformance.models import find_model
+from antiphon.kit.conformance.reports import list_case_lines
+from antiphon.kit.conformance.runner import CaseRunner
+from antiphon.kit.conformance.suites import select_cases
+from tests.counts import FULL_COUNTS
+from tests.kit.conformance.suite_scripts import write_script
+from tests.serving import scripted_registry, serve
+
+SAMPLE = ("tools.two-calls", "tools.text-and-call", "codex.apply-patch")
+"""Cases that differ most between dialects. The full counts run all."""
+LIMITS = {"plain": "it has no calls", "pythonic": "it has no frame for the input of a custom tool with a grammar"}
+"""Dialects that cannot do what some cases need, so that the server refuses it."""
+
+
+def list_case_names() -> Sequence[str]:
+    return () if FULL_COUNTS else SAMPLE
+
+
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_cases_have_no_finding(dialect: str) -> None:
+    faults: list[str] = []
+    outcomes = ("passed", "skipped") if dialect not in LIMITS else ("passed", "skipped", "unsupported")
+    with (
+        serve(lambda: scripted_registry(write_script(dialect), dialect=dialect)) as server,
+        LiveClient(server.url, timeout=30) as client,
+    ):
+        model = find_model(client, None)
+        runner = CaseRunner(client, model.name, context_length=model.context_length)
+        for suite, case in select_cases((), tuple(list_case_names())):
+            report = runner.run_case(suite, case)
+            if report.findings or report.remarks or report.outcome not in outcomes:
+                faults += list_case_lines(report)
+    assert not faults, "\n".join(faults)

@@ -1,0 +1,56 @@
+"""The suites on the embedded model: no finding. What the small model does not do is skipped, with a reason."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.client import ProcessEngine
+from antiphon.harmony.detect import load_format
+from antiphon.kit.conformance.client import LiveClient
+from antiphon.kit.conformance.models import find_model
+from antiphon.kit.conformance.reports import list_case_lines
+from antiphon.kit.conformance.runner import CaseRunner
+from antiphon.kit.conformance.suites import CaseSuite, LiveCase, select_cases
+from tests.counts import FULL_COUNTS
+from tests.serving import serve
+
+SAMPLE = (
+    "basics.text",
+    "basics.token-limit",
+    "basics.logprobs",
+    "tools.call",
+    "tools.required",
+    "tools.custom-grammar",
+    "structured.schema",
+    "resume.replay-background",
+    "conversations.turn",
+    "websocket.three-turns",
+    "codex.first-request",
+    "codex.context-length",
+    "codex.compaction-trigger",
+)
+"""Cases of each suite. The full counts run all."""
+CASES = select_cases((), () if FULL_COUNTS else SAMPLE)
+
+pytestmark = pytest.mark.skipif(
+    not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
+)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[CaseRunner]:
+    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1))
+    model = ServedModel(names=("antiphon",), engine=engine, format=load_format(MODEL_DIR).format, created=0)
+    with serve(ModelRegistry([model])) as server, LiveClient(server.url, timeout=90) as client:
+        target = find_model(client, None)
+        yield CaseRunner(client, target.name, context_length=target.context_length)
+
+
+@pytest.mark.parametrize(("suite", "case"), CASES, ids=[f"{suite.name}.{case.id}" for suite, case in CASES])
+def test_case_has_no_finding(runner: CaseRunner, suite: CaseSuite, case: LiveCase) -> None:
+    report = runner.run_case(suite, case)
+    assert not report.findings and report.outcome in ("passed", "skipped"), "\n".join(list_case_lines(report))
+    print(report.outcome, report.reason, report.remarks)
