@@ -23,7 +23,7 @@ from antiphon.app.grpc.statuses import (
     write_message,
 )
 from antiphon.app.http.asgi import AsgiApp
-from antiphon.app.routes.responses import RESPONSE_ID
+from antiphon.app.requests.fields.responses import RESPONSE_ID
 
 POSTS = {
     "Responses": "/v1/responses",

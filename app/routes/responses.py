@@ -15,14 +15,13 @@ from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.projections.item_lists import encode_item_page
+from antiphon.app.requests.fields.responses import RESPONSE_ID
 from antiphon.app.requests.pagination import select_page
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.routes.stored_reads import prepare_read, read_with_history
-
-RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
 
 
 @post("/v1/responses", status_code=200)

@@ -28,6 +28,7 @@ INCLUDABLE = (
 )
 SUMMARIES = ("auto", "concise", "detailed")
 RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]+")
+"""An id in the body or in the path of a request."""
 CONVERSATION_ID = re.compile(r"conv_[A-Za-z0-9_-]+")
 
 
