@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from antiphon.app.adapters.cli_options import add_adapter_options, check_lora_updates
-from antiphon.app.api_keys import ApiKeyError, read_api_keys
+from antiphon.app.base.api_keys import ApiKeyError, read_api_keys
+from antiphon.app.base.settings import Settings
 from antiphon.app.models.cli_options import add_model_options
 from antiphon.app.option_types import (
     ApiKeyOption,
@@ -26,7 +27,6 @@ from antiphon.app.option_types import (
 )
 from antiphon.app.remote.cli_options import add_remote_options, pop_remote_options
 from antiphon.app.serve_options import ServeError, ServeOptions, check_public_bind, check_store_url, resolve_store
-from antiphon.app.settings import Settings
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
 from antiphon.harmony.dialects import NAMES

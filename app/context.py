@@ -6,13 +6,13 @@ from litestar import Request
 from msgspec import Struct
 
 from antiphon.app.adapters.updates import AdapterUpdates
-from antiphon.app.encryption import open_sealer
+from antiphon.app.base.encryption import open_sealer
+from antiphon.app.base.settings import Settings
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.scripted.faults import ScriptFaults, connect_script_faults
-from antiphon.app.settings import Settings
 from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.capacity import TurnCapacity

@@ -12,14 +12,14 @@ from importlib.util import find_spec
 import uvloop
 
 from antiphon.app import server
+from antiphon.app.assembly.models import create_models
+from antiphon.app.base.encryption import KeyFileError
+from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext, create_context
-from antiphon.app.encryption import KeyFileError
-from antiphon.app.models.loading import create_models
 from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
 from antiphon.app.serve_options import ServeError, ServeOptions
-from antiphon.app.settings import Settings
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.tls import TlsError, load_ssl_context

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import click
 from msgspec import Struct
 
-from antiphon.app.remote.options import RemoteServeOptions
-from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
+from antiphon.app.base.settings import WILDCARD_HOSTS, Settings, is_loopback
+from antiphon.app.remote_options import RemoteServeOptions
 from antiphon.engine.options import EngineOptions
 
 POSTGRES_SCHEMES = ("postgresql://", "postgres://")

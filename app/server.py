@@ -20,18 +20,18 @@ import uvicorn
 from litestar import Litestar
 from litestar.datastructures import State
 
-from antiphon.app.adapters import route as adapters
+from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.errors import from_engine
+from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext
-from antiphon.app.errors import from_engine
 from antiphon.app.http.admission import GENERATION_PATHS, AdmissionController
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
 from antiphon.app.model_registry import EncoderModel, ServedModel
-from antiphon.app.observability.access_log import AccessRecord
-from antiphon.app.openapi import route as openapi
 from antiphon.app.routes import (
+    adapters,
     chat,
     compact,
     completions,
@@ -39,6 +39,7 @@ from antiphon.app.routes import (
     health,
     messages,
     models,
+    openapi,
     responses,
     stored_chat,
 )
@@ -46,7 +47,6 @@ from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.texts import embeddings, tokenize
 from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.app.sandbox.report import schedule_proof
-from antiphon.app.settings import Settings
 from antiphon.app.tls import load_ssl_context
 from antiphon.engine.protocol import EngineError, overloaded_error
 

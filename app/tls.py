@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from antiphon.app.settings import Settings
+from antiphon.app.base.settings import Settings
 
 _PRIVATE_KEY = b"PRIVATE KEY-----"
 

@@ -4,10 +4,19 @@ from typing import Literal
 
 import msgspec
 
-from antiphon.engine.adapters.modules import LoraModule
-
 Quantization = Literal["int8", "int4", "stored"]
 KVCacheDtype = Literal["float32", "float16"]
+
+
+class LoraModule(msgspec.Struct, frozen=True):
+    """An adapter to load: the model name by which clients request it, and its folder."""
+
+    name: str
+    path: str
+    root: str = ""
+    """Folder that the adapter's files must be in; empty for an adapter that the operator names."""
+    required: bool = True
+    """False: an engine that cannot load the adapter starts without it, because it served others before."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

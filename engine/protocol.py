@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
+from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

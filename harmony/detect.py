@@ -22,7 +22,7 @@ from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import DIALECTS, GPT_OSS, NAMES
 from antiphon.harmony.dialects.headers import HARMONY
 from antiphon.harmony.dialects.plain import PLAIN
-from antiphon.harmony.format import ModelFormat, PromptInput, RenderError
+from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.gptoss.format import GptOssFormat
 from antiphon.harmony.model_files import (
     MAX_TEMPLATE_BYTES,
@@ -34,6 +34,7 @@ from antiphon.harmony.model_files import (
 )
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import PROBE_TIME
+from antiphon.harmony.rendered_prompt import RenderError
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary, TokenizerVocabulary
 from antiphon.harmony.tools import ToolTable

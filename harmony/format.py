@@ -6,18 +6,17 @@ an `OutputReader`. Nothing here depends on HTTP, the engine, or the order of a r
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from antiphon.events.inputs import AnyInput, GrammarFormat
 from antiphon.events.items import Logprob
 from antiphon.harmony.grammar import AnswerRequirements, TextConstraint
+from antiphon.harmony.raw_text import RawText
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.segments import Segment
-
-if TYPE_CHECKING:
-    from antiphon.harmony.raw_text import RawText
 
 
 class RequestTemplate(Protocol):
@@ -120,31 +119,6 @@ def answer_requirements(prompt_input: PromptInput) -> AnswerRequirements:
     )
 
 
-class RenderedPrompt(Struct, frozen=True):
-    """Prompt of a turn. `in_reasoning`: the answer begins inside reasoning, because the prompt ends there."""
-
-    tokens: tuple[int, ...]
-    text: str
-    in_reasoning: bool = False
-    offsets: tuple[int, ...] = ()
-    """Offset of each token's first character in `text`, for a raw prompt whose tokens were to be located."""
-    in_text: bool = False
-    """True if the answer begins inside text for the user, because it continues a message."""
-
-
-class RenderError(ValueError):
-    """Raised for a conversation that cannot be rendered for this model. `param`: request field at fault, if any."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-
-
-class UnsupportedOptionError(RenderError):
-    """Raised for a field that the model's format cannot honour. `param` is the field."""
-
-
 class OutputReader(Protocol):
     """Parses the output of one turn, token by token.
 
@@ -174,7 +148,7 @@ class ModelFormat(Protocol):
         """Name of the dialect."""
 
     @property
-    def raw_text(self) -> "RawText":
+    def raw_text(self) -> RawText:
         """Prompts without a chat template, and outputs as nothing but text."""
 
     @property

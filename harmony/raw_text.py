@@ -12,8 +12,8 @@ from functools import cached_property
 from msgspec import Struct
 
 from antiphon.events.items import Logprob
-from antiphon.harmony.format import RenderedPrompt, RenderError
 from antiphon.harmony.grammar import GrammarBuilder, TextConstraint
+from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE, Detokenizer, MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper, SpecialTokens
 from antiphon.state.segments import Say, Segment

@@ -9,17 +9,11 @@ import msgspec
 
 from antiphon.harmony import grammar
 from antiphon.harmony.dialect import Dialect, DialectReader
-from antiphon.harmony.format import (
-    PromptInput,
-    RenderedPrompt,
-    RenderError,
-    RequestTemplate,
-    UnsupportedOptionError,
-    answer_requirements,
-)
+from antiphon.harmony.format import PromptInput, RequestTemplate, answer_requirements
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
 from antiphon.harmony.raw_text import RawText, SpelledVocabulary
+from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens import special_tokens
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.encode_cache import CachedEncoder

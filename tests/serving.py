@@ -12,13 +12,13 @@ from typing import Any, TextIO
 import uvloop
 from msgspec import Struct
 
-from antiphon.app.api_keys import key_digest
+from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.api_keys import key_digest
+from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext, create_context
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.model_registry import ModelRegistry, ServedModel
-from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.server import AntiphonServer, bind_socket, build_app
-from antiphon.app.settings import Settings
 from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.factory import open_store
 from antiphon.app.turns.turn import TurnTimeouts

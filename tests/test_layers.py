@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.syntax import PACKAGES, ROOT, find_imports, list_source_modules, list_test_modules, parse_module
+from tests.syntax import (
+    PACKAGES,
+    ROOT,
+    find_imports,
+    list_source_modules,
+    list_test_modules,
+    module_name,
+    parse_module,
+)
 
 INTERNAL_IMPORTS = {
     "events": ("events",),
@@ -96,6 +104,11 @@ WITHOUT_TORCH = (
 )
 """Modules that work without torch: the front end, the parent of the engine process, and the pure scheduling rules."""
 
+ROOM_CIRCLES: dict[str, tuple[frozenset[str], ...]] = {
+    "engine": (frozenset({"adapters", "attention_variants", "experts", "model", "optimize", "recurrent"}),),
+}
+"""Rooms that still import each other in a circle. The list only becomes shorter."""
+
 IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "breakpoint"}
 
 
@@ -118,6 +131,64 @@ def test_imports_respect_the_layers(package: str) -> None:
             elif not _may_import(package, target):
                 faults.append(f"{location}: {package} imports {target}")
     assert not faults
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rooms_form_no_circle(package: str) -> None:
+    imports = _room_imports(package)
+    reached = {room: _reach(room, imports) for room in imports}
+    circles = {frozenset(other for other in reached[room] if room in reached[other]) for room in imports}
+    found = {circle for circle in circles if circle}
+    assert found == set(ROOM_CIRCLES.get(package, ())), "move what both rooms need to a room below them"
+
+
+def test_rooms_of_app_import_from_floors_below() -> None:
+    floors = _read_floors()
+    heights = {room: height for height, floor in enumerate(reversed(floors)) for room in floor}
+    imports = _room_imports("app")
+    assert sorted(heights) == sorted(imports), "the picture in ARCHITECTURE.md shows every room once"
+    faults = [
+        f"{room} imports {target}"
+        for room, targets in imports.items()
+        for target in targets
+        if heights[target] >= heights[room]
+    ]
+    assert not faults
+
+
+def test_picture_shows_each_room_once() -> None:
+    rooms = [room for floor in _read_floors() for room in floor]
+    assert len(rooms) == len(set(rooms))
+
+
+def _read_floors() -> list[list[str]]:
+    """Returns the rooms of `app`, floor by floor from the top, as ARCHITECTURE.md shows them."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    return [line.split() for line in text.partition("```floors\n")[2].partition("```")[0].splitlines()]
+
+
+def _room_imports(package: str) -> dict[str, set[str]]:
+    """Returns the other rooms of a package that each room imports. A room is a folder or module under the package."""
+    modules = {module_name(module): module for module in list_source_modules() if module.parts[0] == package}
+    imports: dict[str, set[str]] = {name.split(".")[1]: set() for name in modules if "." in name}
+    for name, module in modules.items():
+        for _, _, target in find_imports(parse_module(module)):
+            imported = target.removeprefix("antiphon.")
+            if "." in name and "." in imported and imported in modules:
+                imports[name.split(".")[1]].add(imported.split(".")[1])
+    return {room: targets - {room} for room, targets in imports.items()}
+
+
+def _reach(room: str, imports: dict[str, set[str]]) -> set[str]:
+    """Returns the rooms that a room imports, directly or through others."""
+    reached: set[str] = set()
+    waiting = list(imports[room])
+    while waiting:
+        target = waiting.pop()
+        if target not in reached:
+            reached.add(target)
+            waiting += imports[target]
+    return reached
 
 
 def _may_import(package: str, target: str) -> bool:

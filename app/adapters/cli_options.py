@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.option_types import ServeOption
 from antiphon.app.serve_options import ServeError
-from antiphon.app.settings import Settings
-from antiphon.engine.adapters.modules import LoraModule, parse_lora_option
+from antiphon.engine.adapters.modules import parse_lora_option
 from antiphon.engine.errors import LoadError
+from antiphon.engine.options import LoraModule
 
 serve_option = partial(click.option, cls=ServeOption)
 

@@ -1,17 +1,15 @@
 """Runs a request on an embedding or reranking model: tokenizes its inputs, checks their lengths, collects results."""
 
 import secrets
-from collections.abc import Sequence
 
 from msgspec import Struct
 
-from antiphon.app.encoders.text_tokenizer import TextOrPair
-from antiphon.app.errors import RETRY_AFTER_S, ApiError, from_engine, invalid_value
-from antiphon.app.model_registry import EncoderModel
+from antiphon.app.base.errors import RETRY_AFTER_S, ApiError, from_engine, invalid_value
 from antiphon.app.models.status import blocked_reason
+from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.fields.embeddings import MAX_REQUEST_TOKENS, too_many_tokens
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
-from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
+from antiphon.engine.encoder_messages import EncoderInput
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Fault, Job
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
@@ -19,17 +17,6 @@ CPU_LIMIT_S = 10.0
 """Seconds of CPU time for the tokenization of a request."""
 TEXTS_PER_CALL = 64
 """Number of texts per call of the tokenizer. Between two calls, the limits are checked."""
-
-
-class EncoderRequest(Struct, frozen=True, kw_only=True):
-    """Inputs of a request: texts, pairs of texts or token ids. `paths` are their names in the request."""
-
-    model: EncoderModel
-    inputs: Sequence[TextOrPair | list[int]]
-    paths: Sequence[str]
-    max_tokens: int | None = None
-    """Length to which inputs are cut. None: an input that is longer than the model allows is an error."""
-    options: VectorOptions = VectorOptions()
 
 
 class EncoderResult(Struct, frozen=True):

@@ -9,7 +9,7 @@ import grpc
 import structlog
 from google.protobuf.descriptor import MethodDescriptor
 
-from antiphon.app.errors import ApiError, clip_text, not_found
+from antiphon.app.base.errors import ApiError, clip_text, not_found
 from antiphon.app.grpc.descriptors import API_FILE, load_file, message_class
 from antiphon.app.grpc.http_call import HttpReply, HttpRequest, forwarded_headers, run_request
 from antiphon.app.grpc.request_bodies import convert_body, parse_known_message

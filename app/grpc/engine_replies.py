@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import LogEntry, ScoredToken
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import LogEntry, ScoredToken
 from antiphon.app.grpc.descriptors import ENGINE_FILE, message_class
 from antiphon.events.response import Response
 from antiphon.events.stream import Completed, Failed, Incomplete

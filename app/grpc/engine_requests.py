@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from antiphon.app.errors import ApiError, invalid_value, missing_field, unsupported_field
+from antiphon.app.base.errors import ApiError, invalid_value, missing_field, unsupported_field
 from antiphon.app.model_registry import ServedModel
 
 UNSUPPORTED_FIELDS = ("kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "extra_mm_inputs", "media_refs")

@@ -16,9 +16,10 @@ import grpc
 import msgspec
 import structlog
 
+from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.errors import ApiError, from_engine, not_found
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import ServerContext
-from antiphon.app.errors import ApiError, from_engine, not_found
-from antiphon.app.event_log import EventLog
 from antiphon.app.grpc.descriptors import ENGINE_FILE, SHARED_ENGINE_FILE, load_file, message_class
 from antiphon.app.grpc.engine_replies import ChoiceReply, engine_message
 from antiphon.app.grpc.engine_requests import completion_body
@@ -39,10 +40,9 @@ from antiphon.app.http.headers import choose_request_id
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.models.status import known_info
-from antiphon.app.observability.access_log import AccessRecord
+from antiphon.app.replies.http_replies import cancel_started, count_readers
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
 from antiphon.app.routes.health import unready_reason
-from antiphon.app.routes.replies import cancel_started, count_readers
 from antiphon.engine.protocol import EngineError, EngineInfo
 
 SERVER_TYPE = "vllm-grpc"

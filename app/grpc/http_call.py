@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.grpc.json_wire import encode_json
 from antiphon.app.grpc.statuses import CLIENT_GONE, INTERNAL_ERROR, CallLostError, read_error
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiScope

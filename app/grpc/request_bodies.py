@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from antiphon.app.errors import ApiError, unknown_field, unsupported_field
+from antiphon.app.base.errors import ApiError, unknown_field, unsupported_field
 
 MAX_INLINE_BYTES = 64 * 1024
 """Size of the messages that are converted on the event loop. Larger ones are converted in a thread."""

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext
 from antiphon.app.grpc.api_service import list_api_handlers
 from antiphon.app.grpc.descriptors import API_FILE, ENGINE_FILE, load_file
@@ -23,7 +24,6 @@ from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.routes.health import unready_reason
-from antiphon.app.settings import Settings
 
 _HEALTH_POLL_S = 1.0
 """Seconds between two looks at the engines for clients that watch the server's health."""

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import msgspec
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.grpc.json_wire import encode_bytes_field, encode_varint
 
 Metadata = tuple[tuple[str, str | bytes], ...]

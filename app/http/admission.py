@@ -17,7 +17,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.http.asgi import AsgiScope, HeaderPairs
 
 GENERATION_PATHS = ("/v1/responses", "/v1/responses/compact", "/v1/chat/completions", "/v1/completions", "/v1/messages")

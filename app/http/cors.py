@@ -9,7 +9,7 @@ import contextlib
 import re
 from collections.abc import Mapping
 
-from antiphon.app.errors import ApiError, clip_text
+from antiphon.app.base.errors import ApiError, clip_text
 from antiphon.app.http.asgi import HeaderPairs
 
 EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after", "openai-processing-ms", "www-authenticate", "allow")

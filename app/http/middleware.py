@@ -13,8 +13,10 @@ from functools import lru_cache
 
 import structlog
 
-from antiphon.app.api_keys import matching_key
-from antiphon.app.errors import SERVER_ERROR, ApiError, clip_text, shape_error
+from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.api_keys import matching_key
+from antiphon.app.base.errors import SERVER_ERROR, ApiError, clip_text, shape_error
+from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.cors import CorsPolicy, is_preflight
@@ -22,8 +24,6 @@ from antiphon.app.http.headers import choose_request_id, decode_headers, host_na
 from antiphon.app.http.malloc_trim import MemoryReleaser
 from antiphon.app.http.request_body import BodyMemory, body_too_large, check_encoding, limit_body
 from antiphon.app.http.request_state import RequestState, request_state
-from antiphon.app.observability.access_log import AccessRecord
-from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})

@@ -12,7 +12,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.settings import Settings
 from antiphon.app.http.admission import AdmissionController, AdmissionPermit
 from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.chunked_response import ChunkedResponse
@@ -20,7 +21,6 @@ from antiphon.app.http.cors import CorsPolicy
 from antiphon.app.http.request_body import body_too_large
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
-from antiphon.app.settings import Settings
 
 MAX_CHUNK_BYTES = 2**63 - 1
 """Largest chunk size that is a plausible number of bytes. A larger one is an invalid request, not a large body."""

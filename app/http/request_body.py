@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import zstandard
 
-from antiphon.app.errors import ApiError, clip_text, from_engine
+from antiphon.app.base.errors import ApiError, clip_text, from_engine
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
 from antiphon.engine.protocol import overloaded_error
 

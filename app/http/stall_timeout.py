@@ -2,7 +2,7 @@
 
 import asyncio
 
-from antiphon.app.settings import Settings
+from antiphon.app.base.settings import Settings
 
 
 class StallTimeoutMixin:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from antiphon.app.event_log import EventLog, LogEntry
+from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.events import sse
 
 PING_INTERVAL_S = 15.0

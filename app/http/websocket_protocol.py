@@ -5,9 +5,9 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Response
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.settings import Settings
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
-from antiphon.app.settings import Settings
 
 FEED_BYTES = 8 * 1024
 """Bytes that are parsed in one iteration of the event loop. A thousand pings of six bytes take 20 ms."""

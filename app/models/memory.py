@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.models.memory_pool import GIB
-from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.app.serve_options import ServeError
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.checkpoint.held_size import estimate_held_size

@@ -13,6 +13,7 @@ from typing import Literal
 import structlog
 from msgspec import structs
 
+from antiphon.app.base.engine_wrapper import EngineWrapper
 from antiphon.app.models.memory_pool import ModelMemory, ModelMemoryPool
 from antiphon.app.models.usage import UseCounter, add_totals
 from antiphon.engine.errors import LoadError
@@ -35,7 +36,7 @@ STOPPED_MESSAGE = "the engine is not running"
 _log = structlog.get_logger(__name__)
 
 
-class OnDemandEngine:
+class OnDemandEngine(EngineWrapper):
     """Loads `inner` at the start or, with `on_demand`, at its first use. Its memory belongs to `host`.
 
     `idle_unload_s` is the time after the last use after which it is unloaded; None: it stays. `expected_info` holds the

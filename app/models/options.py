@@ -6,8 +6,7 @@ from pathlib import Path
 from msgspec import structs
 
 from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
-from antiphon.engine.adapters.modules import LoraModule
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, LoraModule
 
 FORMAT_FIELDS = ("dialect", "chat_template", "revision")
 """Fields of `ServeOptions` that describe one model. With several models, they are given for each by name."""

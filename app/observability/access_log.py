@@ -13,23 +13,12 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from rich.console import Console
+
+from antiphon.app.base.access_record import AccessRecord
 
 FLUSH_INTERVAL_S = 0.05
 """Seconds that a line may wait to be written together with others."""
-
-
-class AccessRecord(Struct, frozen=True):
-    """One line of the access log. `seconds` is the time until the last byte of the response."""
-
-    method: str
-    path: str
-    status: int
-    seconds: float
-    request_id: str
-    error_code: str = ""
-    """Code of the error in the response. Its message is not logged: it may quote the request."""
 
 
 LineFormat = Callable[[AccessRecord, float], str]

@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.model_registry import EncoderModel, ServedModel
-from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.observability.replica_metrics import ReplicaStatsCollector
 from antiphon.app.observability.residence_metrics import ResidenceCollector
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.model_registry import EncoderModel, ServedModel
-from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.replica import Replica
 

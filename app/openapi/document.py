@@ -7,7 +7,7 @@ from importlib.metadata import version
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import BaseRoute, HTTPRoute
 
-from antiphon.app.errors import MESSAGES_PATH
+from antiphon.app.base.errors import MESSAGES_PATH
 from antiphon.app.http.admission import GENERATION_PATHS
 from antiphon.app.http.middleware import OPEN_PATHS
 from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_schemas

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.validators import Validator, nullable, read_schema
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog, LogEntry, PromptDetail
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog, LogEntry, PromptDetail
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat_choice import ChoiceFold
 from antiphon.app.projections.chat_fold import ChatAccumulator

@@ -9,7 +9,7 @@ from collections import deque
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.event_log import LogEntry, PromptDetail, ScoredToken, TokenDetail, spell_token
+from antiphon.app.base.event_log import LogEntry, PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.projections.chat_fold import ChatFold
 from antiphon.app.projections.chat_schema import ChatDelta, ChatLogprobs, ChunkChoice
 from antiphon.app.requests.turn_spec import TurnSpec

@@ -15,26 +15,6 @@ from antiphon.events.response import Usage
 ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
 
 
-class ChatOptions(Struct, frozen=True, kw_only=True):
-    """Settings of a reply that a request makes with fields of vLLM's API."""
-
-    num_returned: int | None = None
-    """Number of choices to return, the best of those that were sampled; None: all."""
-    echo_text: str = ""
-    """Text of the last message, with which that of each choice begins."""
-    token_ids: bool = False
-    tokens_as_ids: bool = False
-    """True if tokens are written as `token_id:123` in log-probabilities."""
-    include_stop: bool = False
-    """True if the text ends with the stop string that was found."""
-    stop_ids: frozenset[int] = frozenset()
-    """Token ids that the request named as ends of the text."""
-    prompt_logprobs: int | None = None
-    """Number of candidates to return for each position of the prompt besides its own token; None: no candidates."""
-    request_id: str = ""
-    """The client's own id of the request, or empty."""
-
-
 class FunctionFragment(Struct, frozen=True, kw_only=True):
     """A function's name, or a part of its arguments."""
 

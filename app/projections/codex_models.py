@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.model_registry import ServedModel
-from antiphon.app.settings import Settings
 
 CODEX_EFFORTS = (
     ("low", "Short reasoning, fast answers"),

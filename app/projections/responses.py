@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from antiphon.app.event_log import EventLog, LogEntry
+from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.projections.obfuscation import add_obfuscation
 from antiphon.events import sse
 from antiphon.events.stream import LifecycleEvent

@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.projections.chat import chat_id, fold_completion
+from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.store.base import ChatMessages, StoredCompletion
+from antiphon.app.store.base import StoredCompletion
 from antiphon.engine.protocol import Sampling
 from antiphon.harmony.format import PromptInput
 

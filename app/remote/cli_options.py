@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from antiphon.app.option_types import ServeOption
-from antiphon.app.remote.options import RemoteServeOptions
+from antiphon.app.remote_options import RemoteServeOptions
 
 serve_option = partial(click.option, cls=ServeOption)
 

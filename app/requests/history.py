@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
-from antiphon.app.errors import ApiError, clip_text
+from antiphon.app.base.errors import ApiError, clip_text
 from antiphon.events.inputs import AnyInput, CompactionInput, InputMessage, InputReasoning
 from antiphon.events.items import ReasoningText
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found, unsupported_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found, unsupported_field
 from antiphon.app.requests import tools as tools_of
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.history import FindItem

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
 
 MAX_JSON_DEPTH = 128
 MAX_ECHOED_BYTES = 2 << 20

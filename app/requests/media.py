@@ -12,7 +12,7 @@ import unicodedata
 from typing import Any
 from urllib.parse import urlsplit
 
-from antiphon.app.errors import ApiError, unsupported_field
+from antiphon.app.base.errors import ApiError, unsupported_field
 
 MEDIA_PART_TYPES = ("input_image", "image_url", "input_file", "file")
 """Types of the content parts that hold an image or a file, on both endpoints."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from antiphon.app.errors import clip_text, invalid_type, invalid_value
+from antiphon.app.base.errors import clip_text, invalid_type, invalid_value
 from antiphon.app.requests import validators as c
 from antiphon.events.inputs import AnyInput
 

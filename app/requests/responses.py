@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import UNSET
 
-from antiphon.app.errors import ApiError, invalid_value, missing_field
+from antiphon.app.base.errors import ApiError, invalid_value, missing_field
+from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import constraints, input_items, media, shared, tools
 from antiphon.app.requests.capabilities import check_capabilities
@@ -16,7 +17,6 @@ from antiphon.app.requests.history import NO_HISTORY, History, decrypt_items
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
-from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import ConversationRef, Response

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from antiphon.app.errors import invalid_value
+from antiphon.app.base.errors import invalid_value
 from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.events.response import ReasoningConfig, Response
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.errors import invalid_value
+from antiphon.app.base.errors import invalid_value
 from antiphon.app.requests import constraints
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.app.requests.fields.engine import GUIDED_FIELDS

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from antiphon.app.errors import clip_text, invalid_value, unsupported_field
+from antiphon.app.base.errors import clip_text, invalid_value, unsupported_field
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.tools import RequestTools
 from antiphon.harmony.tools import VALID_NAME, ToolTable

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError, invalid_value
+from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.json_body import convert_value
 from antiphon.events.inputs import HOSTED_TOOL_TYPES, CustomTool, FunctionTool, NamespaceTool

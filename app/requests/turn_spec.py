@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, structs
 
+from antiphon.app.base.reply_form import ChatOptions
 from antiphon.app.model_registry import ServedModel
-from antiphon.app.projections.chat_schema import ChatOptions
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage

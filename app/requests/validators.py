@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
 
 Validator = Callable[[Any, str], None]
 AnyValidator = TypeVar("AnyValidator", bound=Validator)

@@ -5,14 +5,14 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
+from antiphon.app.base.errors import ApiError
 from antiphon.app.context import AnyRequest, server_context
-from antiphon.app.errors import ApiError
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import chat
+from antiphon.app.replies.engine_ready import wait_until_ready
+from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.routes.engine_ready import wait_until_ready
-from antiphon.app.routes.replies import final_reply, json_reply, start_turns, stream_reply
 
 
 @post("/v1/chat/completions", status_code=200)

@@ -7,19 +7,19 @@ import msgspec
 from litestar import post
 from litestar.response import Response
 
+from antiphon.app.base.errors import SERVER_ERROR, ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import SERVER_ERROR, ApiError
-from antiphon.app.event_log import EventLog
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.item_lists import listed_item
+from antiphon.app.replies.engine_ready import wait_until_ready
+from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns
+from antiphon.app.replies.stored_reads import read_with_history
 from antiphon.app.requests import input_items as items_of
 from antiphon.app.requests.fields import check_fields
 from antiphon.app.requests.fields.stored import COMPACT_FIELDS
 from antiphon.app.requests.responses import read_responses_request
-from antiphon.app.routes.engine_ready import wait_until_ready
-from antiphon.app.routes.replies import final_reply, json_reply, start_turns
-from antiphon.app.routes.stored_reads import read_with_history
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response as ResponseObject

@@ -9,11 +9,13 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.item_lists import encode_item_page, listed_item
+from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests import input_items as items_of
 from antiphon.app.requests import media
 from antiphon.app.requests.fields import RequestField, check_fields
@@ -25,8 +27,6 @@ from antiphon.app.requests.fields.stored import (
 )
 from antiphon.app.requests.pagination import ListPage, select_page
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.routes.replies import json_reply
-from antiphon.app.routes.stored_reads import prepare_read, read_with_history
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns.manager import new_id
 from antiphon.app.turns.stored_history import StoredHistory, with_ids

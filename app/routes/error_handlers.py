@@ -9,9 +9,9 @@ from litestar.exceptions import HTTPException
 from litestar.response import Response
 from litestar.routes import HTTPRoute
 
-from antiphon.app.errors import ApiError, clip_text, shape_error
+from antiphon.app.base.errors import ApiError, clip_text, shape_error
 from antiphon.app.http.request_state import request_state
-from antiphon.app.routes.replies import json_reply
+from antiphon.app.replies.http_replies import json_reply
 
 _log = structlog.get_logger(__name__)
 

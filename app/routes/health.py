@@ -11,7 +11,7 @@ from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.models.status import blocked_reason, is_starting
 from antiphon.app.observability.metrics import CONTENT_TYPE
-from antiphon.app.routes.replies import json_reply
+from antiphon.app.replies.http_replies import json_reply
 
 
 @get("/health")

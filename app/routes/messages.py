@@ -7,16 +7,16 @@ import msgspec
 from litestar import post
 from litestar.response import Response
 
+from antiphon.app.base.encryption import DecryptionError
+from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.encryption import DecryptionError
-from antiphon.app.errors import ApiError, invalid_value
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
+from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
+from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.turn_spec import ParsedRequest
-from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
-from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 
 
 @post("/v1/messages", status_code=200)

@@ -7,14 +7,14 @@ from litestar import get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
+from antiphon.app.base.errors import AnthropicError, ApiError, clip_text
 from antiphon.app.context import AnyRequest, server_context
-from antiphon.app.errors import AnthropicError, ApiError, clip_text
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections.codex_models import codex_model
 from antiphon.app.projections.models import anthropic_model, context_length, ollama_model, ollama_tag, openai_model
-from antiphon.app.routes.replies import json_reply
+from antiphon.app.replies.http_replies import json_reply
 from antiphon.engine.protocol import EngineError
 
 OLLAMA_VERSION = "0.14.0"

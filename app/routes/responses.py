@@ -8,20 +8,20 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
+from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, not_found
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, not_found
-from antiphon.app.event_log import EventLog
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.projections.item_lists import encode_item_page
+from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
+from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
+from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.fields.responses import RESPONSE_ID
 from antiphon.app.requests.pagination import select_page
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
-from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
-from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
-from antiphon.app.routes.stored_reads import prepare_read, read_with_history
 
 
 @post("/v1/responses", status_code=200)

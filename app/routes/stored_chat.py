@@ -8,18 +8,18 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.projections.chat import chat_id
 from antiphon.app.projections.item_lists import encode_list
 from antiphon.app.projections.stored_chat import stored_completion, stored_messages
+from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
 from antiphon.app.requests.fields import check_fields
 from antiphon.app.requests.fields.stored import UPDATE_COMPLETION_FIELDS
 from antiphon.app.requests.pagination import select_ids
-from antiphon.app.routes.replies import json_reply
-from antiphon.app.routes.stored_reads import prepare_read
 from antiphon.app.store.base import StoredCompletion
 
 

@@ -16,19 +16,19 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from antiphon.app.base.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import ServerContext
-from antiphon.app.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
-from antiphon.app.event_log import EventLog
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.responses import event_encoder
+from antiphon.app.replies.engine_ready import wait_for_engine
+from antiphon.app.replies.http_replies import count_readers
+from antiphon.app.replies.stored_reads import read_with_history
 from antiphon.app.requests.history import History
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, as_prefill
-from antiphon.app.routes.engine_ready import wait_for_engine
-from antiphon.app.routes.replies import count_readers
-from antiphon.app.routes.stored_reads import read_with_history
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction
 from antiphon.events.inputs import AnyInput, CompactionInput, InputReasoning

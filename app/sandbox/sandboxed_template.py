@@ -19,9 +19,9 @@ import msgspec
 
 from antiphon.app.sandbox.messages import CPU_LIMIT_S, RenderReply, RenderRequest
 from antiphon.app.sandbox.sandbox_process import SandboxProcess
-from antiphon.harmony.format import RenderError
 from antiphon.harmony.prompt import template_limits
 from antiphon.harmony.prompt.jinja import RefusedError
+from antiphon.harmony.rendered_prompt import RenderError
 
 PARAM = "chat_template"
 MIN_CPU_LIMIT_S = 0.01

@@ -9,8 +9,8 @@ import msgspec
 
 from antiphon.app.sandbox.messages import RenderReply, RenderRequest
 from antiphon.app.sandbox.worker import Handle, run_worker
-from antiphon.harmony.format import RenderError
 from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
+from antiphon.harmony.rendered_prompt import RenderError
 
 MAX_TEMPLATES = 16
 """Number of templates that stay compiled."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from antiphon.app.errors import ApiError, RefusedJobError
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.engine_wrapper import unwrap_engine
+from antiphon.app.base.errors import ApiError, RefusedJobError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.protocol import Job
 from antiphon.engine.scripted.engine import ScriptedEngine, ScriptedReply, ScriptError
 from antiphon.kit.faults import CountedFault, FaultError, WireFault, parse_fault

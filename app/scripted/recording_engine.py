@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.base.engine_wrapper import EngineWrapper
 from antiphon.app.scripted.recording_file import RecordedJob, RecordingFile
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, OnChunk
 from antiphon.engine.scripted.script import Recording
@@ -13,7 +13,7 @@ from antiphon.engine.scripted.script import Recording
 _log = structlog.get_logger(__name__)
 
 
-class RecordingEngine:
+class RecordingEngine(EngineWrapper):
     """Passes everything to `inner`, and records each job that has ended.
 
     A job that was cancelled before its admission is not recorded. `describe` returns the head of the file once the
@@ -90,10 +90,3 @@ class RecordingEngine:
             self._file.write_job(recorded)
         except OSError as error:
             _log.error("the recording could not be written", error=str(error))
-
-
-def unwrap_engine(engine: Engine) -> Engine:
-    """Returns the engine that is recorded or loaded on demand, or the engine itself."""
-    while isinstance(engine, RecordingEngine | OnDemandEngine):
-        engine = engine.inner
-    return engine

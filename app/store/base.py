@@ -1,12 +1,13 @@
 """The interface of response stores. Turns and routes use a store only through `ResponseStore`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from antiphon.app.event_log import EventLog
-from antiphon.app.projections.chat_schema import ChatOptions
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.reply_form import ChatOptions
+from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.log_items import StoredTurn
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
@@ -42,22 +43,6 @@ class StoredCompletion(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     choice_ids: tuple[str, ...]
     form: ChatForm
-
-
-class CompletionQuery(Struct, frozen=True, kw_only=True):
-    """Selects the first `limit` completions after the one with the id `after`, in order of their creation.
-
-    `model` and `metadata` are what the completions must have.
-    """
-
-    limit: int
-    after: str | None = None
-    descending: bool = False
-    model: str | None = None
-    metadata: dict[str, str] = {}
-
-
-ChatMessages = tuple[dict[str, Any], ...]
 
 
 class CompletionStore(Protocol):

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from antiphon.app.event_log import EventLog, LogEntry, TokenDetail, is_terminal
+from antiphon.app.base.event_log import EventLog, LogEntry, TokenDetail, is_terminal
 from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items

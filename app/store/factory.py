@@ -1,7 +1,7 @@
 """Opens the store that the settings select."""
 
-from antiphon.app.encryption import open_sealer
-from antiphon.app.settings import Settings
+from antiphon.app.base.encryption import open_sealer
+from antiphon.app.base.settings import Settings
 from antiphon.app.store.base import ResponseStore, StoreError
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.store.sqlite.store import SqliteStore

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.input_items import read_item
 from antiphon.events.inputs import AnyInput
 from antiphon.events.items import CustomToolCall, FunctionCall

@@ -3,8 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from antiphon.app.event_log import EventLog, is_terminal
-from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
+from antiphon.app.base.event_log import EventLog, is_terminal
+from antiphon.app.requests.chat.stored import ChatMessages
+from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.history.reads import MemoryHistory
 from antiphon.app.store.log_items import conversation_items
 from antiphon.app.store.memory_completions import MemoryCompletions

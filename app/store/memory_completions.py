@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from antiphon.app.event_log import EventLog
-from antiphon.app.store.base import ChatMessages, CompletionQuery, StoredCompletion
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
+from antiphon.app.store.base import StoredCompletion
 
 LogKey = tuple[str, str]
 """Owner and id of a log."""

@@ -13,9 +13,10 @@ from typing import TypeVar
 
 import structlog
 
-from antiphon.app.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.store import writer_lease
-from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
+from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.reads import PersistentHistory
 from antiphon.app.store.persistent_completions import PersistentCompletions

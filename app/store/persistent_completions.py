@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from antiphon.app.store.base import ChatMessages, CompletionQuery, StoredCompletion
+from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
+from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.database import Database
 
 CommitChange = Callable[[Callable[[Database], Any]], Awaitable[Any]]

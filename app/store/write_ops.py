@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from antiphon.app.errors import storage_unavailable
-from antiphon.app.event_log import EventLog, LogEntry
-from antiphon.app.store.base import ChatMessages, StoredCompletion
+from antiphon.app.base.errors import storage_unavailable
+from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.requests.chat.stored import ChatMessages
+from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.database import Database
 
 NOT_WRITABLE = "The response store is not writable."

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from antiphon.app.event_log import LogEntry, is_terminal
+from antiphon.app.base.event_log import LogEntry, is_terminal
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
 from antiphon.app.store.sql_connection import UnreadableRowError

@@ -7,7 +7,7 @@ too late, so every earlier check uses this count.
 from collections import Counter
 from collections.abc import Iterable
 
-from antiphon.app.errors import from_engine
+from antiphon.app.base.errors import from_engine
 from antiphon.engine.protocol import Engine, overloaded_error
 
 

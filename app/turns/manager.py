@@ -8,9 +8,9 @@ from functools import partial
 
 import msgspec
 
-from antiphon.app.encryption import Sealer
-from antiphon.app.errors import ApiError, storage_unavailable
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.encryption import Sealer
+from antiphon.app.base.errors import ApiError, storage_unavailable
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnObserver, TurnStats
 from antiphon.app.requests.constraints import name_grammar_field

@@ -7,8 +7,8 @@ complete, a call can no longer be completed) and stops the machine. It knows no 
 import contextlib
 from collections.abc import Callable, Sequence
 
-from antiphon.app.encryption import Purpose
-from antiphon.app.event_log import TokenDetail
+from antiphon.app.base.encryption import Purpose
+from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.compaction import EMPTY_SUMMARY_MESSAGE, CompactionCollector
 from antiphon.app.turns.stop_strings import StopStringFilter
@@ -17,7 +17,8 @@ from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.base import Event
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.events.response import InputTokensDetails, OutputTokensDetails, Usage
-from antiphon.harmony.format import ModelFormat, RenderedPrompt
+from antiphon.harmony.format import ModelFormat
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.ids import NewId
 from antiphon.state.machine import Machine

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from antiphon.app.errors import ApiError, unsupported_field
+from antiphon.app.base.errors import ApiError, unsupported_field
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
 from antiphon.app.requests.turn_spec import RawTurn, TurnSpec
@@ -17,7 +17,8 @@ from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_tem
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.prompt_token_cache import TokenHistory, TurnPrompt
 from antiphon.app.turns.truncation import truncate_input
-from antiphon.harmony.format import PromptInput, RenderError, UnsupportedOptionError
+from antiphon.harmony.format import PromptInput
+from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 _large_executor = ThreadPoolExecutor(2, thread_name_prefix="render-large")

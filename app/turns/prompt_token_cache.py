@@ -23,10 +23,11 @@ from itertools import islice
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.input_items import read_item
 from antiphon.events.response import OutputItem
-from antiphon.harmony.format import ModelFormat, PromptInput, RenderedPrompt, RenderError
+from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 
 MAX_OMITTED_TOKENS = 32
 """Maximum number of tokens at the end of a prompt that history omits: the start of the answer, empty reasoning."""

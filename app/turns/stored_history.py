@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.encryption import DecryptionError, Purpose, Sealer
-from antiphon.app.errors import ApiError, clip_text, not_found
+from antiphon.app.base.encryption import DecryptionError, Purpose, Sealer
+from antiphon.app.base.errors import ApiError, clip_text, not_found
 from antiphon.app.requests.shared import conversation_of
 from antiphon.app.store.base import FindItem, ResponseStore
 from antiphon.app.store.log_items import StoredTurn, output_as_input

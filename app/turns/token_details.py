@@ -7,10 +7,11 @@ details of a turn are complete: their tokens are all generated tokens, in order.
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
-from antiphon.app.event_log import PromptDetail, ScoredToken, TokenDetail, spell_token
+from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.engine.protocol import Chunk, TokenLogprob
-from antiphon.harmony.format import ModelFormat, RenderedPrompt
+from antiphon.harmony.format import ModelFormat
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 
 
 class DetailCollector:

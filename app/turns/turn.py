@@ -15,8 +15,8 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from antiphon.app.errors import SERVER_ERROR, ApiError, from_engine
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
 

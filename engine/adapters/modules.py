@@ -2,20 +2,8 @@
 
 from pathlib import Path
 
-import msgspec
-
 from antiphon.engine.errors import LoadError
-
-
-class LoraModule(msgspec.Struct, frozen=True):
-    """An adapter to load: the model name by which clients request it, and its folder."""
-
-    name: str
-    path: str
-    root: str = ""
-    """Folder that the adapter's files must be in; empty for an adapter that the operator names."""
-    required: bool = True
-    """False: an engine that cannot load the adapter starts without it, because it served others before."""
+from antiphon.engine.options import LoraModule
 
 
 def parse_lora_option(text: str) -> LoraModule:

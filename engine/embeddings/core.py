@@ -7,7 +7,7 @@ a pass, which inputs of other jobs fill up; so a short job does not wait for the
 import logging
 from collections.abc import Callable, Sequence
 
-from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
+from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.protocol import (
     Chunk,
     EngineError,

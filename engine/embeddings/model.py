@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTextEncoding, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
 from antiphon.engine.embeddings.repository import EncoderKind, SentenceModules, uses_identity
+from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.model.finite_logits import check_finite_weights
 from antiphon.engine.model.loader import choose_device

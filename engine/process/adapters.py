@@ -6,8 +6,7 @@ from itertools import count
 
 import msgspec
 
-from antiphon.engine.adapters.modules import LoraModule
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, LoraModule
 from antiphon.engine.process.messages import AdapterReport, Command, LoadAdapter, UnloadAdapter
 from antiphon.engine.protocol import EngineError, Fault
 

@@ -25,17 +25,11 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.harmony import grammar
-from antiphon.harmony.format import (
-    THINKING_SWITCHES,
-    PromptInput,
-    RenderedPrompt,
-    RenderError,
-    UnsupportedOptionError,
-    answer_requirements,
-)
+from antiphon.harmony.format import THINKING_SWITCHES, PromptInput, answer_requirements
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
 from antiphon.harmony.prompt.messages import content_text, is_instruction, reasoning_text, system_text
 from antiphon.harmony.raw_text import RawText
+from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 from antiphon.harmony.tokens.encode_cache import EncodingCache
 from antiphon.harmony.tools import ToolSpec, ToolTable

@@ -18,9 +18,9 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from antiphon.harmony.format import RenderError
 from antiphon.harmony.prompt import template_limits as limits
 from antiphon.harmony.prompt.template_variables import find_read_variables
+from antiphon.harmony.rendered_prompt import RenderError
 
 _REFUSED = "The model's chat template refused the conversation: {}"
 

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from antiphon.harmony.format import THINKING_SWITCHES, RenderError, TemplateOptions, UnsupportedOptionError
+from antiphon.harmony.format import THINKING_SWITCHES, TemplateOptions
 from antiphon.harmony.prompt.message_shape import ChatMessage
+from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper
 
 

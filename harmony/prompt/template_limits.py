@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any
 
-from antiphon.harmony.format import RenderError
+from antiphon.harmony.rendered_prompt import RenderError
 
 MAX_TEXT_CHARS = 16_000_000
 """Maximum characters of a prompt, or of any intermediate value of its rendering."""

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.format import PromptInput, RenderError, RequestTemplate, TemplateOptions
+from antiphon.harmony.format import PromptInput, RequestTemplate, TemplateOptions
 from antiphon.harmony.prompt import request_options, tool_instructions
 from antiphon.harmony.prompt.jinja import RefusedError
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage, MessageShape, apply_shape
 from antiphon.harmony.prompt.messages import MessageBuilder
 from antiphon.harmony.prompt.probe import ShapeSearch
+from antiphon.harmony.rendered_prompt import RenderError
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper, SpecialTokens
 from antiphon.harmony.tools import ToolCall, ToolTable
 

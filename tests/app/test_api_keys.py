@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from antiphon.app.api_keys import ApiKeyError, key_digest, matching_key, read_api_keys
+from antiphon.app.base.api_keys import ApiKeyError, key_digest, matching_key, read_api_keys
 from tests.conftest import StartServer
 
 HELLO = [{"name": "hello", "output": ["Hello."]}]

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from antiphon.app.api_keys import key_digest
+from antiphon.app.base.api_keys import key_digest
+from antiphon.app.base.settings import Settings
 from antiphon.app.cli import main
 from antiphon.app.observability import startup
 from antiphon.app.serve_options import resolve_store
-from antiphon.app.settings import Settings
 from antiphon.engine.protocol import EngineInfo
 from tests.serving import scripted_registry
 from tests.syntax import ROOT

@@ -143,7 +143,7 @@ sys.path.insert(0, ROOT)
 import uvloop
 from antiphon.app.context import create_context
 from antiphon.app.server import bind_socket, run_server
-from antiphon.app.settings import Settings
+from antiphon.app.base.settings import Settings
 from antiphon.engine.protocol import EngineError
 from tests.app.server_helpers import process_engine_registry
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from antiphon.app.event_log import MAX_ENTRIES_PER_READ, EventLog
+from antiphon.app.base.event_log import MAX_ENTRIES_PER_READ, EventLog
 from antiphon.app.store.memory import MemoryStore
 from antiphon.events.base import Event
 from antiphon.events.response import Response

@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.openapi.schemas import SAMPLE_VALUES, field_schema, is_required
 from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
@@ -235,5 +235,5 @@ def test_document_needs_no_key_and_says_which_operations_do(start_server: StartS
 
 def test_document_is_built_once(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     first = get(f"{server.root}/openapi.json").content
-    monkeypatch.setattr("antiphon.app.openapi.route.build_document", None)
+    monkeypatch.setattr("antiphon.app.routes.openapi.build_document", None)
     assert get(f"{server.root}/openapi.json").content == first

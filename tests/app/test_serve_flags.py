@@ -12,14 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from antiphon.app import cli, launch
-from antiphon.app.api_keys import key_digest
-from antiphon.app.models import loading
-from antiphon.app.models.loading import EMBEDDED_MODEL_NAME, create_models
+from antiphon.app.assembly import models as assembly
+from antiphon.app.assembly.models import EMBEDDED_MODEL_NAME, create_models
+from antiphon.app.base.api_keys import key_digest
+from antiphon.app.base.settings import Settings
 from antiphon.app.serve_options import ModelOption, ServeOptions
-from antiphon.app.settings import Settings
-from antiphon.engine.adapters.modules import LoraModule
 from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, LoraModule
 from antiphon.engine.process.spawn import WorkerProcess
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.format import PromptInput
@@ -455,8 +454,8 @@ async def test_torch_engine_gets_its_options_and_the_hub_client_offline(
         fetched.append((model, offline, revision))
         return MODEL_DIR
 
-    monkeypatch.setattr(loading, "fetch_checkpoint", fetch)
-    monkeypatch.setattr(loading, "ProcessEngine", lambda *args, **_: engines.append(args))
+    monkeypatch.setattr(assembly, "fetch_checkpoint", fetch)
+    monkeypatch.setattr(assembly, "ProcessEngine", lambda *args, **_: engines.append(args))
     engine_options = EngineOptions(threads=3)
     options = ServeOptions(models=("some/model",), offline=offline, revision="v1.0", engine_options=engine_options)
     models, _ = await create_models(options, Settings(), lambda *_: None, WorkerProcess)

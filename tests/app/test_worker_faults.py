@@ -14,7 +14,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from antiphon.app.encoders.text_tokenizer import TextTokenizer
+from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.memory_pool import HostTimeouts, ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine

@@ -21,7 +21,7 @@ from typing import Any
 
 import uvloop
 
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests import responses
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Job

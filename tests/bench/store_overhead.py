@@ -18,10 +18,10 @@ from typing import Any
 
 import uvloop
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.server import bind_socket, run_server
-from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine

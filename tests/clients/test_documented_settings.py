@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from antiphon.app.errors import ApiError
-from antiphon.app.settings import Settings
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error

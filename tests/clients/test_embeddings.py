@@ -16,8 +16,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from antiphon.app.assembly.encoders import create_encoder
 from antiphon.app.encoders import jobs
-from antiphon.app.encoders.loading import create_encoder
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.engine.embeddings.worker import build_embedding_core, build_rerank_core
 from antiphon.engine.options import EngineOptions

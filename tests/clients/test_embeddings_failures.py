@@ -12,7 +12,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from antiphon.app.encoders.text_tokenizer import TextTokenizer
+from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine

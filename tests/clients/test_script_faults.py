@@ -11,8 +11,8 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
-from antiphon.app.settings import Settings
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.kit.checker.stream import check_sse
 from tests.conftest import StartServer

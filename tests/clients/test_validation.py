@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.openapi.schemas import is_required
 from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT

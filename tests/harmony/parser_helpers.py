@@ -14,9 +14,10 @@ from antiphon.events.inputs import CustomTool, FunctionTool, NamespaceTool
 from antiphon.events.items import Logprob
 from antiphon.events.response import Response
 from antiphon.harmony.detect import DIALECTS, bytes_format
-from antiphon.harmony.format import ModelFormat, PromptInput, RenderedPrompt
+from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable

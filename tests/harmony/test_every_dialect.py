@@ -18,10 +18,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, InputMessage
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.format import ModelFormat, RenderedPrompt
+from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.parsing.json_stream import Extent
 from antiphon.harmony.parsing.reader import MAX_HOLD_BACK_CHARS, MIN_HOLD_BACK_CHARS
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable

@@ -10,9 +10,10 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat
 from antiphon.harmony.detect import DIALECTS
-from antiphon.harmony.format import ModelFormat, RenderedPrompt
+from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.grammar import TextConstraint
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable

@@ -9,8 +9,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from antiphon.app.sandbox.grammar_worker import _byte_tokenizer
 from antiphon.events.inputs import FunctionTool
-from antiphon.harmony.format import RenderedPrompt
 from antiphon.harmony.patterns import escape_slashes, find_complex_part, has_end_anchor, matches_empty
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tools import ToolTable
 from tests.counts import FULL_COUNTS
 from tests.harmony import parser_helpers

@@ -5,9 +5,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from antiphon.harmony.detect import bytes_format
-from antiphon.harmony.format import RenderedPrompt, RenderError
 from antiphon.harmony.grammar import TextConstraint
 from antiphon.harmony.raw_text import INFILL_LAYOUTS, RawPrompt, RawText
+from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary, TokenizerVocabulary
 from antiphon.state.segments import Say
 from tests.harmony.grammar_helpers import MatcherVocabulary

@@ -4,8 +4,8 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections import chat, responses
 from antiphon.app.projections.messages.stream import MessagesStream

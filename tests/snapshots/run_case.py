@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.encryption import KEY_BYTES, Purpose, Sealer
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.encryption import KEY_BYTES, Purpose, Sealer
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.http.stream_writer import StreamEncoder, pump
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections import chat, responses
@@ -27,7 +27,8 @@ from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.harmony.detect import bytes_format
-from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput, RenderedPrompt
+from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.segments import Refuse, Say, Segment
 from tests.serving import scripted_registry
 from tests.snapshots.cases import TOOLS, Case

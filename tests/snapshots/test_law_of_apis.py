@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.turn import TurnTimeouts

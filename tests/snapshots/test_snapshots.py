@@ -5,7 +5,7 @@ import json
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from tests.invariants import check_stream
 from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES, Case

@@ -11,13 +11,13 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.event_log import PromptDetail, ScoredToken, TokenDetail
+from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail
+from antiphon.app.base.reply_form import CompletionOptions
 from antiphon.app.projections.completions.schema import (
     CompletionChoice,
     CompletionCounts,
     CompletionFinish,
     CompletionLogprobs,
-    CompletionOptions,
 )
 from antiphon.app.projections.prompt_logprobs import list_prompt_logprobs
 from antiphon.events import stream as ev

@@ -1,4 +1,4 @@
-"""Schema of text completions: the chunks of a stream, the complete reply, and what a request decides about both.
+"""Schema of text completions: the chunks of a stream, and the complete reply.
 
 Keys that are `UNSET` are not sent. A complete choice is the sum of its parts in the chunks.
 """
@@ -12,33 +12,6 @@ from antiphon.app.projections.chat_schema import ChatUsage, CompletionDetails, T
 from antiphon.app.projections.prompt_logprobs import PromptLogprobs
 
 CompletionFinish = Literal["stop", "length", "content_filter"]
-
-
-class CompletionOptions(Struct, frozen=True, kw_only=True):
-    """The form of the reply to one request. Choice number i of prompt p has the index p * `n` + i."""
-
-    n: int = 1
-    best_of: int = 1
-    """Number of choices that are sampled; the best `n` of them are returned."""
-    echo: bool = False
-    logprobs: int | None = None
-    """Number of most likely tokens to return besides the chosen one; None: no log-probabilities."""
-    prompt_logprobs: int | None = None
-    """Number of candidates to return for each position of the prompt besides its own token; None: no candidates."""
-    token_ids: bool = False
-    tokens_as_ids: bool = False
-    """True if tokens are written as `token_id:123` in log-probabilities."""
-    include_stop: bool = False
-    """True if the text ends with the stop string that was found."""
-    stop_ids: frozenset[int] = frozenset()
-    """Token ids that the request named as ends of the text."""
-    prompt_only: bool = False
-    """True if nothing is generated."""
-    request_id: str = ""
-    """The client's own id of the request, or empty."""
-    include_usage: bool = False
-    continuous_usage: bool = False
-    obfuscate: bool = False
 
 
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):

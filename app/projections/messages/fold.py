@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, structs
 
-from antiphon.app.event_log import TokenDetail
+from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.projections.messages.schema import (
     AnthropicMessage,
     AnyMessageEvent,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog, LogEntry
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.projections.messages.fold import MessageAccumulator, MessagesFold, failure_of
 from antiphon.app.projections.messages.schema import AnyMessageEvent, MessageEvent
 from antiphon.events import sse

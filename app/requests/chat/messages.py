@@ -7,7 +7,7 @@ calls, in that order. If the model wrote text after a call, the message does not
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.app.errors import ApiError, clip_text, missing_field, unsupported_field
+from antiphon.app.base.errors import ApiError, clip_text, missing_field, unsupported_field
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.json_body import convert_value
 from antiphon.events.inputs import (

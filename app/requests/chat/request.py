@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from antiphon.app.errors import clip_text, invalid_value, missing_field
+from antiphon.app.base.errors import clip_text, invalid_value, missing_field
+from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, media, shared, tools
 from antiphon.app.requests import validators as c
@@ -20,7 +21,6 @@ from antiphon.app.requests.structure import read_structure
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
-from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput

@@ -4,10 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.app.errors import clip_text, invalid_value
+from msgspec import Struct
+
+from antiphon.app.base.errors import clip_text, invalid_value
 from antiphon.app.requests.fields import METADATA
 from antiphon.app.requests.pagination import read_limit, read_order
-from antiphon.app.store.base import ChatMessages, CompletionQuery
 
 MESSAGE_KEYS = frozenset(
     {
@@ -25,6 +26,21 @@ MESSAGE_KEYS = frozenset(
 """Keys of a message that are stored. Others have no effect, and may hold anything."""
 _METADATA_PARAM = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 _COMPLETION_ID = re.compile(r"chatcmpl-([A-Za-z0-9]{1,64})")
+
+ChatMessages = tuple[dict[str, Any], ...]
+
+
+class CompletionQuery(Struct, frozen=True, kw_only=True):
+    """Selects the first `limit` completions after the one with the id `after`, in order of their creation.
+
+    `model` and `metadata` are what the completions must have.
+    """
+
+    limit: int
+    after: str | None = None
+    descending: bool = False
+    model: str | None = None
+    metadata: dict[str, str] = {}
 
 
 def messages_to_store(body: Mapping[str, Any]) -> ChatMessages:

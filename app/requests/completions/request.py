@@ -5,9 +5,9 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from antiphon.app.errors import invalid_value, missing_field, unsupported_field
+from antiphon.app.base.errors import invalid_value, missing_field, unsupported_field
+from antiphon.app.base.reply_form import CompletionOptions
 from antiphon.app.model_registry import ModelRegistry, ServedModel
-from antiphon.app.projections.completions.schema import CompletionOptions
 from antiphon.app.requests import shared
 from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.app.requests.fields import MAX_CHOICES, check_fields, refuse_unsupported

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.app.encoders.jobs import EncoderRequest
-from antiphon.app.errors import invalid_value, missing_field
+from antiphon.app.base.errors import invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.embeddings.request import read_truncation
 from antiphon.app.requests.fields import RequestField, check_fields, refuse_unsupported
 from antiphon.app.requests.fields.embeddings import RERANK_FIELDS, SCORE_FIELDS

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.app.encoders.jobs import EncoderRequest
-from antiphon.app.errors import ApiError, invalid_value, missing_field
+from antiphon.app.base.errors import ApiError, invalid_value, missing_field
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.embeddings import EMBEDDINGS_FIELDS
-from antiphon.engine.embeddings.messages import VectorOptions
+from antiphon.engine.encoder_messages import VectorOptions
 from antiphon.engine.protocol import EngineInfo
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from antiphon.app.errors import unknown_field, unsupported_field
+from antiphon.app.base.errors import unknown_field, unsupported_field
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.validators import Validator
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import structs
 
-from antiphon.app.errors import ApiError, invalid_type
+from antiphon.app.base.errors import ApiError, invalid_type
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.fields import (
     LABEL_FIELDS,

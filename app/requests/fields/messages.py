@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from antiphon.app.errors import invalid_value
+from antiphon.app.base.errors import invalid_value
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.fields import MAX_TEXT_CHARS, RequestField, refused_field
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.app.errors import ApiError, clip_text, invalid_value, unsupported_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsupported_field
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.fields import EFFORTS, RequestField
 from antiphon.harmony.format import THINKING_SWITCHES

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.requests import media
 from antiphon.app.requests import validators as c
 from antiphon.events.inputs import (

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, shared, tools
 from antiphon.app.requests import validators as c
@@ -15,7 +16,6 @@ from antiphon.app.requests.messages.conversation import ConversationReader, Decr
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
-from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.engine.protocol import Sampling
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput, TemplateOptions

@@ -6,17 +6,17 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
+from antiphon.app.base.errors import from_engine
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.encoders.jobs import run_request
-from antiphon.app.errors import from_engine
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.models.status import blocked_reason
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
+from antiphon.app.replies.engine_ready import wait_until_known
+from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
 from antiphon.app.requests.embeddings.request import read_embeddings_request
-from antiphon.app.routes.engine_ready import wait_until_known
-from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
 from antiphon.engine.embeddings.repository import EncoderKind
 from antiphon.engine.protocol import EngineError
 

@@ -9,17 +9,17 @@ import msgspec
 from litestar import get, post
 from litestar.response import Response
 
+from antiphon.app.base.errors import ApiError, from_engine, invalid_value, missing_field
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import ApiError, from_engine, invalid_value, missing_field
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
+from antiphon.app.replies.engine_ready import wait_until_known
+from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.tokenize import CHAT_PROMPT_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from antiphon.app.routes.engine_ready import wait_until_known
-from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineError, EngineInfo

@@ -9,8 +9,8 @@ from functools import cache
 
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn, StoredConversation
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log

@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.errors import OperationalError, ProgramLimitExceeded, ReadOnlySqlTransaction
 
-from antiphon.app.errors import storage_unavailable
+from antiphon.app.base.errors import storage_unavailable
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.sql_connection import SqlRows

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import psycopg
 from psycopg import sql
 
-from antiphon.app.event_log import EventLog, is_terminal
+from antiphon.app.base.event_log import EventLog, is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.database import (
     RELEASE_RESPONSES,

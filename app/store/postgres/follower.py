@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from antiphon.app.event_log import LogEntry
+from antiphon.app.base.event_log import LogEntry
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 from antiphon.app.store.postgres.database import (

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import psycopg
 
-from antiphon.app.event_log import EventLog, LogEntry
+from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.store import writer_lease
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.persistent import PersistentStore

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.app.event_log import EventLog, is_terminal
+from antiphon.app.base.event_log import EventLog, is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.database import (
     RELEASE_RESPONSES,

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.store import writer_lease
 from antiphon.app.store.persistent import PersistentStore
 from antiphon.app.store.sqlite.database import SqliteDatabase

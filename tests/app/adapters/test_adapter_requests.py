@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from antiphon.app.adapters import updates
 from antiphon.app.adapters.registration import describe_adapter
-from antiphon.engine.adapters.modules import LoraModule
+from antiphon.engine.options import LoraModule
 from tests.app.server_helpers import process_engine_registry, wait_until
 from tests.engine.adapters.adapter_folders import make_adapter
 from tests.serving import RunningServer, serve

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.grpc import engine_service
 from antiphon.app.grpc.descriptors import ENGINE_FILE, message_class
 from antiphon.app.grpc.engine_requests import completion_body

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.grpc.__main__ import render_proto
 from antiphon.app.grpc.descriptors import API_FILE, ENGINE_FILE, load_file, message_class
 from antiphon.app.grpc.json_wire import JsonMismatchError, encode_json

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import zstandard
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.settings import DEFAULT_SETTINGS
 from antiphon.app.http.admission import RequestHead
 from antiphon.app.http.middleware import MAX_HEADER_BYTES, MAX_HEADERS, RequestGuard
-from antiphon.app.settings import DEFAULT_SETTINGS
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve

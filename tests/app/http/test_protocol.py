@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.http.protocol import ChunkedResponse
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.responses import ResponsesStream
-from antiphon.app.routes.event_stream import EventStreamResponse
+from antiphon.app.replies.event_stream import EventStreamResponse
 from antiphon.events.base import Event
 from tests.app.http.socket_client import SocketClient, connect, read_to_end
 from tests.app.server_helpers import wait_until

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from antiphon.app.event_log import EventLog, LogEntry
+from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.http import stream_writer
 from antiphon.app.http.stream_writer import PING_INTERVAL_S, pump
 from antiphon.events import sse

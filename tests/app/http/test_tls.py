@@ -12,8 +12,8 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect as connect_websocket
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.observability.startup import base_urls
-from antiphon.app.settings import Settings
 from antiphon.app.tls import TlsError, load_ssl_context
 from tests.app.http.certificates import write_certificate
 from tests.conftest import StartServer

@@ -11,8 +11,7 @@ from antiphon.app.cli import main
 from antiphon.app.models.cli_options import DurationType
 from antiphon.app.models.options import split_models
 from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
-from antiphon.engine.adapters.modules import LoraModule
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, LoraModule
 
 TWO = ("coder=org/a", "org/b")
 

@@ -14,14 +14,14 @@ import pytest
 from openai import NotFoundError, OpenAI
 from websockets.sync.client import connect
 
+from antiphon.app.base.settings import Settings
+from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.context import create_context
-from antiphon.app.encoders.text_tokenizer import TextTokenizer
 from antiphon.app.http import stream_writer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.memory_pool import HostTimeouts, ModelMemory, ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.routes.health import unready_reason
-from antiphon.app.settings import Settings
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import Chunk, EngineInfo, Job, OnChunk
 from tests.app.models.fake_engines import GatedEngine

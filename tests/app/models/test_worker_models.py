@@ -11,12 +11,12 @@ import pytest
 from msgspec import structs
 
 from antiphon.app.adapters.updates import AdapterUpdates
-from antiphon.app.errors import ApiError
+from antiphon.app.base.engine_wrapper import unwrap_engine
+from antiphon.app.base.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.memory import MemoryEstimate, measure_engine
 from antiphon.app.models.memory_pool import GIB, HostTimeouts, ModelMemory, ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine
-from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
 from antiphon.engine.process.client import ProcessEngine

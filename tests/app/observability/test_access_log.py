@@ -7,8 +7,9 @@ import json
 import pytest
 from rich.console import Console
 
+from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.observability import access_log
-from antiphon.app.observability.access_log import AccessLog, AccessRecord, console_format, json_format
+from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 
 RECORD = AccessRecord("POST", "/v1/responses[bold]", 200, 0.0123, "req_1")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from antiphon.app.event_log import LogEntry, ScoredToken, TokenDetail
+from antiphon.app.base.event_log import LogEntry, ScoredToken, TokenDetail
 from antiphon.events.base import Event
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Say

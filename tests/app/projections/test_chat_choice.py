@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.event_log import PromptDetail, TokenDetail
+from antiphon.app.base.event_log import PromptDetail, TokenDetail
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat_choice import ChoiceFold
 from antiphon.app.projections.chat_schema import ChunkChoice

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.remote.launch import create_remote_engine
-from antiphon.app.remote.options import RemoteServeOptions
+from antiphon.app.remote_options import RemoteServeOptions
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError

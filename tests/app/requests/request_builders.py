@@ -4,9 +4,9 @@ from typing import Any, cast
 
 import msgspec
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.reply_form import CompletionOptions
 from antiphon.app.model_registry import ModelRegistry, ServedModel
-from antiphon.app.projections.completions.schema import CompletionOptions
 from antiphon.app.requests import responses
 from antiphon.app.requests.chat import request as chat
 from antiphon.app.requests.completions.request import read_completion_request

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.events.inputs import (
     InputCustomCall,
     InputCustomOutput,

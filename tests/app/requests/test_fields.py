@@ -8,7 +8,7 @@ from openai.types import completion_create_params as text_create_params
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.__main__ import render_page
 from antiphon.app.requests.fields.chat import CHAT_FIELDS

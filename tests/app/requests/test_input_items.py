@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.input_items import check_calls, is_trigger, read_input, read_item
 from antiphon.events.inputs import HostedInput, InputMessage, InputReasoning
 from antiphon.events.items import Message, OutputText, Reasoning, ReasoningText, SummaryText

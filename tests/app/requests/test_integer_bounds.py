@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS

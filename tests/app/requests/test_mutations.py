@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec

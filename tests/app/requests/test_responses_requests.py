@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses import MAX_SUMMARY_TOKENS
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import HostedInput, InputFunctionCall, InputImage, InputMessage, InputReasoning, InputText

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests import shared
 from antiphon.engine.protocol import EngineInfo, Sampling
 from tests.app.requests.request_builders import summarize_error

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
+from antiphon.app.requests.chat.stored import CompletionQuery, read_completion_id, read_completion_query
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.store.base import CompletionQuery
 from tests.serving import scripted_registry
 
 

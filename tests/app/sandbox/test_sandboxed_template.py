@@ -13,8 +13,9 @@ from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate, limit_tem
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.detect import bytes_format
-from antiphon.harmony.format import PromptInput, RenderError, TemplateOptions
+from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
+from antiphon.harmony.rendered_prompt import RenderError
 from tests.clients.test_second_client import SCRIPT, SecondClient
 from tests.harmony import parser_helpers
 from tests.harmony.template_models import TEMPLATES_FOLDER

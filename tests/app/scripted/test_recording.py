@@ -14,8 +14,9 @@ import httpx
 import pytest
 from msgspec import structs
 
+from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.scripted.recording_engine import RecordingEngine, unwrap_engine
+from antiphon.app.scripted.recording_engine import RecordingEngine
 from antiphon.app.scripted.recording_file import RecordingFile, format_toml
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
 from antiphon.app.serve_options import ServeError, ServeOptions

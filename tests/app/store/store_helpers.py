@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import psycopg
 from msgspec import structs
 
-from antiphon.app.event_log import EventLog, TokenDetail
+from antiphon.app.base.event_log import EventLog, TokenDetail
 from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
 from antiphon.app.store.database import Database
 from antiphon.app.store.persistent import PersistentStore
@@ -33,7 +33,7 @@ import uvloop
 from pathlib import Path
 from antiphon.app.context import create_context
 from antiphon.app.server import bind_socket, run_server
-from antiphon.app.settings import Settings
+from antiphon.app.base.settings import Settings
 from antiphon.app.store.factory import open_store
 from tests.serving import scripted_registry
 

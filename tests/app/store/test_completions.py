@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.event_log import EventLog, PromptDetail, ScoredToken, TokenDetail
-from antiphon.app.store.base import CompletionQuery, ResponseStore
+from antiphon.app.base.event_log import EventLog, PromptDetail, ScoredToken, TokenDetail
+from antiphon.app.requests.chat.stored import CompletionQuery
+from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.store.persistent import PersistentStore
 from antiphon.app.store.write_ops import StoreTimings

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.database import Database
 from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import StorePlace, add_completion, add_log, make_response, make_steps

@@ -19,8 +19,8 @@ import httpx
 import psycopg
 import pytest
 
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.postgres.connection import READ_TIMEOUT_S, PostgresConnection
 from antiphon.app.store.write_ops import StoreChange, StoreTimings

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.event_log import EventLog
-from antiphon.app.store.base import CompletionQuery, StoreError
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.requests.chat.stored import CompletionQuery
+from antiphon.app.store.base import StoreError
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION

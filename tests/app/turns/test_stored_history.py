@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.encryption import KEY_BYTES, Sealer
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog
+from antiphon.app.base.encryption import KEY_BYTES, Sealer
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns import stored_history

@@ -29,7 +29,8 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
 from antiphon.harmony.detect import bytes_format
-from antiphon.harmony.format import ModelFormat, PromptInput, RenderedPrompt
+from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tools import ToolTable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

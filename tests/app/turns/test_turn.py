@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests import responses
 from antiphon.app.turns.manager import TurnManager, _build_job
 from antiphon.app.turns.prompt_token_cache import TokenHistory

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from antiphon.engine.adapters.modules import LoraModule
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, LoraModule
 from antiphon.engine.scheduler.core import Core
 from tests.engine.tiny_models import BASE_CONFIG, FAMILY_CONFIGS
 

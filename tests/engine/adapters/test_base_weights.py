@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from antiphon.engine.adapters.modules import LoraModule
 from antiphon.engine.builder import build_core
 from antiphon.engine.errors import LoadError
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, LoraModule
 from antiphon.engine.scheduler.core import Core
 from tests.engine.adapters.adapter_folders import (
     base_model,

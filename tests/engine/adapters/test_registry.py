@@ -9,9 +9,9 @@ import torch
 
 from antiphon.engine.adapters import registry
 from antiphon.engine.adapters.layers import AdaptableLayers
-from antiphon.engine.adapters.modules import LoraModule
 from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.errors import LoadError
+from antiphon.engine.options import LoraModule
 from antiphon.engine.protocol import EngineError, Job
 from tests.engine.adapters.adapter_folders import (
     base_model,

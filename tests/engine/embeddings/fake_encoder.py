@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.engine.embeddings.core import EncoderCore
-from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
+from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineInfo
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.engine.embeddings.core import EncoderCore
-from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
+from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, JobChunk
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from antiphon.engine.embeddings.core import EncoderCore
-from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
 from antiphon.engine.embeddings.worker import build_embedding_core, build_rerank_core
+from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Job

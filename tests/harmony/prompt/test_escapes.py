@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.harmony.format import RenderError
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.rendered_prompt import RenderError
 
 NOW = datetime(2026, 2, 3, tzinfo=UTC)
 ROOTS = (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from antiphon.harmony.format import RenderError
 from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
+from antiphon.harmony.rendered_prompt import RenderError
 from tests.harmony import parser_helpers
 
 

@@ -27,9 +27,10 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import ReasoningText
 from antiphon.harmony.detect import DIALECTS
-from antiphon.harmony.format import PromptInput, RenderError
+from antiphon.harmony.format import PromptInput
 from antiphon.harmony.gptoss import format as gptoss_format
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.rendered_prompt import RenderError
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.state.segments import Arguments, Call, Close

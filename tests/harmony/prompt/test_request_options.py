@@ -6,9 +6,10 @@ import pytest
 
 from antiphon.events.inputs import InputFunctionCall, InputFunctionOutput, InputMessage
 from antiphon.harmony.detect import DIALECTS, bytes_format
-from antiphon.harmony.format import PromptInput, RenderError, TemplateOptions, UnsupportedOptionError
+from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.harmony.grammar import TextConstraint
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable

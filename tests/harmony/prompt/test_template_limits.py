@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from antiphon.harmony.format import RenderError
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.rendered_prompt import RenderError
 from tests.harmony import parser_helpers
 from tests.syntax import ROOT
 

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from antiphon.app.event_log import PromptDetail, TokenDetail
+from antiphon.app.base.event_log import PromptDetail, TokenDetail
+from antiphon.app.base.reply_form import CompletionOptions
 from antiphon.app.projections.completions.fold import CompletionFold, build_logprobs, join_parts
-from antiphon.app.projections.completions.schema import CompletionChoice, CompletionCounts, CompletionOptions
+from antiphon.app.projections.completions.schema import CompletionChoice, CompletionCounts
 from antiphon.events import stream as ev
 from antiphon.events.response import IncompleteDetails
 from tests.app.projections.fold_helpers import Step, detail, make_entries, run_texts, scored

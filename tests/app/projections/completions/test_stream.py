@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog
-from antiphon.app.projections.completions.schema import CompletionOptions
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.reply_form import CompletionOptions
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.events.base import Event
 from antiphon.events.response import Response

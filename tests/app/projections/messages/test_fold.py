@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.event_log import TokenDetail
+from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.projections.messages.fold import MessageAccumulator, MessagesFold
 from antiphon.events import stream as ev
 from antiphon.events.base import Event

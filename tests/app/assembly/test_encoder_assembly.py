@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.encoders import loading
-from antiphon.app.encoders.text_tokenizer import TextTokenizer
+from antiphon.app.assembly import encoders as assembly
+from antiphon.app.assembly.models import create_registry
+from antiphon.app.base.settings import Settings
+from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.models.loading import create_registry
 from antiphon.app.observability.startup import create_console, show_banner
 from antiphon.app.serve_options import ServeError, ServeOptions
-from antiphon.app.settings import Settings
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineInfo
 from tests.engine.embeddings.tiny_repositories import VOCABULARY, save_tokenizer, token_ids, write_json, write_modules
@@ -38,9 +38,9 @@ async def test_models_are_fetched_with_their_modules(folder: Path, monkeypatch: 
         fetched.append((source, options))
         return folder
 
-    monkeypatch.setattr(loading, "fetch_checkpoint", fetch)
+    monkeypatch.setattr(assembly, "fetch_checkpoint", fetch)
     options = ServeOptions(embedding_models=("org/embed", str(folder)), rerank_models=("org/rerank",), offline=True)
-    models = await loading.create_encoders(options)
+    models = await assembly.create_encoders(options)
     assert [(model.names, model.kind) for model in models] == [
         (("org/embed",), "embedding"),
         (("bert",), "embedding"),
@@ -50,7 +50,7 @@ async def test_models_are_fetched_with_their_modules(folder: Path, monkeypatch: 
 
 
 async def test_names_must_differ(folder: Path) -> None:
-    encoders = await loading.create_encoders(
+    encoders = await assembly.create_encoders(
         ServeOptions(embedding_models=(str(folder),), rerank_models=(str(folder),))
     )
     chat = scripted_registry([{"name": "any", "output": ["Yes."]}]).served[0]
@@ -60,14 +60,14 @@ async def test_names_must_differ(folder: Path) -> None:
 
 async def test_unusable_model_is_refused_in_one_line(folder: Path) -> None:
     with pytest.raises(LoadError, match="no such folder, and not a hub id"):
-        await loading.create_encoders(ServeOptions(embedding_models=("/nowhere",)))
+        await assembly.create_encoders(ServeOptions(embedding_models=("/nowhere",)))
     (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ServeError, match=r"tokenizer\.json: not readable"):
-        await loading.create_encoders(ServeOptions(embedding_models=(str(folder),)))
+        await assembly.create_encoders(ServeOptions(embedding_models=(str(folder),)))
 
 
 async def test_banner_says_how_texts_become_vectors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoders = await loading.create_encoders(ServeOptions(embedding_models=(str(folder),)))
+    encoders = await assembly.create_encoders(ServeOptions(embedding_models=(str(folder),)))
     note = "BertModel, 1.0 M parameters; mean pooling, by modules.json"
     encoders[0].engine._info = EngineInfo(max_model_len=64, vocab_size=9, description=note)  # type: ignore[attr-defined]
     chat = scripted_registry([{"name": "any", "output": ["Yes."]}])

@@ -5,7 +5,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from antiphon.app.encoders.text_tokenizer import TextTokenizer
+from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import EncoderModel
 from antiphon.app.models.options import default_name
 from antiphon.app.serve_options import ServeError, ServeOptions

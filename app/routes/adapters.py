@@ -6,8 +6,8 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
+from antiphon.app.base.errors import missing_field
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import missing_field
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.requests.fields import check_fields
 from antiphon.app.requests.fields.adapters import LOAD_ADAPTER_FIELDS, UNLOAD_ADAPTER_FIELDS

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from antiphon.app.assembly import models as assembly
+from antiphon.app.assembly.models import create_models
+from antiphon.app.base.settings import Settings
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.models import loading
 from antiphon.app.models.expected_info import expect_info
-from antiphon.app.models.loading import create_models
 from antiphon.app.models.memory import (
     HEADROOM,
     MIN_CACHE_BYTES,
@@ -26,11 +27,9 @@ from antiphon.app.models.memory_pool import GIB
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.observability.startup import create_console, show_banner
 from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
-from antiphon.app.settings import Settings
-from antiphon.engine.adapters.modules import LoraModule
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, LoraModule
 from antiphon.engine.process.spawn import WorkerProcess
 from tests.app.models.fake_engines import GatedEngine
 from tests.progress import HANG_TIMEOUT_S
@@ -42,13 +41,13 @@ TWO = (f"one={MODEL_DIR}", f"two={MODEL_DIR}")
 def engine_options(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
     """Records the options of each engine that is created."""
     recorded: list[EngineOptions] = []
-    original = loading.ProcessEngine
+    original = assembly.ProcessEngine
 
     def record(folder: Path, options: EngineOptions, **more: Any) -> Any:
         recorded.append(options)
         return original(folder, options, **more)
 
-    monkeypatch.setattr(loading, "ProcessEngine", record)
+    monkeypatch.setattr(assembly, "ProcessEngine", record)
     return recorded
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from litestar.response import Response
 
-from antiphon.app.errors import ApiError
+from antiphon.app.base.errors import ApiError
 from antiphon.app.http.asgi import AsgiApp, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder, pump

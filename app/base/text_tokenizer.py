@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
-from antiphon.engine.embeddings.messages import EncoderInput
+from antiphon.engine.encoder_messages import EncoderInput
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 T = TypeVar("T")

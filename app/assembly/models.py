@@ -11,7 +11,8 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
-from antiphon.app.encoders.loading import create_encoders
+from antiphon.app.assembly.encoders import create_encoders
+from antiphon.app.base.settings import Settings
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.models.expected_info import expect_info
 from antiphon.app.models.memory import (
@@ -29,7 +30,6 @@ from antiphon.app.models.options import default_name, split_models
 from antiphon.app.remote.launch import create_remote_engine
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
 from antiphon.app.serve_options import ServeError, ServeOptions
-from antiphon.app.settings import Settings
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embedded import MODEL_DIR

@@ -9,16 +9,16 @@ from contextlib import AbstractContextManager
 
 import structlog
 
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest
-from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog
 from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import ChunkSink, StreamEncoder, pump
 from antiphon.app.projections.chat import ChatStream
 from antiphon.app.projections.completions.stream import CompletionStream
 from antiphon.app.projections.messages.stream import MessagesStream
-from antiphon.app.routes.event_stream import (
+from antiphon.app.replies.event_stream import (
     END_MESSAGE,
     START_MESSAGE,
     AsgiSink,

@@ -9,7 +9,7 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.openapi.document import build_document
-from antiphon.app.routes.replies import json_reply
+from antiphon.app.replies.http_replies import json_reply
 
 
 @get("/openapi.json")

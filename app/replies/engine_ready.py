@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from antiphon.app.base.errors import from_engine
 from antiphon.app.context import AnyRequest, ServerContext, server_context
-from antiphon.app.errors import from_engine
 from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.models.status import known_info
-from antiphon.app.routes.replies import cancel_on_disconnect
+from antiphon.app.replies.http_replies import cancel_on_disconnect
 from antiphon.engine.protocol import EngineError
 
 

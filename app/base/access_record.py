@@ -1,0 +1,15 @@
+"""A request that has ended, as the access log and the metrics see it."""
+
+from msgspec import Struct
+
+
+class AccessRecord(Struct, frozen=True):
+    """One line of the access log. `seconds` is the time until the last byte of the response."""
+
+    method: str
+    path: str
+    status: int
+    seconds: float
+    request_id: str
+    error_code: str = ""
+    """Code of the error in the response. Its message is not logged: it may quote the request."""

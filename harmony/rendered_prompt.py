@@ -1,0 +1,28 @@
+"""A prompt as the model reads it, and the errors of conversations that have none."""
+
+from msgspec import Struct
+
+
+class RenderedPrompt(Struct, frozen=True):
+    """Prompt of a turn. `in_reasoning`: the answer begins inside reasoning, because the prompt ends there."""
+
+    tokens: tuple[int, ...]
+    text: str
+    in_reasoning: bool = False
+    offsets: tuple[int, ...] = ()
+    """Offset of each token's first character in `text`, for a raw prompt whose tokens were to be located."""
+    in_text: bool = False
+    """True if the answer begins inside text for the user, because it continues a message."""
+
+
+class RenderError(ValueError):
+    """Raised for a conversation that cannot be rendered for this model. `param`: request field at fault, if any."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class UnsupportedOptionError(RenderError):
+    """Raised for a field that the model's format cannot honour. `param` is the field."""
