@@ -1,4 +1,4 @@
-"""Examples and names in the documentation. README examples run unchanged except for the port and the model."""
+"""Examples and names in the documentation. Examples run unchanged except for the port and the model."""
 
 import re
 import shutil
@@ -18,7 +18,13 @@ from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT, list_source_modules
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-README_BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+GUIDES = ("docs/requests.md", "docs/agents.md", "docs/serving.md", "docs/scripted-replies.md")
+BLOCKS: list[tuple[str, str]] = [
+    block
+    for text in (README, *((ROOT / page).read_text(encoding="utf-8") for page in GUIDES))
+    for block in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+]
+MAX_README_LINES = 160
 BASE_URL = "http://127.0.0.1:8000/v1"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 SCRIPT = [
@@ -29,8 +35,8 @@ SCRIPT = [
 
 
 def find_blocks(language: str, fragment: str) -> list[str]:
-    blocks = [text for block_language, text in README_BLOCKS if block_language == language and fragment in text]
-    assert blocks, f"the README has no {language} block with {fragment!r}"
+    blocks = [text for block_language, text in BLOCKS if block_language == language and fragment in text]
+    assert blocks, f"the README and the guides have no {language} block with {fragment!r}"
     return blocks
 
 
@@ -55,8 +61,10 @@ def test_curl_examples_run(server: RunningServer, block: str) -> None:
     assert '"error":{' not in result.stdout
 
 
+GREETINGS = "Hello, I am a script.\nHello, I am a script.\n"
 PYTHON_EXAMPLE_OUTPUTS = [
-    "Hello, I am a script.\nHello, I am a script.\n",
+    GREETINGS,
+    GREETINGS,
     'get_weather {"city": "Oslo"}\nIt is 4 degrees and raining.\n',
 ]
 
@@ -89,6 +97,16 @@ def test_script_example_is_replayed() -> None:
     assert [item["type"] for item in output] == ["reasoning", "function_call"]
     assert output[1]["arguments"] == '{"city": "Oslo"}'
     assert parse_script(tomllib.loads(block))
+
+
+def test_readme_can_be_read_in_a_minute() -> None:
+    assert README.count("\n") <= MAX_README_LINES, "move the reference to a page of docs/"
+
+
+def test_list_of_pages_is_complete() -> None:
+    text = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", text)) == pages
 
 
 def test_make_targets_named_in_the_docs_exist() -> None:
