@@ -1,1 +1,1 @@
-"""Creates what the server is made of from its options: models, encoders and their engines."""
+"""Creates the models, the encoders and their engines from the options of the server."""

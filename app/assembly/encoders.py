@@ -1,4 +1,4 @@
-"""Creates the embedding and reranking models that the operator asked for. Nothing is loaded here."""
+"""Creates the embedding and reranking models that the options name, with engines that are not started."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Creates the served models from the options: their files, formats and engines. Nothing is loaded here."""
+"""Creates the served models from the options: finds their files, detects their formats, creates their engines."""
 
 import asyncio
 import math

@@ -1,1 +1,1 @@
-"""What every room of the application may import: errors, settings, event logs, keys and small types."""
+"""Errors, settings, event logs, keys and small types, which every room of the application may import."""

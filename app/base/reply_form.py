@@ -1,4 +1,4 @@
-"""What requests decide about the form of their replies."""
+"""The form of replies, as requests determine it."""
 
 from msgspec import Struct
 

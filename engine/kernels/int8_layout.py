@@ -19,7 +19,7 @@ ACTIVATION_LEVELS = 127
 """Largest magnitude of a quantized activation, on every CPU; the same constant as in `kernels.h`."""
 
 UNSIGNED_ZERO = 128
-"""What kernels that need unsigned levels of activations add to them; the same constant as in `kernels.h`."""
+"""Kernels that need unsigned levels of activations add it to them; the same constant as in `kernels.h`."""
 
 MIN_SCALE = torch.finfo(torch.float32).tiny
 

@@ -12,17 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
+from antiphon.engine.grammar_limits import MAX_COMPILED_GRAMMARS, PARSER_LIMITS
 from antiphon.engine.protocol import EngineError
-
-MAX_COMPILED_GRAMMARS = 64
-"""Maximum number of compiled grammars kept for later requests. Agents send the same tools with every turn."""
-
-PARSER_LIMITS = LLParserLimits(max_items_in_row=12_000)
-"""An object with N optional properties of two types needs 4 N items in a row: the library's default of 2 000 ended its
-output from 500 properties on. At this limit, a token takes up to 0.1 s."""
 
 _MASK_EXECUTOR = ThreadPoolExecutor(1, "masks")
 """Computes masks during the forward pass, on one thread: the model uses the other cores."""

@@ -4,9 +4,11 @@
 
 A kill: a background response runs at a server, and a client follows it at another one; the first is killed. The time
 ends with the client's last event. A server sees at once that a process of its own machine is gone. So the killed one
-runs in a namespace of process ids, as in a container (`unshare`, Linux, as root), and its lease has to end. A restart follows the steps of docs/cluster.md: no client is sent to the server, it
-gets SIGTERM and exits when nothing runs, it starts, and clients are sent to it when `/ready` answers 200. Each reply
-takes longer than the default `--shutdown-timeout`.
+runs in a namespace of process ids, as in a container (`unshare`, Linux, as root), and its lease has to end.
+
+A restart follows the steps of docs/cluster.md: no client is sent to the server, it gets SIGTERM and exits when nothing
+runs, it starts, and clients are sent to it when `/ready` answers 200. Each reply takes longer than the default
+`--shutdown-timeout`.
 """
 
 import argparse
@@ -43,9 +45,8 @@ NUM_CLIENTS = 16
 SHUTDOWN_TIMEOUT_S = 120
 EXIT_TIMEOUT_S = SHUTDOWN_TIMEOUT_S + 30.0
 REPLY_TIMEOUT_S = 60.0
-
-
 ISOLATION = ("unshare", "--pid", "--fork", "--kill-child")
+"""Launcher of a server whose process ids mean nothing to the other one."""
 
 
 class Server:

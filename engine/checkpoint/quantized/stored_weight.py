@@ -67,7 +67,7 @@ class StoredWeight(ABC):
 
     @property
     def has_rows(self) -> bool:
-        """Whether `read_rows` reads rows of the weight without the others."""
+        """True if `read_rows` reads rows of the weight without the others."""
         return False
 
     def read_rows(self, rows: Tensor) -> Tensor:

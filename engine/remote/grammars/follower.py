@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from antiphon.engine.grammar_limits import MAX_COMPILED_GRAMMARS, PARSER_LIMITS
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.remote.backend_apis.base import GrammarSyntax, JobTarget
 from antiphon.engine.remote.grammars.gbnf.errors import UntranslatableError
@@ -20,12 +21,6 @@ from antiphon.engine.remote.grammars.gbnf.translator import translate_grammar
 from antiphon.engine.remote.grammars.lowering import lower_syntax
 
 log = logging.getLogger(__name__)
-
-MAX_COMPILED_GRAMMARS = 64
-"""Maximum number of compiled grammars kept for later requests. Agents send the same tools with every turn."""
-
-PARSER_LIMITS = LLParserLimits(max_items_in_row=12_000)
-"""Engines have the library's default, 2 000, or more: the follower must not fail before they do."""
 
 
 class GrammarFollower:

@@ -21,12 +21,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.grammar_limits import MAX_COMPILED_GRAMMARS
 from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineError, Job, Sampling
 from antiphon.engine.scheduler import grammar
 from antiphon.engine.scheduler.core import Core
-from antiphon.engine.scheduler.grammar import MAX_COMPILED_GRAMMARS, GrammarMatcher, compiler_factory, prefetch_masks
+from antiphon.engine.scheduler.grammar import GrammarMatcher, compiler_factory, prefetch_masks
 from antiphon.engine.scheduler.step_output import GRAMMAR_TOO_COMPLEX
 from tests.engine.tiny_models import build_tiny_core, join_tokens, make_job, make_prompts, run_jobs
 
