@@ -19,6 +19,9 @@ os.environ["PYTHONPATH"] = str(ROOT)
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 """Several processes of tests share the cores: a thread of torch that waits for the others gives its core away."""
 
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+"""Tests fork processes that only run another program, while gRPC's threads run: its handlers broke these processes."""
+
 pytest_plugins = ("tests.skip_report",)
 
 create_default_context = ssl.create_default_context

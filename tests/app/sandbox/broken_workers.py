@@ -71,6 +71,7 @@ def main(kind: str) -> None:
         else:
             worker.limit_memory = lambda _: True
             worker.PROBE_WAIT_S = 0.3
+            worker.CPU_LIMIT_S = 0.05  # taking a gigabyte may take longer than the limit, where memory is slow
         run_worker(grammar_worker._prepare)
     else:
         worker.CPU_LIMIT_S = 0.2
