@@ -63,30 +63,30 @@ models: $(TEST)  ## compare every architecture with transformers, and write docs
 	$(BIN)/python -m tests.models.table > docs/models.md.new && mv docs/models.md.new docs/models.md
 
 bench: $(TEST)  ## run every benchmark against the installed peers: over an hour; results in .bench/results
-	$(BIN)/python -m tests.bench.protocol
-	$(BIN)/python -m tests.bench.store_overhead
-	$(BIN)/python -m tests.bench.remote_overhead
-	$(BIN)/python -m tests.bench.compare $(TINY) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(SMALL) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(INT4) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(OSS20B) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(EXACT) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(SLOW) $(ARGS)
-	KV_GIB=8 $(BIN)/python -m tests.bench.compare $(AGENT) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(OSS) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(REMOTE) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(EMBEDDED) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(GPU) $(ARGS)
-	$(BIN)/python -m tests.bench.busy_cores
-	$(BIN)/python -m tests.bench.embeddings
-	$(BIN)/python -m tests.bench.memory
+	$(BIN)/python -m bench.protocol
+	$(BIN)/python -m bench.store_overhead
+	$(BIN)/python -m bench.remote_overhead
+	$(BIN)/python -m bench.compare $(TINY) $(ARGS)
+	$(BIN)/python -m bench.compare $(SMALL) $(ARGS)
+	$(BIN)/python -m bench.compare $(INT4) $(ARGS)
+	$(BIN)/python -m bench.compare $(OSS20B) $(ARGS)
+	$(BIN)/python -m bench.compare $(EXACT) $(ARGS)
+	$(BIN)/python -m bench.compare $(SLOW) $(ARGS)
+	KV_GIB=8 $(BIN)/python -m bench.compare $(AGENT) $(ARGS)
+	$(BIN)/python -m bench.compare $(OSS) $(ARGS)
+	$(BIN)/python -m bench.compare $(REMOTE) $(ARGS)
+	$(BIN)/python -m bench.compare $(EMBEDDED) $(ARGS)
+	$(BIN)/python -m bench.compare $(GPU) $(ARGS)
+	$(BIN)/python -m bench.busy_cores
+	$(BIN)/python -m bench.embeddings
+	$(BIN)/python -m bench.memory
 
 prove: $(TEST)  ## install vLLM's CPU build and llama.cpp, and test against them: about 20 minutes
-	$(BIN)/python -m tests.bench.install vllm
+	$(BIN)/python -m bench.install vllm
 	ANTIPHON_PROVE=1 $(BIN)/python -m pytest -q --timeout 1800 tests/prove $(ARGS)
 
 bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in its own environment
-	$(BIN)/python -m tests.bench.install $(ARGS)
+	$(BIN)/python -m bench.install $(ARGS)
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .bench .codex .pytest_cache .mypy_cache .ruff_cache build *.egg-info

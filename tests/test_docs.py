@@ -123,7 +123,7 @@ DOC_PAGES = sorted(
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
         ROOT / "tests/README.md",
-        ROOT / "engine/embedded/README.md",
+        ROOT / "training/README.md",
         *ROOT.glob("samples/*/README.md"),
     ]
 )
@@ -134,7 +134,7 @@ def test_paths_named_on_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    folders = "app|engine|events|harmony|kit|samples|state|tests|docs|snapshots"
+    folders = "app|bench|engine|events|harmony|kit|samples|state|tests|training|docs|snapshots"
     root = page.parent if page.is_relative_to(ROOT / "samples") else ROOT
     for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text):
         assert (root / path).exists(), f"{page.name} names {path}"

@@ -21,7 +21,7 @@ CODEX_TOOL_OUTPUT_TOKENS = 10_000
 
 
 def codex_model(name: str, model: ServedModel, settings: Settings) -> dict[str, Any]:
-    """Returns a model's entry, which Codex needs before it offers `apply_patch` and trusts the context window."""
+    """Returns a model's entry, which Codex needs before it offers "apply_patch" and trusts the context window."""
     context = model.engine.info.max_model_len
     return {
         "slug": name,

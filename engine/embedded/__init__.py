@@ -1,7 +1,4 @@
-"""The embedded model: weights stored in the repository, with the generator, trainer and evaluation that produced them.
-
-Only training and evaluation import torch and transformers; importing this package only defines a path.
-"""
+"""The embedded model: its weights, tokenizer and chat template. `training/` has the program that made them."""
 
 from pathlib import Path
 

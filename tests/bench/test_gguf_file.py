@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.bench import gguf_file
-from tests.bench.gpt_oss_model import OSS_SHAPES, build_gpt_oss_config, list_tensors
-from tests.bench.random_models import SHAPES, build_config, weight_shapes
+from bench import gguf_file
+from bench.gpt_oss_model import OSS_SHAPES, build_gpt_oss_config, list_tensors
+from bench.random_models import SHAPES, build_config, weight_shapes
 
 TOKENS = [*"abcdefgh", "ab", "abc", "cd", "<|endoftext|>", "<|im_end|>", "<think>"]
 EOS_TOKEN_ID = TOKENS.index("<|im_end|>")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.bench.load_client import Api, Stream, request_body, run_load, summarize
+from bench.load_client import Api, Stream, request_body, run_load, summarize
 from tests.serving import scripted_registry, serve
 
 RESPONSES = (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.memory import FormCost, StartCost, largest_tensor_bytes, quantized_peer, render_costs
-from tests.bench.server_process import ServerProcess
+from bench.memory import FormCost, StartCost, largest_tensor_bytes, quantized_peer, render_costs
+from bench.server_process import ServerProcess
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

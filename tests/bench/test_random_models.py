@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.bench.compare import count_weights, expert_share
-from tests.bench.gpt_oss_model import OSS_SHAPES, build_gpt_oss_config, find_oss_shape, list_tensors, write_checkpoint
-from tests.bench.random_models import (
+from bench.compare import count_weights, expert_share
+from bench.gpt_oss_model import OSS_SHAPES, build_gpt_oss_config, find_oss_shape, list_tensors, write_checkpoint
+from bench.random_models import (
     ADDED_TOKENS,
     SHAPES,
     SPECIAL_TOKENS,

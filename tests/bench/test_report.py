@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench.report import bytes_read_per_step, render_cost_table, render_ratio_table, render_report
-from tests.bench.stats import TIMES, format_number
+from bench.report import bytes_read_per_step, render_cost_table, render_ratio_table, render_report
+from bench.stats import TIMES, format_number
 
 
 def build_sample(

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.server_process import ServerProcess
+from bench.server_process import ServerProcess
 
 CHILD_CODE = "import time; a = bytearray(50 << 20); print('up', flush=True); time.sleep(60)"
 PARENT_CODE = (

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.peers import PEERS, UPSTREAM, Peer
-from tests.bench.scenarios import run_growing_context, run_long_prompt, run_next_turn
-from tests.bench.servers import NotStartedError, ServerPool, make_prompt
+from bench.peers import PEERS, UPSTREAM, Peer
+from bench.scenarios import run_growing_context, run_long_prompt, run_next_turn
+from bench.servers import NotStartedError, ServerPool, make_prompt
 
 OUTPUT = ", ".join(['"x", {pause = 0.01}'] * 100)
 

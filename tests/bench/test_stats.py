@@ -2,7 +2,7 @@
 
 import math
 
-from tests.bench.stats import MISSING, format_number, gaps_between, markdown_table, median, median_ratio, quantile
+from bench.stats import MISSING, format_number, gaps_between, markdown_table, median, median_ratio, quantile
 
 
 def test_gap_between_pieces_of_one_read_is_zero() -> None:

@@ -17,10 +17,10 @@ from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.endpoint import parse_endpoint
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
-from tests.bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT
-from tests.bench.peers import VLLM_ENV
-from tests.bench.random_models import create_model
-from tests.bench.server_process import ServerProcess
+from bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT
+from bench.peers import VLLM_ENV
+from bench.random_models import create_model
+from bench.server_process import ServerProcess
 from tests.progress import wait_with_progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,9 +59,9 @@ def llama_command(port: int) -> list[str]:
     install_llama_wheel()
     python, file = str(LLAMA_ENV / "bin" / "python"), BENCH_DIR / "models" / "tiny-f16.gguf"
     if not file.exists():
-        script = ROOT / "tests" / "bench" / "gguf_file.py"
+        script = ROOT / "bench" / "gguf_file.py"
         subprocess.run([python, script, create_model("tiny"), file, "f16"], check=True)
-    return [python, str(ROOT / "tests" / "bench" / "llama_server.py"), str(file), str(port), "2", str(2 * CONTEXT)]
+    return [python, str(ROOT / "bench" / "llama_server.py"), str(file), str(port), "2", str(2 * CONTEXT)]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk
 from antiphon.harmony import detect
-from tests.bench.random_models import create_model
+from bench.random_models import create_model
 from tests.codex.codex_process import API_KEY, CodexCli
 from tests.engine.engine_contract import CHECKS, EngineCase, join
 from tests.invariants import check_stream

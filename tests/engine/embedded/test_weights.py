@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from antiphon.engine.builder import build_core
-from antiphon.engine.embedded import MODEL_DIR, chat, evaluate, generator, tokenizer
-from antiphon.engine.embedded.chat import ChatMessage, ToolDefinition, user_message
-from antiphon.engine.embedded.skills import claude_code_tools, codex_tools
-from antiphon.engine.embedded.tool_definitions import make_tool
+from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
+from training import chat, evaluate, generator, tokenizer
+from training.chat import ChatMessage, ToolDefinition, user_message
+from training.skills import claude_code_tools, codex_tools
+from training.tool_definitions import make_tool
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,27 @@
+"""llama.cpp's own HTTP server from the prebuilt wheel, for machines where `llama-server` could not be compiled.
+
+.bench/envs/llama/bin/python bench/llama_server.py FILE.gguf PORT STREAMS CONTEXT
+"""
+
+import signal
+import sys
+from typing import Any
+
+import xllamacpp
+
+
+def main(file: str, port: str, streams: str, context: str) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    params: Any = xllamacpp.CommonParams()
+    params.model.path = file
+    params.hostnames, params.port = ["127.0.0.1"], int(port)
+    params.n_parallel, params.n_ctx = int(streams), int(context)
+    params.sampling.top_k, params.sampling.top_p, params.sampling.min_p = 0, 1.0, 0.0
+    params.use_jinja = True
+    server = xllamacpp.Server(params)
+    print("listening on", server.listening_address, flush=True)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
