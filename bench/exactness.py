@@ -18,10 +18,10 @@ import msgspec
 import torch
 
 from antiphon.engine.builder import build_core_from_model
+from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.hardware import physical_cores
-from antiphon.engine.model.forward import SequenceInput
-from antiphon.engine.model.loader import load_model
-from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions, Quantization
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.scheduler.core import Core

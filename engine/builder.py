@@ -13,23 +13,23 @@ from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.cache_budget import choose_context, limit_context, size_cache
 from antiphon.engine.checkpoint.files import Checkpoint
-from antiphon.engine.experts.mxfp4_checkpoint import pack_mxfp4_experts
-from antiphon.engine.experts.placeholders import stand_in_for_experts
+from antiphon.engine.fit.optimize_model import optimize_model, packs_layers
+from antiphon.engine.fit.pack_linears import PackingResult, prepare_dry_run
+from antiphon.engine.fit.packing_plan import DRY_RUN_TOKENS
+from antiphon.engine.fit.select import select_forward
+from antiphon.engine.fit.validation import Validation, reference_logits
+from antiphon.engine.fit.vision_towers import remove_unused_towers
+from antiphon.engine.forward.sequential import ForwardPass, SequentialForward
+from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.load.decoded_checkpoint import keeps_stored_form
+from antiphon.engine.load.experts.mxfp4_checkpoint import pack_mxfp4_experts
+from antiphon.engine.load.experts.placeholders import stand_in_for_experts
+from antiphon.engine.load.loader import engine_info, load_model
+from antiphon.engine.load.mapped_weights import use_kernels
 from antiphon.engine.malloc_tuning import map_large_blocks, return_freed_memory
-from antiphon.engine.model.decoded_checkpoint import keeps_stored_form
-from antiphon.engine.model.forward import ForwardPass, SequentialForward
-from antiphon.engine.model.loader import engine_info, load_model
-from antiphon.engine.model.mapped_weights import use_kernels
-from antiphon.engine.model.select import select_forward
-from antiphon.engine.model.validation import Validation, reference_logits
-from antiphon.engine.model.varlen import VarlenForward
-from antiphon.engine.optimize.optimize_model import optimize_model, packs_layers
-from antiphon.engine.optimize.pack_linears import PackingResult, prepare_dry_run
-from antiphon.engine.optimize.packing_plan import DRY_RUN_TOKENS
-from antiphon.engine.optimize.vision_towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.opening import open_pack_session
 from antiphon.engine.pack_cache.session import StartChecks

@@ -7,9 +7,9 @@ import msgspec
 
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.errors import LoadError
+from antiphon.engine.forward.sequential import ForwardPass, SequentialForward
+from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.hardware import free_memory
-from antiphon.engine.model.forward import ForwardPass, SequentialForward
-from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ import torch
 from antiphon.engine.adapters.layer_pattern import PatternError
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.lora_config import LoraConfig, clip
-from antiphon.engine.adapters.lora_weight import LoraWeight
 from antiphon.engine.adapters.peft_files import AdapterFiles, MatrixPair
 from antiphon.engine.errors import LoadError, show_shape
+from antiphon.engine.forward.adapter_weights import LoraWeight
 
 MAX_NAMES_SHOWN = 4
 

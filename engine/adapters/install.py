@@ -7,9 +7,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.forward.sequential import ForwardPass, SequenceInput, SequentialForward
+from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
-from antiphon.engine.model.varlen import VarlenForward
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from array import array
 import torch
 from torch import Tensor
 
-from antiphon.engine.adapters.rows import AdapterRows, RowGroup
+from antiphon.engine.forward.adapter_rows import AdapterRows, RowGroup
 from antiphon.engine.kernels.lora import LoraKernel, describe_group
 
 

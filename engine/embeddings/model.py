@@ -14,9 +14,9 @@ from transformers.utils.logging import disable_progress_bar
 from antiphon.engine.embeddings.repository import EncoderKind, SentenceModules, uses_identity
 from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.errors import LoadError, one_line
-from antiphon.engine.model.finite_logits import check_finite_weights
-from antiphon.engine.model.loader import choose_device
-from antiphon.engine.model.loading_report import describe_missing, list_missing
+from antiphon.engine.load.finite_logits import check_finite_weights
+from antiphon.engine.load.loader import choose_device
+from antiphon.engine.load.loading_report import describe_missing, list_missing
 from antiphon.engine.regular_files import read_json_object
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import torch
 
 from antiphon.engine.adapters.adapter import LoadedAdapter
 from antiphon.engine.adapters.registry import AdapterRegistry, adapter_not_found
+from antiphon.engine.forward.sequential import ForwardPass
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.forward import ForwardPass
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager
 from antiphon.engine.scheduler.grammar import CompilerFactory, GrammarMatcher, prefetch_masks

@@ -7,8 +7,8 @@ tokens.
 import msgspec
 from torch import Tensor
 
+from antiphon.engine.forward.sequential import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.protocol import Fault, FinishReason, TokenLogprob
 from antiphon.engine.scheduler.sampler import compute_logprobs, sample_tokens
 from antiphon.engine.scheduler.sequence import Sequence

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from antiphon.engine.adapters.lora_weight import BLOCK_ROWS, LoraWeight
+from antiphon.engine.forward.adapter_weights import BLOCK_ROWS, LoraWeight
+from antiphon.engine.forward.sequential import SequenceInput
 from antiphon.engine.kernels.lora import describe_group
-from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.scheduler.core import Core
 from tests.engine.adapters.adapter_folders import (
     ATTENTION,

@@ -16,7 +16,7 @@ from antiphon.engine.adapters.modules import parse_lora_option
 from antiphon.engine.adapters.peft_files import read_adapter_files
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.errors import LoadError
-from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.options import EngineOptions
 from tests.engine.adapters.adapter_folders import (
     ATTENTION,

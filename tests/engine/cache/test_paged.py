@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
-from antiphon.engine.model.decode_batch import (
+from antiphon.engine.forward.decode_batch import (
     MAX_TOKENS_READ,
     MIN_TABLE_COLUMNS,
     DecodeBatch,

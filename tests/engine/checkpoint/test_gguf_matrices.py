@@ -17,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_gguf_pytorch_utils as older_reader
 
 from antiphon.engine.builder import build_core
-from antiphon.engine.experts.stored import StoredExperts
-from antiphon.engine.model import decoded_checkpoint
-from antiphon.engine.model.loader import load_model
-from antiphon.engine.model.mapped_weights import DecodedWeight, MappedLinear
+from antiphon.engine.load import decoded_checkpoint
+from antiphon.engine.load.experts.stored import StoredExperts
+from antiphon.engine.load.loader import load_model
+from antiphon.engine.load.mapped_weights import DecodedWeight, MappedLinear
 from antiphon.engine.options import EngineOptions
 from tests.engine.tiny_models import BASE_CONFIG
 

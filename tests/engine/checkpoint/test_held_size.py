@@ -16,8 +16,8 @@ from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.held_size import HeldSize, estimate_held_size
 from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
 from antiphon.engine.errors import LoadError
-from antiphon.engine.model import loader
-from antiphon.engine.model.loader import load_model
+from antiphon.engine.load import loader
+from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions, Quantization
 from tests.engine.checkpoint import quantized_folders as folders
 from tests.engine.checkpoint.gguf_files import write_gguf_folder

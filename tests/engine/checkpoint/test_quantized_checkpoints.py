@@ -15,11 +15,11 @@ from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint import formats
 from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
 from antiphon.engine.errors import LoadError
-from antiphon.engine.model import loader
-from antiphon.engine.model.loader import load_model
-from antiphon.engine.model.mapped_weights import MappedLinear
-from antiphon.engine.model.validation import reference_logits
-from antiphon.engine.optimize.stored_linears import build_stored_linear
+from antiphon.engine.fit.stored_linears import build_stored_linear
+from antiphon.engine.fit.validation import reference_logits
+from antiphon.engine.load import loader
+from antiphon.engine.load.loader import load_model
+from antiphon.engine.load.mapped_weights import MappedLinear
 from antiphon.engine.options import EngineOptions
 from tests.engine.checkpoint import quantized_folders as folders
 

@@ -132,7 +132,7 @@ def test_other_code_checks_the_kept_weights_again(model_folder: Path, monkeypatc
     expected = generate_tokens(start(model_folder), JOB)
     monkeypatch.setattr(opening, "hash_checks", lambda _: "other-code")
     calls: list[str] = []
-    verify = "antiphon.engine.optimize.linears.verify_linear"
+    verify = "antiphon.engine.fit.linears.verify_linear"
     monkeypatch.setattr(verify, lambda *_: calls.append("verified"))
     for name in ("pack_int4", "pack_int8"):
         monkeypatch.setattr(f"antiphon.engine.kernels.pack.WeightPacker.{name}", lambda *_: pytest.fail("packed again"))

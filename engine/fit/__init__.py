@@ -1,0 +1,1 @@
+"""Fits a loaded model to the machine: selects its forward pass, and replaces layers by faster ones, each verified."""

@@ -1,0 +1,1 @@
+"""Packs the experts of mixture models, and makes their routers exact."""

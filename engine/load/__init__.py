@@ -1,0 +1,1 @@
+"""Loads transformers models; large weights can stay in the model's files until they are used."""

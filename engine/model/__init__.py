@@ -1,1 +1,0 @@
-"""Loading a transformers model and running one forward pass over a batch."""

@@ -1,1 +1,0 @@
-"""Replaces layers of a loaded model by faster ones with the same results."""

@@ -1,0 +1,60 @@
+"""Parts of a multimodal model that text does not use are removed; nothing else is."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from antiphon.engine.builder import build_core_from_model
+from antiphon.engine.errors import LoadError
+from antiphon.engine.fit.validation import reference_logits
+from antiphon.engine.fit.vision_towers import remove_unused_towers
+from antiphon.engine.forward.sequential import SequentialForward
+from antiphon.engine.forward.varlen import VarlenForward
+from antiphon.engine.options import EngineOptions
+from tests.engine.tiny_models import FAMILY_CONFIGS, copy_tiny_model
+from tests.engine.vision_models import VISION_FAMILIES, build_vision_model
+
+MIXTURES = {"qwen3_vl_moe", "glm4v_moe", "kimi_k25"}
+"""Families whose experts are not linear layers, and stay unpacked."""
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_vision_tower_is_removed(family: str) -> None:
+    model: Any = build_vision_model(family)
+    core = build_core_from_model(model, options=EngineOptions(deterministic=True), optimize=True)
+    assert [name for name, _ in model.base_model.named_children()] in (["language_model"], ["text_model"])
+    assert isinstance(core._forward, VarlenForward)
+    assert core._forward.one_token_passes == (family in MIXTURES), "every matrix of the text model is packed"
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_text_model_stays_whole(family: str) -> None:
+    model = copy_tiny_model(family)
+    names = [name for name, _ in model.named_modules()]
+    assert remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model)) == []
+    assert [name for name, _ in model.named_modules()] == names
+
+
+def test_tower_that_is_read_without_a_call_stays() -> None:
+    model: Any = build_vision_model("llava")
+    tower = model.model.vision_tower
+
+    def run() -> Any:
+        return reference_logits(SequentialForward(model), model) + model.model.vision_tower.dtype.itemsize
+
+    assert remove_unused_towers(model, run) == []
+    assert model.model.vision_tower is tower
+
+
+def test_model_that_does_not_run_on_text_is_refused() -> None:
+    model = build_vision_model("llava")
+
+    def run() -> Any:
+        raise ValueError("You have to specify pixel_values")
+
+    with pytest.raises(LoadError, match=r"LlavaForConditionalGeneration does not run on text alone .*pixel_values"):
+        remove_unused_towers(model, run)
