@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.hardware import physical_cores
 from antiphon.engine.load.loader import load_model

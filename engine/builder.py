@@ -13,19 +13,20 @@ from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.cache_budget import choose_context, limit_context, size_cache
 from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.fit.experts.pack import pack_mxfp4_experts
 from antiphon.engine.fit.optimize_model import optimize_model, packs_layers
 from antiphon.engine.fit.pack_linears import PackingResult, prepare_dry_run
 from antiphon.engine.fit.packing_plan import DRY_RUN_TOKENS
 from antiphon.engine.fit.select import select_forward
 from antiphon.engine.fit.validation import Validation, reference_logits
 from antiphon.engine.fit.vision_towers import remove_unused_towers
-from antiphon.engine.forward.sequential import ForwardPass, SequentialForward
+from antiphon.engine.forward.interface import ForwardPass
+from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.load.decoded_checkpoint import keeps_stored_form
-from antiphon.engine.load.experts.mxfp4_checkpoint import pack_mxfp4_experts
 from antiphon.engine.load.experts.placeholders import stand_in_for_experts
 from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.load.mapped_weights import use_kernels

@@ -7,7 +7,8 @@ import msgspec
 
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.errors import LoadError
-from antiphon.engine.forward.sequential import ForwardPass, SequentialForward
+from antiphon.engine.forward.interface import ForwardPass
+from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.options import EngineOptions

@@ -7,15 +7,12 @@ models that are not in use are unloaded, the least recently used first. If all a
 import asyncio
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct
 
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineError
-
-if TYPE_CHECKING:
-    from antiphon.app.models.on_demand_engine import OnDemandEngine
 
 GIB = 2**30
 
@@ -43,19 +40,38 @@ class ModelMemory(Struct, frozen=True):
     """Returns what the model takes once it is loaded; None if that is unknown."""
 
 
+class PooledModel(Protocol):
+    """A model as the pool sees it. `needed_bytes` is what a load would reserve, `reserved_bytes` what it holds now."""
+
+    name: str
+    memory: ModelMemory
+    needed_bytes: int
+    reserved_bytes: int
+    last_use: int
+
+    @property
+    def can_leave(self) -> bool:
+        """True if the model is loaded and may be unloaded now."""
+        ...
+
+    async def unload(self, why: str) -> None:
+        """Unloads the model, which is not in use."""
+        ...
+
+
 class ModelMemoryPool:
     """Reserves memory for models. `memory_bytes` is the limit of all together; None for no limit."""
 
     def __init__(self, memory_bytes: int | None = None, timeouts: HostTimeouts = HostTimeouts()) -> None:  # noqa: B008  # it is frozen
         self.memory_bytes, self.timeouts = memory_bytes, timeouts
-        self._engines: list[OnDemandEngine] = []
+        self._engines: list[PooledModel] = []
         self._uses = count(1)
         self._turnstile = asyncio.Lock()
         """Held by the load that waits for memory. Loads get it in order of arrival, so that none starves."""
         self._changed = asyncio.Event()
         self._relief: asyncio.Task[None] | None = None
 
-    def add_engine(self, engine: "OnDemandEngine") -> None:
+    def add_engine(self, engine: PooledModel) -> None:
         """Adds an engine, which shares the memory from now on."""
         self._engines.append(engine)
 
@@ -75,7 +91,7 @@ class ModelMemoryPool:
         """Memory that the loaded models take."""
         return sum(engine.reserved_bytes for engine in self._engines)
 
-    def reserve_free_memory(self, engine: "OnDemandEngine") -> bool:
+    def reserve_free_memory(self, engine: PooledModel) -> bool:
         """Reserves memory for a model if there is enough. Returns whether there is."""
         need = self._limit(engine.needed_bytes)
         if self.memory_bytes is not None and self.reserved_bytes + need > self.memory_bytes:
@@ -83,7 +99,7 @@ class ModelMemoryPool:
         engine.reserved_bytes = need
         return True
 
-    async def make_room(self, engine: "OnDemandEngine") -> None:
+    async def make_room(self, engine: PooledModel) -> None:
         """Reserves memory for a model; unloads others if there is too little. Raises `EngineError` after a timeout."""
         try:
             async with asyncio.timeout(self.timeouts.room_timeout_s), self._turnstile:
@@ -99,7 +115,7 @@ class ModelMemoryPool:
             message = f"the model {engine.name} does not fit into the memory beside models that are in use ({holders})"
             raise EngineError("engine_unavailable", f"{message}; try again later", retryable=True) from None
 
-    def settle_memory(self, engine: "OnDemandEngine") -> None:
+    def settle_memory(self, engine: PooledModel) -> None:
         """Replaces the estimate of a model's memory by what it takes, if that is known, and what it may still take.
 
         Raises `LoadError` if it takes more than the limit by itself.
@@ -119,13 +135,13 @@ class ModelMemoryPool:
             while (victim := self._least_recent()) is not None and self.reserved_bytes > (self.memory_bytes or 0):
                 await victim.unload("because another model takes more memory than expected")
 
-    def _least_recent(self) -> "OnDemandEngine | None":
+    def _least_recent(self) -> PooledModel | None:
         """Returns the least recently used of the models that are not in use; None if there is none."""
         return min(
             (engine for engine in self._engines if engine.can_leave), key=lambda each: each.last_use, default=None
         )
 
-    def _choose_victim(self, need: int) -> "OnDemandEngine | None":
+    def _choose_victim(self, need: int) -> PooledModel | None:
         """Returns the least recently used model that is not in use; None if unloading all of these is not enough."""
         reclaimable = sum(engine.reserved_bytes for engine in self._engines if engine.can_leave)
         if self.memory_bytes is None or self.reserved_bytes - reclaimable + need > self.memory_bytes:

@@ -1,4 +1,4 @@
-"""An adapter in memory: its matrices by layer."""
+"""Builds an adapter in memory from its files: matches its matrices with the layers of the model."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,34 +10,12 @@ from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.lora_config import LoraConfig, clip
 from antiphon.engine.adapters.peft_files import AdapterFiles, MatrixPair
 from antiphon.engine.errors import LoadError, show_shape
-from antiphon.engine.forward.adapter_weights import LoraWeight
+from antiphon.engine.forward.adapter_weights import LoadedAdapter, LoraWeight
 
 MAX_NAMES_SHOWN = 4
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of matrices that trainers save."""
-
-
-class LoadedAdapter:
-    """An adapter that jobs can use. `number` is never used twice, also not for the same name."""
-
-    def __init__(self, name: str, number: int, weights: dict[str, LoraWeight]) -> None:
-        self.name, self.number = name, number
-        self.weights = weights
-        self.is_listed = True
-        """False once it was unloaded: no new job gets it, and caches of its last jobs are not kept."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the matrices in bytes."""
-        return sum(weight.num_bytes for weight in self.weights.values())
-
-    @property
-    def description(self) -> str:
-        """Name, ranks and memory, for the operator."""
-        ranks = sorted({weight.rank for weight in self.weights.values()})
-        rank = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-        return f"{self.name} (rank {rank}, {len(self.weights)} layers, {self.num_bytes / 2**20:.1f} MiB)"
 
 
 class ScaledPair(NamedTuple):

@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.engine.adapters.layers import AdaptableLayers
-from antiphon.engine.forward.sequential import ForwardPass, SequenceInput, SequentialForward
+from antiphon.engine.forward.interface import ForwardPass, SequenceInput
+from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
 

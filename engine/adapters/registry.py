@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from antiphon.engine.adapters.adapter import LoadedAdapter, build_adapter, match_layers
+from antiphon.engine.adapters.adapter import build_adapter, match_layers
 from antiphon.engine.adapters.base_weights import check_base_weights
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.lora_config import WEIGHTS_FILE, check_adapter_folder, check_weights_file
 from antiphon.engine.adapters.peft_files import MAX_WEIGHTS_BYTES, AdapterFiles, read_adapter_files
 from antiphon.engine.errors import LoadError
+from antiphon.engine.forward.adapter_weights import LoadedAdapter
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.options import LoraModule
 from antiphon.engine.protocol import EngineError

@@ -14,7 +14,7 @@ from antiphon.engine.fit.quantization_error import REMEDIES, QuantizationError, 
 from antiphon.engine.fit.rms_norm import replace_norms
 from antiphon.engine.fit.stored_linears import describe_forms
 from antiphon.engine.fit.validation import Validation, reference_logits
-from antiphon.engine.forward.sequential import ForwardPass
+from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.finite_logits import check_finite

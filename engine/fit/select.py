@@ -15,10 +15,11 @@ from antiphon.engine.forward.attention import ATTENTION_NAME
 from antiphon.engine.forward.attention_variants.layer_variants import find_windows
 from antiphon.engine.forward.attention_variants.long_rope import LongRopeForward
 from antiphon.engine.forward.attention_variants.packing_limits import exceeds_rope_limit, explain_unpackable
+from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.recurrent.forward import RecurrentForward
 from antiphon.engine.forward.recurrent.mixers import RECURRENT_LAYER_TYPES, has_recurrent_layers
 from antiphon.engine.forward.recurrent.probe import REMAINDER_TOKENS, SHORT_TOKENS, probe_packed, probe_sequential
-from antiphon.engine.forward.sequential import ForwardPass, SequentialForward
+from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.finite_logits import check_finite

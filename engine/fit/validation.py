@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from antiphon.engine.errors import one_line
 from antiphon.engine.fit.packing_plan import DryRun
 from antiphon.engine.fit.quantization_error import ReferenceLogits
-from antiphon.engine.forward.sequential import ForwardPass, SequenceInput, SequentialForward
+from antiphon.engine.forward.interface import ForwardPass, SequenceInput
+from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.load.finite_logits import check_finite
 
 TEXT_LENGTHS_TOKENS = (30, 18)

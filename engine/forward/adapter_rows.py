@@ -2,14 +2,13 @@
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from antiphon.engine.adapters.adapter import LoadedAdapter
-    from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.adapter_weights import LoadedAdapter
+from antiphon.engine.forward.interface import SequenceInput
 
 
 class RowGroup(NamedTuple):
@@ -18,8 +17,8 @@ class RowGroup(NamedTuple):
     `ranges` are the first row and the number of rows of each range; None for all rows.
     """
 
-    adapter: "LoadedAdapter"
-    rows: "slice | Tensor"
+    adapter: LoadedAdapter
+    rows: slice | Tensor
     ranges: tuple[tuple[int, int], ...] | None = None
 
 
@@ -46,9 +45,7 @@ class AdapterRows:
         """True in a pass with adapters: layers that are fused into one kernel call run one by one."""
         return bool(self.groups) or self.is_forced
 
-    def begin(
-        self, adapters: Sequence["LoadedAdapter | None"], logit_rows: Sequence[int], device: torch.device
-    ) -> None:
+    def begin(self, adapters: Sequence[LoadedAdapter | None], logit_rows: Sequence[int], device: torch.device) -> None:
         """Begins a pass over rows with these adapters, whose head computes the `logit_rows`."""
         if self._last != (adapters, logit_rows):  # steps that generate one token each have the same rows
             self.forget()
@@ -57,7 +54,7 @@ class AdapterRows:
             self._last, self._last_groups = (adapters, logit_rows), (groups, head_groups)
         self.groups, self.head_groups = self._last_groups
 
-    def begin_sequence(self, adapter: "LoadedAdapter | None") -> None:
+    def begin_sequence(self, adapter: LoadedAdapter | None) -> None:
         """Begins a pass whose rows all have the same adapter."""
         self.forget()
         self.groups = self.head_groups = () if adapter is None else (RowGroup(adapter, slice(None)),)
@@ -72,7 +69,7 @@ class AdapterRows:
         self.groups = self.head_groups = ()
 
 
-def group_rows(adapters: Sequence["LoadedAdapter | None"], device: torch.device) -> tuple[RowGroup, ...]:
+def group_rows(adapters: Sequence[LoadedAdapter | None], device: torch.device) -> tuple[RowGroup, ...]:
     """Returns the groups of rows whose adapters are these."""
     indices: dict[int, list[int]] = {}
     by_number: dict[int, LoadedAdapter] = {}
@@ -101,7 +98,7 @@ def _find_ranges(rows: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def run_apart(
-    run: "Callable[[list[SequenceInput]], Tensor]", inputs: "list[SequenceInput]", *, by_adapter: bool = False
+    run: Callable[[list[SequenceInput]], Tensor], inputs: list[SequenceInput], *, by_adapter: bool = False
 ) -> Tensor:
     """Runs the base model's sequences in one pass and those with adapters in another; returns logits in order.
 

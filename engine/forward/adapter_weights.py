@@ -1,4 +1,4 @@
-"""The matrices of an adapter in one layer, as a product whose rows do not depend on each other."""
+"""An adapter in memory: its matrices in each layer, as a product whose rows do not depend on each other."""
 
 import torch
 from torch import Tensor
@@ -78,6 +78,28 @@ class LoraWeight:
             if not torch.equal(self._multiply(block)[place], expected):
                 return False
         return True
+
+
+class LoadedAdapter:
+    """An adapter that jobs can use. `number` is never used twice, also not for the same name."""
+
+    def __init__(self, name: str, number: int, weights: dict[str, LoraWeight]) -> None:
+        self.name, self.number = name, number
+        self.weights = weights
+        self.is_listed = True
+        """False once it was unloaded: no new job gets it, and caches of its last jobs are not kept."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the matrices in bytes."""
+        return sum(weight.num_bytes for weight in self.weights.values())
+
+    @property
+    def description(self) -> str:
+        """Name, ranks and memory, for the operator."""
+        ranks = sorted({weight.rank for weight in self.weights.values()})
+        rank = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+        return f"{self.name} (rank {rank}, {len(self.weights)} layers, {self.num_bytes / 2**20:.1f} MiB)"
 
 
 def _copy_aligned(matrix: Tensor) -> Tensor:

@@ -1,72 +1,21 @@
-"""Forward pass over several sequences: token ids and caches in, rows of logits out.
+"""The forward pass that runs each sequence alone, with transformers' own cache.
 
-There are two implementations. `antiphon.engine.forward.varlen.VarlenForward` runs all sequences in one pass
-through transformers' attention interface. `SequentialForward` runs each sequence alone with transformers' own
-cache; it is correct for every model that transformers can generate with: recurrent states, chunked attention, rotary
-scaling that depends on the longest sequence. `antiphon.engine.fit.select` chooses one.
+It is correct for every model that transformers can generate with: recurrent states, chunked attention, rotary scaling
+that depends on the longest sequence. `forward.varlen.VarlenForward` runs all sequences in one pass through
+transformers' attention interface; `fit.select` chooses one of the two.
 """
 
 import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-if TYPE_CHECKING:
-    from antiphon.engine.adapters.adapter import LoadedAdapter
-    from antiphon.engine.forward.adapter_rows import AdapterRows
-
-
-class SequenceInput(msgspec.Struct):
-    """New tokens of one sequence: `ids` follow the tokens in `cache`; the last `num_logits` of them need logits.
-
-    The last `num_generated` ids are generated or draft tokens, not prompt tokens.
-    """
-
-    cache: Any
-    ids: list[int]
-    num_logits: int
-    num_generated: int = 0
-    adapter: "LoadedAdapter | None" = None
-
-
-class ForwardPass(Protocol):
-    """Interface of a model to the core."""
-
-    supports_chunked_prefill: bool
-    """True if a prompt may be split over several passes."""
-    prompt_alignment: int
-    """Number of tokens at multiples of which a prompt may be split."""
-    max_num_seqs: int | None
-    """Maximum number of sequences in progress at once; None without a limit."""
-    supports_drafts: bool
-    """True if the last tokens of a cache can be dropped."""
-
-    @property
-    def state_tokens(self) -> int:
-        """Memory that a sequence takes besides its tokens, in tokens."""
-        ...
-
-    @property
-    def is_paged(self) -> bool:
-        """True if caches are paged."""
-        ...
-
-    def new_cache(self, expected: int) -> Any:
-        """Returns an empty cache for a sequence that is expected to hold `expected` tokens."""
-        ...
-
-    def run(self, inputs: list[SequenceInput]) -> Tensor:
-        """Returns logits in fp32, (sum of `num_logits`, vocabulary), in the order of `inputs`.
-
-        After an exception the caches of `inputs` must be discarded.
-        """
-        ...
-
+from antiphon.engine.forward.adapter_rows import AdapterRows
+from antiphon.engine.forward.interface import SequenceInput
 
 CONSTANT_CACHE_TOKENS = 256
 """Tokens that a cache counts as if it does not grow with its tokens."""

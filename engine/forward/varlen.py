@@ -2,7 +2,7 @@
 
 import inspect
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
 from antiphon.engine.forward.adapter_rows import AdapterRows, run_apart
+from antiphon.engine.forward.adapter_weights import LoadedAdapter
 from antiphon.engine.forward.attention import CURRENT_METADATA, AttentionMetadata, SequenceSpan
 from antiphon.engine.forward.attention_variants.indexers import attach_indexers, find_indexers
 from antiphon.engine.forward.attention_variants.layer_variants import (
@@ -21,11 +22,8 @@ from antiphon.engine.forward.attention_variants.layer_variants import (
 )
 from antiphon.engine.forward.cuda_graphs import CudaGraphCapture, CudaGraphs, GraphCapture
 from antiphon.engine.forward.decode_batch import DecodeBatch, bucket_by_length, build_tables
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
-
-if TYPE_CHECKING:
-    from antiphon.engine.adapters.adapter import LoadedAdapter
 
 
 class VarlenForward:

@@ -15,8 +15,8 @@ from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
 from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS, explain_unread_format
 from antiphon.engine.checkpoint.quantized.tensor_files import read_checkpoint
-from antiphon.engine.fit.experts.pack import hold_all_experts
 from antiphon.engine.load.architectures import load_config
+from antiphon.engine.load.experts.replacement import hold_all_experts
 from antiphon.engine.load.loading_report import list_missing
 from antiphon.engine.load.mapped_weights import (
     FileMappings,

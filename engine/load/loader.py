@@ -19,13 +19,13 @@ from antiphon.engine.checkpoint.generation_settings import read_eos_ids, read_to
 from antiphon.engine.checkpoint.held_size import estimate_held_size
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, one_line
-from antiphon.engine.fit.experts.pack import hold_all_experts
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.load.architectures import check_quantization_method, choose_model_class, load_config
 from antiphon.engine.load.decoded_checkpoint import decodes_weights, load_decoded, load_gguf, maps_gguf
 from antiphon.engine.load.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
+from antiphon.engine.load.experts.replacement import hold_all_experts
 from antiphon.engine.load.experts.stored_checkpoint import load_with_experts_in_files
 from antiphon.engine.load.loading_report import describe_missing, list_missing
 from antiphon.engine.load.mapped_weights import map_weights

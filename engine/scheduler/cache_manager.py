@@ -12,7 +12,7 @@ from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS, CachedPref
 from antiphon.engine.scheduler.sequence import Sequence, common_prefix_length
 
 if TYPE_CHECKING:  # importing it imports torch
-    from antiphon.engine.forward.sequential import ForwardPass
+    from antiphon.engine.forward.interface import ForwardPass
 
 GROWTH_TOKENS = 128
 """Tokens by which a cache grows. Each decoded token reads the whole cache, so one copy per 128 tokens costs little."""

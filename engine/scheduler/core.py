@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from antiphon.engine.adapters.adapter import LoadedAdapter
 from antiphon.engine.adapters.registry import AdapterRegistry, adapter_not_found
-from antiphon.engine.forward.sequential import ForwardPass
+from antiphon.engine.forward.adapter_weights import LoadedAdapter
+from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager

@@ -10,7 +10,7 @@ from antiphon.engine.protocol import Fault, FinishReason, Job, Sampling, TokenLo
 from antiphon.engine.scheduler.ngram import Drafter
 
 if TYPE_CHECKING:  # importing them imports torch
-    from antiphon.engine.adapters.adapter import LoadedAdapter
+    from antiphon.engine.forward.adapter_weights import LoadedAdapter
     from antiphon.engine.scheduler.sampler import SamplingState
 
 

@@ -7,7 +7,7 @@ tokens.
 import msgspec
 from torch import Tensor
 
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.protocol import Fault, FinishReason, TokenLogprob
 from antiphon.engine.scheduler.sampler import compute_logprobs, sample_tokens

@@ -1,6 +1,6 @@
 """The pytest plugin: a scripted server, snapshots of event streams, and the checker as an assertion.
 
-pytest loads this module in every run of an environment that has Antiphon, so it imports nothing but pytest; the
+pytest loads this module in every run of an environment that has Antiphon, so it imports nothing large but pytest; the
 fixtures import the rest.
 """
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from antiphon.kit.pytest_plugin.install_hint import INSTALL_HINT
 
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
     StartServer = Callable[..., ScriptedServer]
     OpenCassette = Callable[..., CassetteServer]
-
-INSTALL_HINT = "pip install 'antiphon[pytest]'"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from antiphon.kit.pytest_plugin import INSTALL_HINT
+from antiphon.kit.pytest_plugin.install_hint import INSTALL_HINT
 from antiphon.kit.pytest_plugin.relayed_server import RelayedServer
 from antiphon.kit.pytest_plugin.script_file import Cases, CasesError, find_script
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.protocol import EngineInfo, Job
 from antiphon.engine.scheduler.core import Core
 from tests.engine.tiny_models import generate_tokens

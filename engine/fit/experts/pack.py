@@ -11,21 +11,17 @@ from torch import Tensor, nn
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.fit.experts.routers import make_routers_exact, make_shared_gates_exact
-from antiphon.engine.forward.experts.layout import find_fused_experts
+from antiphon.engine.forward.experts.grouped import PackedGroupedLinear, make_activations_exact
 from antiphon.engine.forward.experts.matmul import TORCH_LANES
 from antiphon.engine.forward.experts.matrix import ExpertForm, PackedExpertWeight
 from antiphon.engine.forward.experts.packed import PackedExperts, UnusableExpertsError
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
-from antiphon.engine.load.experts.grouped import (
-    PackedGroupedLinear,
-    StoredGroupedLinear,
-    hold_grouped_linears,
-    make_activations_exact,
-)
-from antiphon.engine.load.experts.replacement import replace_experts
-from antiphon.engine.load.experts.stored import StoredExperts, UnknownExpertsError
+from antiphon.engine.load.experts.grouped import StoredGroupedLinear
+from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
+from antiphon.engine.load.experts.replacement import hold_all_experts
+from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.malloc_tuning import return_freed_memory
 from antiphon.engine.pack_cache.pack_file import PackEntry
 from antiphon.engine.pack_cache.session import PackSession
@@ -111,17 +107,6 @@ def visit_layers(layers: Sequence[Layer]) -> Iterator[Layer]:
             log.info("packing experts: layer %d of %d", index + 1, len(layers))
 
 
-def hold_all_experts(model: nn.Module) -> dict[str, str]:
-    """Replaces fused experts by `StoredExperts`. Returns the reason for each that computes something else."""
-    failures = {}
-    for name, module, layout in list(find_fused_experts(model)):
-        try:
-            replace_experts(model, name, StoredExperts(module, layout), module)
-        except UnknownExpertsError as failure:
-            failures[name] = str(failure)
-    return failures | hold_grouped_linears(model)
-
-
 def _replace_by_packed(
     model: nn.Module, name: str, form: ExpertForm, kernels: Kernels | None, kept: PackSession
 ) -> None:
@@ -166,3 +151,20 @@ def _pack_weight(weight: Tensor, form: ExpertForm, kernels: Kernels | None) -> P
     if form == "int4":
         return pack_int4_weight(weight, TORCH_LANES) if kernels is None else kernels.pack_int4_weight(weight)
     raise UnusableExpertsError(f"weights are not converted to {form} here; choose int8 or int4")
+
+
+@torch.inference_mode()
+def pack_mxfp4_experts(model: nn.Module, kernels: Kernels | None) -> int:
+    """Packs the experts that are in the model's files, one layer after the other. Returns the number of layers."""
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Mxfp4StoredExperts)]
+    first: PackedExperts | None = None
+    for name, stored in visit_layers(layers):
+        up, down = (stored.pack_blocks(part, kernels) for part in stored.layout.names)
+        packed = PackedExperts(stored.module, stored.layout, up, down, kernels)
+        if first is None:
+            first = packed
+            first.verify()
+        elif not first.is_compiled:
+            packed.run_only_in_parts()
+        model.set_submodule(name, packed)
+    return len(layers)

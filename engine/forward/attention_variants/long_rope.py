@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.forward.attention import AttentionMetadata
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
 

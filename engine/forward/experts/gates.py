@@ -95,3 +95,9 @@ def apply_to_whole_vectors(func: Callable[[Tensor], Tensor], x: Tensor) -> Tenso
     padded = nn.functional.pad(flat, (0, -len(flat) % VECTOR_ELEMENTS))
     parts = [func(part) for part in torch.split(padded, MAX_BLOCK_ELEMENTS)]
     return torch.cat(parts)[: len(flat)].view(x.shape)
+
+
+def apply_post_norm(module: nn.Module, rows: Tensor) -> Tensor:
+    """Returns an expert's results after the norm that some modules apply to them."""
+    marked: Any = module
+    return marked.post_expert_norm(rows) if getattr(module, "has_post_expert_norm", False) else rows

@@ -5,14 +5,13 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from antiphon.engine.forward.experts.gates import choose_gate, find_compiled_gate
+from antiphon.engine.forward.experts.gates import apply_post_norm, choose_gate, find_compiled_gate
 from antiphon.engine.forward.experts.layout import ExpertsLayout
 from antiphon.engine.forward.experts.matmul import Multiply, choose_multiply, unpack_weight
 from antiphon.engine.forward.experts.matrix import ExpertForm, ExpertMatrix
 from antiphon.engine.forward.experts.routing import add_identities, run_experts
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.expert_layer import ClampedGate, ExpertLayerWeights, matrix_args
-from antiphon.engine.load.experts.stored import apply_post_norm
 from antiphon.engine.replace import relative_error
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.forward.adapter_rows import run_apart
 from antiphon.engine.forward.attention import AttentionMetadata
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.recurrent.cache import MAX_SNAPSHOTS, RecurrentCache
 from antiphon.engine.forward.recurrent.mixers import (
     CURRENT_PLAN,
@@ -19,7 +20,6 @@ from antiphon.engine.forward.recurrent.mixers import (
     find_row_multiple,
     follow_shared_attention,
 )
-from antiphon.engine.forward.sequential import SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward, split_points
 from antiphon.engine.kernels.bindings import Kernels
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.recurrent.forward import RecurrentForward
-from antiphon.engine.forward.sequential import SequenceInput, SequentialForward
+from antiphon.engine.forward.sequential import SequentialForward
 
 REMAINDER_TOKENS = 14
 """Tokens of the first sequence after its first block."""

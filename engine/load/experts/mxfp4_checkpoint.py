@@ -8,16 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from antiphon.engine.checkpoint.files import Checkpoint
-from antiphon.engine.fit.experts.pack import visit_layers
 from antiphon.engine.forward.experts.layout import ExpertsLayout, read_layout
 from antiphon.engine.forward.experts.matmul import TORCH_LANES, unpack_weight
 from antiphon.engine.forward.experts.matrix import ExpertMatrix
-from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight, pack_mxfp4_blocks
 from antiphon.engine.load.architectures import load_config
@@ -118,20 +115,3 @@ def hold_mxfp4_experts(model: nn.Module, folder: Path) -> None:
         count += 1
     if not count:
         raise MissingExpertsError("the model has no fused experts")
-
-
-@torch.inference_mode()
-def pack_mxfp4_experts(model: nn.Module, kernels: Kernels | None) -> int:
-    """Packs the experts that are in the model's files, one layer after the other. Returns the number of layers."""
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Mxfp4StoredExperts)]
-    first: PackedExperts | None = None
-    for name, stored in visit_layers(layers):
-        up, down = (stored.pack_blocks(part, kernels) for part in stored.layout.names)
-        packed = PackedExperts(stored.module, stored.layout, up, down, kernels)
-        if first is None:
-            first = packed
-            first.verify()
-        elif not first.is_compiled:
-            packed.run_only_in_parts()
-        model.set_submodule(name, packed)
-    return len(layers)

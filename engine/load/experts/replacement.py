@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from antiphon.engine.forward.experts.layout import find_fused_experts
+from antiphon.engine.load.experts.grouped import hold_grouped_linears
 from antiphon.engine.load.experts.placeholders import mix_rows
 from antiphon.engine.load.experts.stored import (
     PROBE_ROWS,
@@ -40,6 +42,17 @@ class InputScalingMixture(nn.Module):
         for result in others:
             total = total + result
         return self.shared_expert(rows) + total, logits
+
+
+def hold_all_experts(model: nn.Module) -> dict[str, str]:
+    """Replaces fused experts by `StoredExperts`. Returns the reason for each that computes something else."""
+    failures = {}
+    for name, module, layout in list(find_fused_experts(model)):
+        try:
+            replace_experts(model, name, StoredExperts(module, layout), module)
+        except UnknownExpertsError as failure:
+            failures[name] = str(failure)
+    return failures | hold_grouped_linears(model)
 
 
 def replace_experts(model: nn.Module, name: str, stored: StoredExperts, original: nn.Module) -> None:

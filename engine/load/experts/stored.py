@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from antiphon.engine.forward.experts.gates import ModuleGate
+from antiphon.engine.forward.experts.gates import ModuleGate, apply_post_norm
 from antiphon.engine.forward.experts.layout import DOWN_NAME, ExpertsLayout
 from antiphon.engine.forward.experts.matrix import ExpertMatrix, PackedExpertWeight, PackWeight
 from antiphon.engine.forward.experts.routing import add_identities, run_experts
@@ -105,12 +105,6 @@ class StoredExperts(nn.Module):
         for name in self.layout.names:
             self.release_pages(name, index)
         return result
-
-
-def apply_post_norm(module: nn.Module, rows: Tensor) -> Tensor:
-    """Returns an expert's results after the norm that some modules apply to them."""
-    marked: Any = module
-    return marked.post_expert_norm(rows) if getattr(module, "has_post_expert_norm", False) else rows
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from antiphon.engine.forward.adapter_weights import BLOCK_ROWS, LoraWeight
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.lora import describe_group
 from antiphon.engine.scheduler.core import Core
 from tests.engine.adapters.adapter_folders import (

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.fit.decoder_layer import FusedDecoderLayer, fuse_decoder_layers
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.options import EngineOptions

@@ -24,7 +24,7 @@ from antiphon.engine.fit.rms_norm import FusedRMSNorm, replace_norms
 from antiphon.engine.fit.select import select_forward
 from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.fit.verification import UnusableKernelError
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.options import EngineOptions

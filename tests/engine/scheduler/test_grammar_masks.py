@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.grammar_limits import MAX_COMPILED_GRAMMARS
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineError, Job, Sampling

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.experts.pack import describe_experts, hold_all_experts, pack_experts
+from antiphon.engine.fit.experts.pack import describe_experts, pack_experts
 from antiphon.engine.fit.experts.routers import ExactRouter
 from antiphon.engine.forward.experts.layout import find_fused_experts
 from antiphon.engine.forward.experts.matmul import unpack_weight
 from antiphon.engine.forward.experts.matrix import ExpertForm, ExpertMatrix
 from antiphon.engine.forward.experts.packed import PackedExperts
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.load.experts.replacement import hold_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.replace import relative_error

@@ -6,9 +6,10 @@ pytest.importorskip("torch")
 
 import torch
 
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.recurrent.cache import MAX_SNAPSHOTS, RecurrentCache, find_least_useful, join_states
 from antiphon.engine.forward.recurrent.states import StateBatch, StateView
-from antiphon.engine.forward.sequential import CONSTANT_CACHE_TOKENS, SequenceInput, SequentialForward
+from antiphon.engine.forward.sequential import CONSTANT_CACHE_TOKENS, SequentialForward
 from tests.engine.tiny_models import build_tiny_core, make_job, tiny_model
 
 LAYER = 3

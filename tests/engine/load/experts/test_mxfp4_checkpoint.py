@@ -15,10 +15,11 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssFo
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.errors import LoadError
+from antiphon.engine.fit.experts.pack import pack_mxfp4_experts
 from antiphon.engine.forward.experts.packed import PackedExperts
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts, pack_mxfp4_experts
+from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
 from antiphon.engine.load.experts.tensor_files import leave_out_experts
 from antiphon.engine.load.loader import check_memory, engine_info, load_model, unpacks_weights
 from antiphon.engine.options import EngineOptions

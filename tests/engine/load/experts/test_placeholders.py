@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.experts.pack import hold_all_experts, pack_experts
+from antiphon.engine.fit.experts.pack import pack_experts
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.load.experts.placeholders import mix_rows, stand_in_for_experts
+from antiphon.engine.load.experts.replacement import hold_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions

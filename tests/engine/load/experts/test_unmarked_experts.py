@@ -29,11 +29,12 @@ from antiphon.engine.fit.experts.pack import (
     pack_mixture,
     pack_stored_experts,
 )
+from antiphon.engine.forward.experts.grouped import PackedGroupedLinear, make_activations_exact
 from antiphon.engine.forward.experts.matrix import ExpertMatrix
 from antiphon.engine.forward.experts.packed import PackedExperts
-from antiphon.engine.forward.sequential import SequenceInput
+from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.load.experts.grouped import PackedGroupedLinear, StoredGroupedLinear, make_activations_exact
+from antiphon.engine.load.experts.grouped import StoredGroupedLinear
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.experts.tensor_files import ExpertTensors
 from antiphon.engine.load.loader import load_model
