@@ -36,7 +36,7 @@ class ServerContext(Struct, kw_only=True):
     script_faults: ScriptFaults | None = None
     """Faults that a script asks for; None if there are none."""
     grpc_ports: tuple[int, ...] = ()
-    """Ports of gRPC, once it is served: one for each model that generates text. The first one has the API, too."""
+    """Ports of gRPC, once it is served: one for each model that generates text."""
     shutting_down: bool = False
     """True once shutdown has begun: the server accepts no new work."""
 

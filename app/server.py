@@ -178,7 +178,7 @@ class AntiphonServer(uvicorn.Server):
             )
         )
         self._context, self._on_listening = context, on_listening
-        self._app, self._guard = app or guard, guard
+        self._guard = guard
         self._grpc: GrpcServer | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
@@ -206,7 +206,7 @@ class AntiphonServer(uvicorn.Server):
         from antiphon.app.grpc.server import GrpcServer  # noqa: PLC0415  grpcio is an optional dependency
 
         try:
-            self._grpc = GrpcServer(self._context, self._app, self._guard)
+            self._grpc = GrpcServer(self._context, self._guard)
         except OSError as error:
             raise BindError(str(error)) from None
 

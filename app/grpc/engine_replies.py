@@ -5,7 +5,7 @@ from typing import Any
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import LogEntry, ScoredToken
-from antiphon.app.grpc.descriptors import ENGINE_FILE, message_class
+from antiphon.app.grpc.descriptors import message_class
 from antiphon.events.response import Response
 from antiphon.events.stream import Completed, Failed, Incomplete
 
@@ -14,7 +14,7 @@ TERMINAL_EVENTS = (Completed, Incomplete, Failed)
 
 def engine_message(name: str, **fields: Any) -> Any:
     """Returns a message of the engine service."""
-    return message_class(ENGINE_FILE, name)(**fields)
+    return message_class(name)(**fields)
 
 
 class ChoiceReply:

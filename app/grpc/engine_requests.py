@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from google.protobuf.message import DecodeError, Message
+
 from antiphon.app.base.errors import ApiError, invalid_value, missing_field, unsupported_field
 from antiphon.app.model_registry import ServedModel
 
@@ -20,6 +22,14 @@ _UNSET_IF_ZERO = (
 _OPTIONAL = ("prompt_logprobs", "seed", "truncate_prompt_tokens")
 _FLAGS = ("skip_special_tokens", "ignore_eos", "include_stop_str_in_output")
 _LISTS = ("stop", "stop_token_ids")
+
+
+def parse_message(kind: type[Message], data: bytes) -> Any:
+    """Decodes a message, which may have fields that this server does not know. Raises `ApiError` 400."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ApiError(400, "invalid_message", f"We could not decode the message of your request: {error}") from None
 
 
 def completion_body(request: Any, model: ServedModel) -> dict[str, Any]:

@@ -20,10 +20,9 @@ from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import ApiError, from_engine, not_found
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import ServerContext
-from antiphon.app.grpc.descriptors import ENGINE_FILE, SHARED_ENGINE_FILE, load_file, message_class
+from antiphon.app.grpc.descriptors import COMMON_PACKAGE, ENGINE_PACKAGE, ENGINE_SERVICE, message_class
 from antiphon.app.grpc.engine_replies import ChoiceReply, engine_message
-from antiphon.app.grpc.engine_requests import completion_body
-from antiphon.app.grpc.request_bodies import parse_message
+from antiphon.app.grpc.engine_requests import completion_body, parse_message
 from antiphon.app.grpc.statuses import (
     CLIENT_GONE,
     INTERNAL_ERROR,
@@ -72,7 +71,6 @@ class EngineService:
         self._stall_timeout_s = context.settings.stall_timeout
         self._calls: dict[tuple[str, str], _RunningCall] = {}
         self._started_at, self._received_at = time.monotonic(), 0.0
-        self._name = load_file(ENGINE_FILE).services_by_name["VllmEngine"].full_name
         unary = {
             "Abort": self._abort,
             "HealthCheck": self._check_health,
@@ -85,15 +83,15 @@ class EngineService:
         }
         for name, run in {"Generate": self._generate, "GetTokenizer": self._get_tokenizer}.items():
             handlers[name] = grpc.unary_stream_rpc_method_handler(self._build_handler(name, run))
-        self.generic_handler = grpc.method_handlers_generic_handler(self._name, handlers)
+        self.generic_handler = grpc.method_handlers_generic_handler(ENGINE_SERVICE, handlers)
         """Handler of the service's calls."""
 
     def _build_handler(
         self, name: str, run: Callable[[Any, str, CallContext], Awaitable[Any]]
     ) -> Callable[[bytes, CallContext], Awaitable[Any]]:
         """Returns the handler of a method: checks the key, decodes the message, and turns errors into statuses."""
-        file = SHARED_ENGINE_FILE if name == "GetTokenizer" else ENGINE_FILE
-        kind = message_class(file, f"{name}Request")
+        package = COMMON_PACKAGE if name == "GetTokenizer" else ENGINE_PACKAGE
+        kind = message_class(f"{name}Request", package)
 
         async def handle(data: bytes, context: CallContext) -> Any:
             headers = {key: str(value) for key, value in context.invocation_metadata() or ()}
@@ -123,7 +121,7 @@ class EngineService:
     def _record_call(self, name: str, failure: ApiError | None, seconds: float, request_id: str) -> None:
         """Adds a line to the access log. gRPC calls are POST requests of HTTP/2 to this path."""
         status, code = (200, "") if failure is None else (failure.status, failure.code or "")
-        path = f"/{self._name}/{name}"
+        path = f"/{ENGINE_SERVICE}/{name}"
         self._guard.on_request_done(AccessRecord("POST", path, status, seconds, request_id, code))
 
     async def _read_info(self) -> EngineInfo:
@@ -243,7 +241,7 @@ class EngineService:
         folder = self._model.folder
         if folder is None:
             raise not_found("This model has no tokenizer files.")
-        part_class = message_class(SHARED_ENGINE_FILE, "GetTokenizerChunk")
+        part_class = message_class("GetTokenizerChunk", COMMON_PACKAGE)
         parts = split_bundle(await read_tokenizer_bundle(folder))
         await send_metadata(context, (), self._stall_timeout_s)
         for data, digest in parts:

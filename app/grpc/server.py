@@ -1,7 +1,6 @@
 """The gRPC server: its services, its port and its end. It runs on the event loop of the HTTP server, a uvloop."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from grpc_reflection.v1alpha import reflection
 
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext
-from antiphon.app.grpc.api_service import list_api_handlers
-from antiphon.app.grpc.descriptors import API_FILE, ENGINE_FILE, load_file
+from antiphon.app.grpc.descriptors import ENGINE_SERVICE
 from antiphon.app.grpc.engine_service import EngineService
-from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.routes.health import unready_reason
@@ -31,19 +28,18 @@ _PEM_KEY = b"PRIVATE KEY-----"
 
 
 class GrpcServer:
-    """Serves gRPC until `stop`. `app` is the whole HTTP application, and `guard` its request guard.
+    """Serves gRPC until `stop`. `guard` is the request guard of the HTTP application.
 
-    The port of the settings has the services of the API and the engine service of the first model. Each further model
-    has the next port for its engine service, because routers tell models apart by the address of their worker.
+    The port of the settings has the engine service of the first model. Each further model has the next port, because
+    routers tell models apart by the address of their worker.
     Raises `OSError` if a port cannot be bound.
     """
 
-    def __init__(self, context: ServerContext, app: AsgiApp, guard: RequestGuard) -> None:
+    def __init__(self, context: ServerContext, guard: RequestGuard) -> None:
         self._listeners: list[_GrpcListener] = []
         for index, model in enumerate(context.models.served):
             engine = EngineService(context, guard, model)
-            apis = list_api_handlers(app, context.settings.stall_timeout) if index == 0 else []
-            self._listeners.append(_GrpcListener(context, model, [*apis, engine.generic_handler], index))
+            self._listeners.append(_GrpcListener(context, model, engine.generic_handler, index))
         self.ports = tuple(listener.port for listener in self._listeners)
         """TCP ports, in the order of the models."""
 
@@ -58,9 +54,9 @@ class GrpcServer:
 
 
 class _GrpcListener:
-    """The server of one port: the engine service of the model with this index and, if it is the first, the API."""
+    """The server of one port: the engine service of the model with this index."""
 
-    def __init__(self, context: ServerContext, model: ServedModel, handlers: Sequence[Any], index: int) -> None:
+    def __init__(self, context: ServerContext, model: ServedModel, handler: Any, index: int) -> None:
         settings = context.settings
         self._server = grpc.aio.server(
             options=(
@@ -71,17 +67,11 @@ class _GrpcListener:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             )
         )
-        engine_names = _service_names(ENGINE_FILE)
-        # The server as a whole is this model where the port has nothing else.
-        readiness: dict[str, ServedModel | None] = {"": model if index else None}
-        if index == 0:
-            readiness |= dict.fromkeys(_service_names(API_FILE))
-        readiness |= dict.fromkeys(engine_names, model)
-        self._health = _EngineHealth(context, readiness)
-        self._server.add_generic_rpc_handlers(tuple(handlers))
+        self._health = _EngineHealth(context, model)
+        self._server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [name for name in readiness if name]
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        names = (ENGINE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
         self.port = self._bind(settings, index)
         """TCP port."""
 
@@ -111,10 +101,6 @@ class _GrpcListener:
         return port
 
 
-def _service_names(file: Path) -> list[str]:
-    return [service.full_name for service in load_file(file).services_by_name.values()]
-
-
 def _load_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     """Returns the certificate and key of the HTTP server, which has checked them; None if it serves plain HTTP."""
     if settings.ssl_certfile is None:
@@ -134,11 +120,11 @@ def _read_private_key(path: Path, password: str | None) -> bytes:
 
 
 class _EngineHealth(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """Health of services: SERVING while the model of the service is ready or, without one, while `/ready` is 200."""
+    """Health of a port, and of the engine service that it has: SERVING while its model is ready."""
 
-    def __init__(self, context: ServerContext, services: Mapping[str, ServedModel | None]) -> None:
+    def __init__(self, context: ServerContext, model: ServedModel) -> None:
         super().__init__()
-        self._context, self._services = context, services
+        self._context, self._model = context, model
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -162,9 +148,7 @@ class _EngineHealth(health.aio.HealthServicer):  # type: ignore[misc]  # the pac
             await asyncio.sleep(_HEALTH_POLL_S)
 
     async def _update(self) -> None:
-        for name, model in self._services.items():
-            is_ready = unready_reason(self._context, model) is None
-            await self.set(
-                name,
-                health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING,
-            )
+        reply = health_pb2.HealthCheckResponse
+        is_ready = unready_reason(self._context, self._model) is None
+        for name in ("", ENGINE_SERVICE):
+            await self.set(name, reply.SERVING if is_ready else reply.NOT_SERVING)

@@ -6,10 +6,8 @@ from collections.abc import Awaitable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import grpc
-import msgspec
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.grpc.json_wire import encode_bytes_field, encode_varint
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -98,13 +96,6 @@ async def abort_call(context: CallContext, error: ApiError) -> None:
         await context.abort(code, error.message[:MAX_ERROR_BYTES], tuple(metadata))
 
 
-def read_error(status: int, body: bytes, headers: dict[str, str]) -> ApiError:
-    """Returns the error in the body of an HTTP reply."""
-    fields = msgspec.json.decode(body)["error"]
-    retry = tuple((name, value) for name, value in headers.items() if name == "retry-after")
-    return ApiError(status, fields["code"], fields["message"], fields["param"], kind=fields["type"], headers=retry)
-
-
 def time_limit(context: CallContext) -> float | None:
     """Returns the time of the event loop at which the client's deadline passes; None without a deadline."""
     remaining_s = context.time_remaining()
@@ -131,13 +122,25 @@ def hold_time_limit(limit: float | None) -> Iterator[None]:
 def _status_details(code: grpc.StatusCode, error: ApiError) -> bytes:
     """Returns a `google.rpc.Status` with an `ErrorInfo`: the error's code, and its type, field and HTTP status."""
     pairs = {"type": error.type, "param": error.param, "http_status": str(int(error.status))}
-    info = encode_bytes_field(1, (error.code or error.type).encode()) + encode_bytes_field(2, ERROR_DOMAIN.encode())
+    info = _encode_field(1, (error.code or error.type).encode()) + _encode_field(2, ERROR_DOMAIN.encode())
     for name, value in pairs.items():
         if value is not None:
-            pair = encode_bytes_field(1, name.encode()) + encode_bytes_field(2, value.encode())
-            info += encode_bytes_field(3, pair)
-    detail = encode_bytes_field(1, ERROR_INFO_URL) + encode_bytes_field(2, info)
+            pair = _encode_field(1, name.encode()) + _encode_field(2, value.encode())
+            info += _encode_field(3, pair)
+    detail = _encode_field(1, ERROR_INFO_URL) + _encode_field(2, info)
     number: int = code.value[0]
-    return (
-        b"\x08" + encode_varint(number) + encode_bytes_field(2, error.message.encode()) + encode_bytes_field(3, detail)
-    )
+    return b"\x08" + _encode_varint(number) + _encode_field(2, error.message.encode()) + _encode_field(3, detail)
+
+
+def _encode_varint(number: int) -> bytes:
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
+
+def _encode_field(number: int, data: bytes) -> bytes:
+    """Returns a field that holds bytes, text or a message."""
+    return _encode_varint(number << 3 | 2) + _encode_varint(len(data)) + data

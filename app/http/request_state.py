@@ -28,8 +28,6 @@ class RequestState(Struct, kw_only=True):
     """Permit of a request that admission control counts until it becomes a turn."""
     response: ChunkedResponse | None = None
     """The connection's response, which streams write to past ASGI and h11. None in tests and on WebSockets."""
-    time_limit: float | None = None
-    """Time of the event loop after which the client no longer waits for the reply; None if it has set no deadline."""
 
     def release_permit(self) -> None:
         """Releases the permit: the request counts as a turn now, or has ended."""

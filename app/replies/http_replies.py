@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from litestar.response import Response
-from msgspec import structs
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest, ServerContext, server_context
@@ -42,10 +41,9 @@ async def start_turns(request: AnyRequest, parsed: ParsedRequest) -> list[EventL
 async def start_prompts(request: AnyRequest, model: ServedModel, specs: Sequence[TurnSpec]) -> list[EventLog]:
     """Does the same for several prompts."""
     state, context = request_state(request.scope), server_context(request)
-    limited = [limit_time(request, spec) for spec in specs]
     starting = asyncio.create_task(
         context.turn_manager.start_prompts(
-            model, limited, state.owner, state.release_permit, is_large=state.body_bytes >= LARGE_BYTES
+            model, specs, state.owner, state.release_permit, is_large=state.body_bytes >= LARGE_BYTES
         )
     )
     try:
@@ -63,12 +61,6 @@ def cancel_started(context: ServerContext, starting: "asyncio.Task[list[EventLog
     if starting.done() and not starting.cancelled() and starting.exception() is None:
         with count_readers(context, starting.result()):
             pass
-
-
-def limit_time(request: AnyRequest, spec: TurnSpec) -> TurnSpec:
-    """Returns the turn with the deadline of the request, if its client has set one."""
-    limit = request_state(request.scope).time_limit
-    return spec if limit is None else structs.replace(spec, time_limit=limit)
 
 
 async def final_reply(request: AnyRequest, reply: Awaitable[bytes], logs: Sequence[EventLog]) -> bytes:

@@ -314,7 +314,7 @@ def _build_job(
 
 
 def _remaining_s(spec: TurnSpec) -> float | None:
-    """Returns the seconds until the client's deadline. A background response does not depend on its client."""
-    if spec.time_limit is None or spec.base_response.background:
+    """Returns the seconds until the client's deadline; None if it has set none."""
+    if spec.time_limit is None:
         return None
     return max(spec.time_limit - asyncio.get_running_loop().time(), 0.0)

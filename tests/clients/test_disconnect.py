@@ -1,6 +1,7 @@
 """Clients of the openai SDK that disconnect during a turn, and many concurrent streams."""
 
 import asyncio
+import threading
 from functools import partial
 from typing import Any
 
@@ -52,6 +53,26 @@ def test_chat_stream_disconnect_frees_the_slot(server: RunningServer) -> None:
                     break
             assert server.engine.stats().running == 1
         assert wait_until(30, lambda: is_idle(server))
+
+
+def test_request_cancelled_in_the_moment_in_which_its_turn_starts_frees_the_slot(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_prompts = server.context.turn_manager.start_prompts
+    was_started = threading.Event()
+
+    async def start_and_cancel(*args: Any, **options: Any) -> Any:
+        logs = await start_prompts(*args, **options)
+        (handler,) = (task for task in asyncio.all_tasks() if "run_asgi" in repr(task.get_coro()))
+        asyncio.get_running_loop().call_soon(handler.cancel)
+        was_started.set()
+        return logs
+
+    monkeypatch.setattr(server.context.turn_manager, "start_prompts", start_and_cancel)
+    with open_sdk(server) as (client, _), pytest.raises(openai.APIConnectionError):
+        client.with_options(max_retries=0).responses.create(model="scripted", input="hi")
+    assert was_started.is_set()
+    assert wait_until(30, lambda: is_idle(server))
 
 
 @pytest.mark.parametrize("endpoint", ["responses", "chat"])

@@ -15,7 +15,7 @@ from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer
 
 Json = dict[str, Any]
-API, ENGINE = "antiphon.v1", "vllm.grpc.engine"
+SERVICE = "vllm.grpc.engine.VllmEngine"
 CALL_TIMEOUT_S = HANG_TIMEOUT_S
 
 
@@ -36,10 +36,6 @@ class GrpcClient:
         build = self.channel.unary_stream if descriptor.server_streaming else self.channel.unary_unary
         run = build(f"/{method}", type(message).SerializeToString, kind.FromString)
         return run(message, timeout=timeout, metadata=(("authorization", f"Bearer {key}"),) if key else ())
-
-    def stream_json(self, method: str, request: Json, **options: Any) -> list[Json]:
-        """Returns the JSON of all messages of a stream."""
-        return [as_json(message) for message in self.call(method, request, **options)]
 
     def read_error(self, method: str, request: Json, **options: Any) -> tuple[grpc.StatusCode, Json]:
         """Returns the status of a call that fails, and the error in its metadata."""

@@ -18,14 +18,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.grpc import engine_service
-from antiphon.app.grpc.descriptors import ENGINE_FILE, message_class
+from antiphon.app.grpc.descriptors import message_class
 from antiphon.app.grpc.engine_requests import completion_body
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.harmony.detect import bytes_format
-from tests.app.grpc.grpc_helpers import ENGINE, GrpcClient, Json, as_json, connect
+from tests.app.grpc.grpc_helpers import SERVICE, GrpcClient, Json, as_json, connect, read_status
 from tests.clients.sdk_helpers import wait_until
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
@@ -36,6 +36,8 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "silent", "when": ["silent"], "output": [{"stall": True}]},
     {"name": "broken", "when": ["broken"], "output": ["Half", {"fault": "the accelerator is on fire"}]},
     {"name": "full", "when": ["full"], "output": [{"refuse": "no room", "code": "server_is_overloaded"}]},
+    {"name": "down", "when": ["down"], "output": [{"refuse": "it is gone", "code": "engine_unavailable"}]},
+    {"name": "late", "when": ["late"], "output": [{"refuse": "too late", "code": "deadline_exceeded"}]},
     {"name": "hello", "output": ["Hello, you."], "tokens_per_chunk": 2, "cached_tokens": 1},
 ]
 
@@ -46,7 +48,6 @@ def make_registry() -> ModelRegistry:
 
 
 SERVER = partial(serve, make_registry, grpc_port=0)
-SERVICE = f"{ENGINE}.VllmEngine"
 HELLO = [*FORMAT.encode("Hello, you."), FORMAT.stop_ids[0]]
 
 
@@ -169,7 +170,7 @@ def test_constraint_becomes_the_form_of_the_text(constraint: Json, kind: str) ->
 def read_body(model: ServedModel, **params: Any) -> Json:
     from google.protobuf.json_format import ParseDict
 
-    request = ParseDict(generate_request("hi", **params), message_class(ENGINE_FILE, "GenerateRequest")())
+    request = ParseDict(generate_request("hi", **params), message_class("GenerateRequest")())
     return completion_body(request, model)
 
 
@@ -198,10 +199,40 @@ def test_failures_are_statuses(server: RunningServer) -> None:
     with connect(server) as client:
         status, error = client.read_error(f"{SERVICE}/Generate", generate_request("broken"))
         assert (status, error["message"]) == (grpc.StatusCode.INTERNAL, "the accelerator is on fire")
-        assert client.read_error(f"{SERVICE}/Generate", generate_request("full"))[0].name == "RESOURCE_EXHAUSTED"
+        for text, name in (("full", "RESOURCE_EXHAUSTED"), ("down", "UNAVAILABLE"), ("late", "DEADLINE_EXCEEDED")):
+            assert client.read_error(f"{SERVICE}/Generate", generate_request(text))[0].name == name
         status, _ = client.read_error(f"{SERVICE}/Generate", generate_request("stall"), timeout=0.3)
         assert status is grpc.StatusCode.DEADLINE_EXCEEDED
         assert wait_until(5, lambda: is_idle(server))
+
+
+def test_error_has_the_details_of_google_rpc(server: RunningServer) -> None:
+    request = generate_request("hi") | {"dataParallelRank": 1}
+    with connect(server) as client, pytest.raises(grpc.RpcError) as caught:
+        list(client.call(f"{SERVICE}/Generate", request))
+    details = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
+    message = read_status(caught.value)[1]["message"].encode()
+    assert details[:4] == b"\x08\x03\x12" + bytes([len(message)]) and details[4:].startswith(message)
+    info = details[4 + len(message) :]
+    assert b"type.googleapis.com/google.rpc.ErrorInfo" in info and b"\x12\x08antiphon" in info
+    assert b"\n\x05param\x12\x12data_parallel_rank" in info and b"\n\x0bhttp_status\x12\x03400" in info
+
+
+def test_message_that_is_no_message_is_refused(server: RunningServer) -> None:
+    with connect(server) as client, pytest.raises(grpc.RpcError) as caught:
+        client.channel.unary_unary(f"/{SERVICE}/GetModelInfo")(b"\xff\xff")
+    status, error = read_status(caught.value)
+    assert (status, error["code"]) == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_message")
+
+
+def test_bug_of_the_server_is_an_internal_error(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Json:
+        raise RuntimeError("a secret of the server")
+
+    monkeypatch.setattr(engine_service, "completion_body", fail)
+    with connect(server) as client:
+        status, error = client.read_error(f"{SERVICE}/Generate", generate_request("hi"))
+    assert status is grpc.StatusCode.INTERNAL and "secret" not in error["message"]
 
 
 @pytest.mark.parametrize("text", ["stall", "silent"])
@@ -241,24 +272,24 @@ def test_cancelled_call_frees_the_slot(server: RunningServer) -> None:
         assert wait_until(30, lambda: is_idle(server))
 
 
-@pytest.mark.parametrize("method", [f"{SERVICE}/Generate", "antiphon.v1.Responses/CreateStream"])
 def test_call_cancelled_in_the_moment_in_which_its_turn_starts_frees_the_slot(
-    method: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_prompts = server.context.turn_manager.start_prompts
     was_started = threading.Event()
 
     async def start_and_cancel(*args: Any, **options: Any) -> Any:
         logs = await start_prompts(*args, **options)
-        (handler,) = (task for task in asyncio.all_tasks() if method in task.get_name())
+        (handler,) = (task for task in asyncio.all_tasks() if f"{SERVICE}/Generate" in task.get_name())
         asyncio.get_running_loop().call_soon(handler.cancel)
         was_started.set()
         return logs
 
     monkeypatch.setattr(server.context.turn_manager, "start_prompts", start_and_cancel)
-    request = generate_request("stall") if method.startswith(SERVICE) else {"model": "scripted", "input": "stall"}
     with connect(server) as client:
-        call = client.call(method, request, timeout=600)  # a deadline would end the turn
+        call = client.call(
+            f"{SERVICE}/Generate", generate_request("stall"), timeout=600
+        )  # a deadline would end the turn
         assert was_started.wait(30)
         assert wait_until(30, lambda: is_idle(server))
         call.cancel()
@@ -343,9 +374,9 @@ def test_each_model_is_a_worker_of_its_own() -> None:
             assert client.call(f"{SERVICE}/GetServerInfo", {}).max_num_seqs == number
             (message,) = client.call(f"{SERVICE}/Generate", generate_request("hi", stream=False))
             assert FORMAT.decode(message.complete.output_ids[:-1]) == f"I am {name}."
-        services = [set(client.database.get_services()) for client in clients]
-        assert "antiphon.v1.Responses" in services[0] and SERVICE in services[0]
-        assert {name for name in services[1] if not name.startswith("grpc.")} == {SERVICE}
+        for client in clients:
+            services = {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+            assert set(client.database.get_services()) == services
 
 
 def test_load_and_requests_of_a_worker_are_those_of_its_model() -> None:
@@ -374,9 +405,6 @@ def test_health_of_a_worker_is_that_of_its_model(monkeypatch: pytest.MonkeyPatch
             stubs = [health_pb2_grpc.HealthStub(client.channel) for client in clients]
             request = health_pb2.HealthCheckRequest(service=service)
             assert [stub.Check(request, timeout=HANG_TIMEOUT_S).status for stub in stubs] == expected
-        monkeypatch.setattr(server.engine, "unready_reason", lambda: "restarting, too")
-        api = health_pb2.HealthCheckRequest(service="antiphon.v1.Responses")
-        assert health_pb2_grpc.HealthStub(clients[0].channel).Check(api, timeout=HANG_TIMEOUT_S).status == not_serving
 
 
 def test_tokenizer_is_sent_with_its_digest(server: RunningServer) -> None:
@@ -396,12 +424,8 @@ def test_limits_of_the_engine_hold(server: RunningServer) -> None:
     with connect(server) as client:
         calls = [client.call(f"{SERVICE}/Generate", generate_request("stall")) for _ in range(capacity)]
         assert wait_until(10, lambda: server.context.turn_manager.num_running == capacity)
-        for method, request in (
-            (f"{SERVICE}/Generate", generate_request("hi")),
-            ("antiphon.v1.Responses/Create", {"model": "scripted", "input": "hi"}),
-        ):
-            status, error = client.read_error(method, request)
-            assert (status, error["code"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_exceeded")
+        status, error = client.read_error(f"{SERVICE}/Generate", generate_request("hi"))
+        assert (status, error["code"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_exceeded")
         for call in calls:
             call.cancel()
         assert wait_until(10, lambda: is_idle(server))

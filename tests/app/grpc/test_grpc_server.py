@@ -23,7 +23,7 @@ from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.startup import StartupScreen, create_console
 from antiphon.app.serve_options import ServeError
 from antiphon.app.server import BindError
-from tests.app.grpc.grpc_helpers import GrpcClient, as_json, connect
+from tests.app.grpc.grpc_helpers import SERVICE, GrpcClient, Json, connect
 from tests.app.http.certificates import write_certificate
 from tests.clients.sdk_helpers import wait_until
 from tests.counts import FULL_COUNTS
@@ -34,9 +34,9 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "stall", "when": ["stall"], "output": ["Hello ", {"stall": True}]},
     {"name": "hello", "output": ["Hello, ", "you."]},
 ]
-CREATE, STREAM = "antiphon.v1.Responses/Create", "antiphon.v1.Responses/CreateStream"
-HELLO = {"model": "scripted", "input": "hi"}
-STALL = {"model": "scripted", "input": "stall"}
+GENERATE, INFO = f"{SERVICE}/Generate", f"{SERVICE}/GetModelInfo"
+HELLO: Json = {"text": "hi", "stream": True}
+STALL: Json = {"text": "stall", "stream": True}
 KEYS = ("sk-one", "sk-two")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -48,31 +48,24 @@ def check_health(client: GrpcClient, service: str = "") -> int:
 
 def test_keys_are_checked_as_over_http() -> None:
     with serve(SCRIPT, api_keys=KEYS, grpc_port=0) as server, connect(server) as client:
-        for method, request in ((CREATE, HELLO), (STREAM, HELLO), ("vllm.grpc.engine.VllmEngine/GetModelInfo", {})):
+        for method, request in ((GENERATE, HELLO), (INFO, {})):
             for key in ("", "sk-wrong"):
                 status, error = client.read_error(method, request, key=key)
                 assert (status, error["code"]) == (grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key")
-            client.call(method, request, key="sk-one")
-        message = client.call(CREATE, HELLO, key="sk-one")
-        name = {"response_id": message.id}
-        assert client.call("antiphon.v1.Responses/Retrieve", name, key="sk-one").id == message.id
-        assert client.read_error("antiphon.v1.Responses/Retrieve", name, key="sk-two")[0] is grpc.StatusCode.NOT_FOUND
-        build = client.channel.unary_unary("/antiphon.v1.Responses/Retrieve")
-        request_bytes = b"\n" + bytes([len(message.id)]) + message.id.encode()
-        assert build(request_bytes, metadata=(("x-api-key", "sk-one"),))
+        assert list(client.call(GENERATE, HELLO, key="sk-one"))
+        assert client.call(INFO, {}, key="sk-two").served_model_name == "scripted"
+        assert client.channel.unary_unary(f"/{INFO}")(b"", metadata=(("x-api-key", "sk-one"),))
         assert check_health(client) == SERVING, "probes need no key"
-        assert client.call("vllm.grpc.engine.VllmEngine/HealthCheck", {}).healthy
+        assert client.call(f"{SERVICE}/HealthCheck", {}).healthy
 
 
 def test_abort_reaches_requests_of_the_same_key_only() -> None:
-    engine = "vllm.grpc.engine.VllmEngine"
-    request = {"requestId": "r", "text": "stall", "stream": True}
     with serve(SCRIPT, api_keys=KEYS, grpc_port=0) as server, connect(server) as client:
-        call = client.call(f"{engine}/Generate", request, key="sk-one")
+        call = client.call(GENERATE, STALL | {"requestId": "r"}, key="sk-one")
         next(call)
-        client.call(f"{engine}/Abort", {"requestIds": ["r"]}, key="sk-two")
+        client.call(f"{SERVICE}/Abort", {"requestIds": ["r"]}, key="sk-two")
         assert server.engine.stats().running == 1
-        client.call(f"{engine}/Abort", {"requestIds": ["r"]}, key="sk-one")
+        client.call(f"{SERVICE}/Abort", {"requestIds": ["r"]}, key="sk-one")
         assert list(call)[-1].complete.finish_reason == "abort"
 
 
@@ -85,36 +78,35 @@ def test_tls_has_the_certificate_of_https(tmp_path: Path, password: str | None) 
         with serve(SCRIPT, grpc_port=0, ssl_keyfile_password=password, **files) as server:
             credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
             with grpc.secure_channel(f"localhost:{server.context.grpc_port}", credentials) as channel:
-                assert as_json(GrpcClient(channel).call(CREATE, HELLO))["status"] == "completed"
+                assert GrpcClient(channel).call(INFO, {}).served_model_name == "scripted"
 
 
 def test_health_follows_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(SCRIPT, grpc_port=0) as server, connect(server) as client:
-        assert check_health(client, "antiphon.v1.Responses") == check_health(client) == SERVING
+        assert check_health(client, SERVICE) == check_health(client) == SERVING
         stub = health_pb2_grpc.HealthStub(client.channel)
-        watching = stub.Watch(
-            health_pb2.HealthCheckRequest(service="vllm.grpc.engine.VllmEngine"), timeout=HANG_TIMEOUT_S
-        )
+        watching = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=HANG_TIMEOUT_S)
         assert next(watching).status == SERVING
         monkeypatch.setattr(server.engine, "unready_reason", lambda: "loading")
         assert next(watching).status == NOT_SERVING
-        assert check_health(client, "vllm.grpc.engine.VllmEngine") == NOT_SERVING
-        assert client.call("vllm.grpc.engine.VllmEngine/HealthCheck", {}).healthy is False
+        assert check_health(client, SERVICE) == NOT_SERVING
+        assert client.call(f"{SERVICE}/HealthCheck", {}).healthy is False
         with pytest.raises(grpc.RpcError) as caught:
             check_health(client, "unknown")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         watching.cancel()
 
 
-def test_shutdown_ends_streams_with_their_last_event() -> None:
+def test_shutdown_ends_streams_with_a_status() -> None:
     with serve(SCRIPT, grpc_port=0, shutdown_timeout=0.3) as server, connect(server) as client:
-        call = client.call(STREAM, STALL)
+        call = client.call(GENERATE, STALL)
         next(call)
         server.stop()
-        events = [as_json(message) for message in call]
-        assert events[-1]["type"] == "response.failed" and call.code() is grpc.StatusCode.OK
+        with pytest.raises(grpc.RpcError) as ended:
+            list(call)
+        assert ended.value.code() is grpc.StatusCode.INTERNAL
         with pytest.raises(grpc.RpcError) as caught:
-            client.call(CREATE, HELLO, timeout=HANG_TIMEOUT_S)
+            client.call(INFO, {}, timeout=HANG_TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -186,9 +178,8 @@ def test_nothing_of_grpc_is_imported_without_the_flag() -> None:
 
 def test_message_above_the_limit_is_refused() -> None:
     with serve(SCRIPT, grpc_port=0, max_body_bytes=1000) as server, connect(server) as client:
-        assert client.read_error(CREATE, HELLO | {"input": "x" * 980})[0] is grpc.StatusCode.INVALID_ARGUMENT
-        assert client.read_error(CREATE, HELLO | {"input": "x" * 2000})[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert as_json(client.call(CREATE, HELLO | {"input": "x" * 500}))["status"] == "completed"
+        assert client.read_error(GENERATE, HELLO | {"text": "x" * 2000})[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert list(client.call(GENERATE, HELLO | {"text": "x" * 900}))
 
 
 def test_client_that_reads_nothing_loses_its_call() -> None:
@@ -196,7 +187,7 @@ def test_client_that_reads_nothing_loses_its_call() -> None:
     small_buffers = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535))
     with serve(script, grpc_port=0, stall_timeout=0.3) as server:
         with grpc.insecure_channel(f"127.0.0.1:{server.context.grpc_port}", small_buffers) as channel:
-            call = GrpcClient(channel).call(STREAM, HELLO)
+            call = GrpcClient(channel).call(GENERATE, HELLO)
             assert wait_until(10, lambda: len(server.access_records) == 1)
             assert wait_until(10, lambda: server.context.turn_manager.num_running == 0)
             with pytest.raises(grpc.RpcError) as caught:
@@ -210,7 +201,7 @@ def count_state(server: RunningServer) -> dict[str, int]:
     async def count() -> dict[str, int]:
         await asyncio.sleep(0)
         gc.collect()
-        names = ("EventLog", "Turn", "HttpReply", "LogReader", "_ServicerContext", "ChoiceReply")
+        names = ("EventLog", "Turn", "_RunningCall", "LogReader", "_ServicerContext", "ChoiceReply")
         kinds = [type(value).__name__ for value in gc.get_objects()]
         tasks = [task for task in asyncio.all_tasks() if not task.done()]
         return {name: kinds.count(name) for name in names} | {
@@ -236,19 +227,20 @@ def test_many_streams_leave_nothing_behind() -> None:
 
 
 def run_streams(client: GrpcClient, count: int) -> None:
-    """Runs streams in threads: half of them are read to the end, the others are cancelled at their first event."""
+    """Runs streams in threads: half of them are read to the end, the others are cancelled at their first message."""
     errors: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
             for index in range(number, count, 16):
-                stored = {"store": False}
+                number_of_call = {"requestId": str(index)}
                 if index % 2:
-                    call = client.call(STREAM, STALL | stored)
+                    call = client.call(GENERATE, STALL | number_of_call)
                     next(call)
                     call.cancel()
                 else:
-                    assert as_json(list(client.call(STREAM, HELLO | stored))[-1])["type"] == "response.completed"
+                    last = list(client.call(GENERATE, HELLO | number_of_call))[-1]
+                    assert last.complete.finish_reason == "stop"
         except BaseException as error:  # noqa: BLE001  # raised again below
             errors.append(error)
 
