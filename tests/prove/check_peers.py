@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from antiphon.kit.conformance.results import print_results
 from bench.install import BENCH_DIR, ENVS_DIR
 from bench.peers import HF_ENV, VLLM_ENV
 from bench.random_models import create_model
 from bench.server_process import ServerProcess
+from tests.prove.check_results import print_results
 from tests.prove.live_engines import LLAMA_ENV, ROOT, find_free_port, llama_command, vllm_command, wait_until_healthy
 
 FOLDER = BENCH_DIR / "check"

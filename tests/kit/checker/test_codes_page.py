@@ -1,13 +1,13 @@
 """The page of codes is the one that the table gives."""
 
-from antiphon.kit.codes_page import TITLES, format_page
 from antiphon.kit.findings import load_codes
+from tests.kit.checker.codes_page import TITLES, format_page
 from tests.syntax import ROOT
 
 
 def test_page_is_up_to_date() -> None:
     page = (ROOT / "docs/checks.md").read_text(encoding="utf-8")
-    assert page == format_page(), "run: python -m antiphon.kit.codes_page > docs/checks.md"
+    assert page == format_page(), "run: python -m tests.kit.checker.codes_page > docs/checks.md"
 
 
 def test_every_code_is_explained() -> None:

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from antiphon.kit.cli.check import check
-from antiphon.kit.conformance.results import print_results
 from antiphon.kit.conformance.suites import SUITE_NAMES, SuiteError, load_suite, parse_suite
-from antiphon.kit.conformance.suites_page import format_suites, replace_part
+from tests.kit.conformance.suites_page import format_suites, replace_part
+from tests.prove.check_results import print_results
 from tests.syntax import ROOT
 
 PAGE = (ROOT / "docs/check.md").read_text(encoding="utf-8")
@@ -18,8 +18,8 @@ CASES = [(suite, case) for suite in map(load_suite, SUITE_NAMES) for case in sui
 
 
 def test_page_has_the_suites() -> None:
-    assert replace_part(PAGE, "suites", "suites_page", format_suites()) == PAGE, (
-        "python -m antiphon.kit.conformance.suites_page prints the new part"
+    assert replace_part(PAGE, "suites", "tests.kit.conformance.suites_page", format_suites()) == PAGE, (
+        "python -m tests.kit.conformance.suites_page prints the new part"
     )
 
 
@@ -58,7 +58,7 @@ def test_results_are_written_into_a_page(tmp_path: Path) -> None:
     )
     page = tmp_path / "page.md"
     page.write_text(
-        "Before\n<!-- results: printed by python -m antiphon.kit.conformance.results -->\nold\n<!-- end -->\nAfter\n"
+        "Before\n<!-- results: printed by python -m tests.prove.check_results -->\nold\n<!-- end -->\nAfter\n"
     )
     result = CliRunner().invoke(print_results, [str(tmp_path / "results.toml"), "--write", str(page)])
     assert result.exit_code == 0, result.output

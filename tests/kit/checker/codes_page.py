@@ -1,4 +1,4 @@
-"""Prints `docs/checks.md`, which explains every code: `python -m antiphon.kit.codes_page > docs/checks.md`."""
+"""Prints `docs/checks.md`, which explains every code: `python -m tests.kit.checker.codes_page > docs/checks.md`."""
 
 import sys
 from itertools import groupby
@@ -25,7 +25,7 @@ finding. With the request, the checker tests whether the reply follows it; setti
 from the request, not from the response. Texts and arguments are held to their JSON Schemas if the package jsonschema is
 installed: `pip install 'antiphon[kit]'`.
 
-This page is printed from `kit/codes.toml` by `python -m antiphon.kit.codes_page`.
+This page is printed from `kit/codes.toml` by `python -m tests.kit.checker.codes_page`.
 """
 TITLES = {
     "framing": "Frames on the wire",

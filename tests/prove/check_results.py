@@ -1,4 +1,4 @@
-"""Tabulates reports of `antiphon check --json` on other servers: `python -m antiphon.kit.conformance.results FILE`.
+"""Tabulates reports of `antiphon check --json` on other servers: `python -m tests.prove.check_results FILE`.
 
 FILE is TOML with one `[[server]]` for each server: `name`, `version`, `command` (by which it was started) and
 `report`, the path of its report, relative to FILE. The table is printed or, with `--write PAGE`, put into the page.
@@ -14,8 +14,8 @@ from typing import Any
 import click
 import msgspec
 
-from antiphon.kit.conformance.suites_page import write_part
 from antiphon.kit.findings import load_codes
+from tests.kit.conformance.suites_page import write_part
 
 Json = dict[str, Any]
 
@@ -71,7 +71,7 @@ def print_results(file: Path, page: Path | None) -> None:
     if page is None:
         click.echo(text)
     else:
-        write_part(page, "results", "results", text)
+        write_part(page, "results", "tests.prove.check_results", text)
 
 
 if __name__ == "__main__":

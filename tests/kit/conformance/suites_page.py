@@ -1,11 +1,11 @@
-"""Prints the part of `docs/check.md` about the suites: `python -m antiphon.kit.conformance.suites_page`."""
+"""Prints the part of `docs/check.md` about the suites: `python -m tests.kit.conformance.suites_page`."""
 
 import sys
 from pathlib import Path
 
 from antiphon.kit.conformance.suites import SUITE_NAMES, load_suite
 
-BEGIN, END = "<!-- {name}: printed by python -m antiphon.kit.conformance.{module} -->", "<!-- end -->"
+BEGIN, END = "<!-- {name}: printed by python -m {module} -->", "<!-- end -->"
 """Lines around a printed part of a page."""
 
 
