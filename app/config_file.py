@@ -41,12 +41,13 @@ def read_config_file(path: Path, command: click.Command) -> dict[str, tuple[str,
         name = str(parameters[key].name)
         if name in found:
             raise ConfigFileError(f"{path}: {written}: the option is set twice, also as {found[name][0]}")
-        if not _has_type(value, parameters[key]):
-            raise ConfigFileError(f"{path}: {written}: expected {_describe_type(parameters[key])}")
-        found[name] = (
-            written,
-            [value] if _is_repeatable(parameters[key]) and isinstance(value, str) else value,
-        )
+        types, expected = _value_types(parameters[key])
+        is_repeatable = parameters[key].nargs == -1 or bool(getattr(parameters[key], "multiple", False))
+        entries = value if is_repeatable and isinstance(value, list) else [value]
+        if any(type(entry) not in types for entry in entries):
+            array = ", or an array of strings" if is_repeatable else ""
+            raise ConfigFileError(f"{path}: {written}: expected {expected}{array}")
+        found[name] = (written, entries if is_repeatable else value)
     return found
 
 
@@ -65,28 +66,10 @@ def _key(parameter: click.Parameter) -> str:
     return parameter.opts[0].removeprefix("--")
 
 
-def _has_type(value: object, parameter: click.Parameter) -> bool:
-    if _is_repeatable(parameter):
-        entries = value if isinstance(value, list) else [value]
-        return all(isinstance(entry, str) for entry in entries)
+def _value_types(parameter: click.Parameter) -> tuple[tuple[type, ...], str]:
+    """Returns the types that one value may have in the file, and their name in a refusal."""
     if getattr(parameter, "is_flag", False):
-        return isinstance(value, bool)
+        return (bool,), "true or false"
     if isinstance(parameter.type, click.IntRange):
-        return type(value) is int
-    if isinstance(parameter.type, click.FloatRange):
-        return type(value) in (int, float)
-    return isinstance(value, str)
-
-
-def _is_repeatable(parameter: click.Parameter) -> bool:
-    return parameter.nargs == -1 or bool(getattr(parameter, "multiple", False))
-
-
-def _describe_type(parameter: click.Parameter) -> str:
-    if _is_repeatable(parameter):
-        return "a string, or an array of strings"
-    if getattr(parameter, "is_flag", False):
-        return "true or false"
-    if isinstance(parameter.type, click.IntRange):
-        return "an integer"
-    return "a number" if isinstance(parameter.type, click.FloatRange) else "a string"
+        return (int,), "an integer"
+    return ((int, float), "a number") if isinstance(parameter.type, click.FloatRange) else ((str,), "a string")

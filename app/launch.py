@@ -19,7 +19,7 @@ from antiphon.app.context import ServerContext, create_context
 from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.serve_options import LogFormat, ServeError, ServeOptions
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.tls import TlsError, load_ssl_context
@@ -34,9 +34,7 @@ GC_THRESHOLD = 20_000
 """Number of new objects that triggers a collection of the youngest generation: a millisecond of work."""
 
 
-def run_until_signal(
-    options: ServeOptions, settings: Settings, style: log_config.LogFormat, spawn: SpawnWorker
-) -> None:
+def run_until_signal(options: ServeOptions, settings: Settings, style: LogFormat, spawn: SpawnWorker) -> None:
     """Serves until a signal arrives. `spawn` starts the engine's worker process. Raises `ServeError`."""
     open_missing_descriptors()
     sink = LogSink(describe=log_config.describe_dropped_json if style == "json" else describe_dropped)
@@ -52,7 +50,7 @@ def run_until_signal(
 
 
 async def _run_server(
-    options: ServeOptions, settings: Settings, style: log_config.LogFormat, spawn: SpawnWorker, sink: LogSink
+    options: ServeOptions, settings: Settings, style: LogFormat, spawn: SpawnWorker, sink: LogSink
 ) -> None:
     screen = startup.create_console(sink)
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)

@@ -1,11 +1,40 @@
 """Options of the engine. The command line builds them, the worker process receives them. Needs no torch."""
 
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import msgspec
 
 Quantization = Literal["int8", "int4", "stored"]
 KVCacheDtype = Literal["float32", "float16"]
+
+
+class Option(msgspec.Struct, frozen=True):
+    """Metadata of a field that an option of the command line sets. The field has the option's type and default.
+
+    `antiphon.app.cli_options` derives from it the option, its environment variable and its key in a file.
+    """
+
+    group: str
+    """Heading of the option in `--help`."""
+    description: str
+    name: str = ""
+    """Name without dashes. Empty: that of the field, in the singular and without its unit `_s`."""
+    minimum: int | None = None
+    above: int | None = None
+    """Greatest number that is too small."""
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+    """Values that are allowed, if the type is no `Literal` of exactly these."""
+    metavar: str | None = None
+    syntax: str = ""
+    """Name of the form in which the value is written, if the type does not tell."""
+    scope: Literal["server", "each", "one"] = "server"
+    """`each`: holds for every model, unless `--model-option` sets it for one. `one`: belongs to one model."""
+
+
+_engine = partial(Option, "Engine", scope="each")
+_memory = partial(Option, "Memory", scope="each")
 
 
 class LoraModule(msgspec.Struct, frozen=True):
@@ -22,35 +51,73 @@ class LoraModule(msgspec.Struct, frozen=True):
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options for running a model. The builder fills in fields that are None from the hardware and the model."""
 
-    device: str | None = None
-    """`cpu`, `cuda` or `cuda:1`. None: the first CUDA device, or the CPU if there is none."""
-    dtype: str | None = None
+    device: Annotated[
+        str | None,
+        _engine("Device to run on: cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu."),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        _engine(
+            "Type to compute with: float32 dequantizes a quantized checkpoint, and takes 4 bytes for each weight. "
+            "Default: as the weights are stored.",
+            choices=("float32",),
+        ),
+    ] = None
     """Type of the weights. None: bfloat16 on a GPU; on a CPU float32, but weights that are stored in 16 bits and are
     multiplied by compiled kernels stay as they are, with float32 activations."""
-    threads: int | None = None
-    """CPU threads of torch. None: one for each physical core that this process may use, and fewer while other processes
-    compete for the cores."""
-    pack_linears: bool = True
-    """Repacks the weights of linear layers for the CPU kernels. fp32 on a CPU only."""
-    compile_kernels: bool = True
-    """Compiles kernels with the machine's C compiler, if there is one. fp32 on a CPU only."""
-    quantization: Quantization | None = None
+    threads: Annotated[
+        int | None,
+        _engine("CPU threads. Default: the physical cores, fewer under load.", minimum=1),
+    ] = None
+    quantization: Annotated[
+        Quantization | None,
+        _engine("Quantize linear layers to 8 or 4 bits (CPU only).", choices=("int8", "int4")),
+    ] = None
     """`int8`: linear layers with 8 bits per weight and activation. `int4`: 4 bits per weight, 8 per activation; the
     output layer stays int8. `stored`: the levels of a quantized checkpoint where a kernel can hold them, else int8.
     fp32 on a CPU only."""
-    force_quantization: bool = False
-    """Serves a quantized model even if its logits are far from those of fp32."""
-    pack_cache: bool = True
-    """Keeps the weights that were quantized on disk, so that a second start maps them into memory."""
-    pack_cache_gib: float = 32.0
-    """Largest size of all packed weights on disk in GiB; those used longest ago are deleted."""
-    deterministic: bool = False
-    """Makes a job with a given seed produce the same tokens, alone and in any batch."""
-    max_model_len: int | None = None
-    """Context length in tokens; it must fit into the KV cache. None: the model's own, which is also the maximum, or as
-    much of it as fits into the KV cache."""
-    max_num_seqs: int = 64
-    """Maximum number of jobs that run at once."""
+    force_quantization: Annotated[bool, _engine("Serve a quantized model even if its logits differ too much.")] = False
+    deterministic: Annotated[bool, _engine("Generate the same tokens for the same seed under any load. Slower.")] = (
+        False
+    )
+    compile_kernels: Annotated[bool, _engine("Compile native CPU kernels at the first start.")] = True
+    max_model_len: Annotated[
+        int | None, _engine("Maximum context length in tokens. Default: the model's.", minimum=1)
+    ] = None
+    """It must fit into the KV cache. None: the model's own, which is also the maximum, or as much of it as fits."""
+    max_num_seqs: Annotated[int, _engine("Maximum number of concurrent sequences.", minimum=1)] = 64
+    kv_cache_gib: Annotated[
+        float | None,
+        _memory("KV cache memory in GiB. Default: 70 % of the memory that is free after loading.", above=0),
+    ] = None
+    """Cached prefixes are included."""
+    kv_cache_dtype: Annotated[
+        KVCacheDtype | None,
+        _memory("KV cache type on a CPU. Default: float16 with quantized weights, otherwise the model's."),
+    ] = None
+    """None: float16 with quantized layers if compiled kernels can read it, otherwise the model's own."""
+    pack_cache: Annotated[
+        bool,
+        _memory("Keep quantized weights in ~/.cache/antiphon, so that the next start is fast."),
+    ] = True
+    pack_cache_gib: Annotated[
+        float,
+        _memory("Disk space for quantized weights in GiB; those used longest ago are deleted.", above=0),
+    ] = 32.0
+    lora_modules: Annotated[
+        tuple[LoraModule, ...],
+        Option(
+            "Adapters",
+            "LoRA adapter to serve under a model name of its own: a folder that PEFT has saved; repeatable. With "
+            "several models, MODEL:NAME=PATH.",
+            name="lora",
+            syntax="name=path",
+        ),
+    ] = ()
+    allow_lora_updates: bool = False
+    """Prepares the model for adapters that are loaded later."""
+    pack_linears: bool = True
+    """Repacks the weights of linear layers for the CPU kernels. fp32 on a CPU only."""
     max_waiting: int = 256
     """Maximum number of jobs that wait for a slot."""
     max_batched_tokens: int = 512
@@ -58,18 +125,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     paged_cache: bool | None = None
     """Keeps keys and values in a pool of pages that all jobs share. None: on a GPU only. On a CPU, copying out of pages
     costs more than it saves."""
-    kv_cache_dtype: KVCacheDtype | None = None
-    """Type of cached keys and values on a CPU. None: float16 with quantized layers if compiled kernels can read it,
-    otherwise the model's own."""
-    kv_cache_gib: float | None = None
-    """Memory for the KV cache in GiB, cached prefixes included. None: a fraction of the free memory."""
     kv_cache_share: int = 1
     """Number of engines that share the free memory: each takes its part of that fraction."""
     enable_prefix_caching: bool = True
     """Keeps the KV caches of finished jobs for later jobs of the same owner with the same prefix."""
-    lora_modules: tuple[LoraModule, ...] = ()
-    """Adapters to load at start."""
-    allow_lora_updates: bool = False
-    """Prepares the model for adapters that are loaded later."""
     max_draft_seqs: int = 1
     """Maximum number of running jobs at which n-gram drafts are still used. 0: never draft."""

@@ -5,65 +5,114 @@ vocabulary is loaded if that folder does not contain it; `engine/kernels/compile
 compiled kernels are stored) and `CC`. The engine's worker process inherits the environment without its secrets.
 """
 
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
+
+from antiphon.engine.options import Option
 
 ReasoningOutput = Literal["content", "summary", "both"]
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound here
 
 
+_server, _keys = partial(Option, "Server"), partial(Option, "Keys and TLS")
+_replies, _storage = partial(Option, "Replies"), partial(Option, "Storage")
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """Settings of a server, fixed while it runs. Sizes are in bytes, times in seconds, unless the name has a unit."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """TCP port. 0: any free port."""
-    grpc_port: int | None = None
-    """TCP port of gRPC; each further model has the next one. 0: any free ports; None: gRPC is not served."""
+    host: Annotated[str, _server("Address to bind.")] = "127.0.0.1"
+    port: Annotated[int, _server("Port; 0: any free port.", minimum=0, maximum=65535)] = 8000
+    grpc_port: Annotated[
+        int | None, _server("Port for gRPC; 0 picks a free port.", name="grpc", minimum=0, maximum=65535)
+    ] = None
+    """Each further model has the next port. None: gRPC is not served."""
+    allowed_hosts: Annotated[tuple[str, ...], _server("Additional allowed Host header; repeatable.")] = ()
+    """Host names that clients may use in addition to loopback names and `host`."""
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        _server(
+            "Origin of web pages that may use the server from a browser, such as https://app.example, or * for every "
+            "page; repeatable.",
+            syntax="origin",
+        ),
+    ] = ()
+    enable_websocket: Annotated[bool, _server("Serve WebSockets on /v1/responses.", name="websocket")] = True
+    shutdown_timeout: Annotated[float, _server("Seconds to let running responses finish on shutdown.", minimum=0)] = 5.0
+    """Time from the first SIGTERM until streams that are still open are ended."""
     api_key_digests: tuple[bytes, ...] = ()
     """SHA-256 digests of the API keys. Empty: no key is required."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Host names that clients may use in addition to loopback names and `host`."""
-    allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages that may use the server from a browser, or `*` for every page. Empty: none."""
-    ssl_certfile: Path | None = None
-    """Certificate of the server in PEM format, followed by those of its issuers. None: plain HTTP."""
-    ssl_keyfile: Path | None = None
-    """Private key of the certificate. None: it is in `ssl_certfile`."""
-    ssl_keyfile_password: str | None = None
-    """Password of an encrypted private key."""
-    reasoning_output: ReasoningOutput = "content"
-    default_max_output_tokens: int | None = None
-    """Output limit of requests that set none. None: the rest of the context."""
+    ssl_certfile: Annotated[
+        Path | None,
+        _keys(
+            "Certificate in PEM format, followed by those of its issuers: serve HTTPS instead of HTTP.", syntax="file"
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None,
+        _keys("Private key of the certificate in PEM format. Default: in the file of the certificate.", syntax="file"),
+    ] = None
+    ssl_keyfile_password: Annotated[
+        str | None,
+        _keys(
+            "Password of an encrypted private key. Other users of the machine can see it in the process list: use "
+            "the variable."
+        ),
+    ] = None
+    reasoning_output: Annotated[ReasoningOutput, _replies("Where reasoning appears. Codex shows summaries only.")] = (
+        "content"
+    )
+    default_max_output_tokens: Annotated[
+        int | None,
+        _replies(
+            "Output limit of requests that set none. Default: the rest of the context.",
+            name="max-output-tokens",
+            minimum=1,
+        ),
+    ] = None
+    unsupported_media: Annotated[
+        Literal["placeholder", "refuse"],
+        _replies("Images and files in the input: replace by a placeholder, or answer 400."),
+    ] = "placeholder"
+    unknown_tools: Annotated[
+        Literal["call", "text"], _replies("Calls of tools that were not offered: return them as calls, or as text.")
+    ] = "call"
+    """Agents answer a call with an error, so that the model can correct itself."""
+    chat_reasoning_field: Annotated[
+        Literal["reasoning_content", "reasoning"],
+        _replies("Name of the field for reasoning in chat messages. Both names are read."),
+    ] = "reasoning_content"
+    """OpenAI's API has none."""
+    trust_request_chat_template: Annotated[bool, _replies("Allow requests to supply their own chat template.")] = False
+    """A client can write any control token with it."""
     store_file: Path | None = None
     """File for stored responses. None: they are stored in `store_url`, or in memory until the server exits."""
     store_url: str | None = None
     """URL of a PostgreSQL database for stored responses, which may hold a password."""
-    encryption_key_file: Path | None = None
-    """Key file for `encrypted_content`. None: next to the store file, or a new key at each start if there is none.
-    All servers of a database have a file with the same key."""
-    store_retention_days: float = 30.0
-    """Days to keep a stored response in the store file."""
-    store_max_gib: float = 4.0
-    """Maximum size of stored responses in GiB; the oldest are deleted first."""
-    enable_websocket: bool = True
-    """Serve WebSockets on `/v1/responses`, too."""
-    unsupported_media: Literal["placeholder", "refuse"] = "placeholder"
-    """Treatment of images and files, which no supported model accepts: replace by a placeholder, or reject."""
-    unknown_tools: Literal["call", "text"] = "call"
-    """Treatment of a well-formed call of a tool that was not offered: a call, which agents answer with an error so that
-    the model can correct itself, or text."""
-    chat_reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
-    """Field of chat messages and deltas that holds the model's reasoning. OpenAI's API has none."""
-    allow_lora_updates: bool = False
-    """Whether clients may load and unload adapters."""
-    lora_dirs: tuple[str, ...] = ()
-    """Folders whose adapters clients may load."""
-    trust_request_chat_template: bool = False
-    """Whether `chat_template` of a request is used. A client can write any control token with it."""
+    encryption_key_file: Annotated[
+        Path | None,
+        _storage("Key file for encrypted_content; created if missing. Default: next to the store.", syntax="file"),
+    ] = None
+    """None, and no store file: a new key at each start. All servers of a database have a file with the same key."""
+    store_retention_days: Annotated[float, _storage("Days to keep stored responses.", minimum=0)] = 30.0
+    store_max_gib: Annotated[
+        float, _storage("Maximum size of stored responses in GiB; the oldest are deleted first.", minimum=0)
+    ] = 4.0
+    allow_lora_updates: Annotated[
+        bool,
+        Option(
+            "Adapters",
+            "Let clients load and unload adapters of --lora-dir by /v1/load_lora_adapter. Requires an API key.",
+        ),
+    ] = False
+    lora_dirs: Annotated[
+        tuple[str, ...],
+        Option("Adapters", "Folder whose adapters clients may load with --allow-lora-updates; repeatable."),
+    ] = ()
     max_body_bytes: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """Time limit from the opening of a connection, or the first byte of a later request on it, to the end of the
@@ -74,8 +123,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Time for which a client may read nothing while the send buffers are full."""
     idle_timeout: float = 75.0
     """Keep-alive time of a connection without a request."""
-    shutdown_timeout: float = 5.0
-    """Time from the first SIGTERM until streams that are still open are ended."""
 
     @property
     def encryption_key_path(self) -> Path | None:

@@ -5,21 +5,8 @@ from pathlib import Path
 
 from msgspec import structs
 
-from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
+from antiphon.app.serve_options import FORMAT_FIELDS, ModelOption, ServeError, ServeOptions
 from antiphon.engine.options import EngineOptions, LoraModule
-
-FORMAT_FIELDS = ("dialect", "chat_template", "revision")
-"""Fields of `ServeOptions` that describe one model. With several models, they are given for each by name."""
-ENGINE_FIELDS = (
-    "device", "dtype", "threads", "quantization", "force_quantization", "deterministic", "compile_kernels",
-    "max_model_len", "max_num_seqs", "kv_cache_gib", "kv_cache_dtype", "pack_cache", "pack_cache_gib",
-)  # fmt: skip
-"""Fields of `EngineOptions` that hold for all models, unless they are given for one by name."""
-PER_MODEL_OPTIONS = {
-    name.removesuffix("_s").replace("_", "-"): name
-    for name in (*FORMAT_FIELDS, *ENGINE_FIELDS, "load_on_demand", "idle_unload_s")
-}
-"""Options that `--model-option` can set, and their fields."""
 
 
 def split_models(options: ServeOptions) -> list[ServeOptions]:

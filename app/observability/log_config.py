@@ -6,12 +6,12 @@ Requests are logged with method, path, status, time and id. Prompts, responses, 
 import json
 import logging
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import TextIO
 
 import structlog
 from structlog.typing import Processor
 
-LogFormat = Literal["console", "json"]
+from antiphon.app.serve_options import LogFormat
 
 
 def configure_logging(style: LogFormat, stream: TextIO) -> None:

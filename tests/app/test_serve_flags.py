@@ -1,6 +1,7 @@
 """Every option of `antiphon serve` reaches its setting from the command line, the environment and a TOML file."""
 
 import os
+import re
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from antiphon.app.assembly import models as assembly
 from antiphon.app.assembly.models import EMBEDDED_MODEL_NAME, create_models
 from antiphon.app.base.api_keys import key_digest
 from antiphon.app.base.settings import Settings
+from antiphon.app.cli_options import GROUPS, ServeOption
 from antiphon.app.serve_options import ModelOption, ServeOptions
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions, LoraModule
@@ -23,6 +25,8 @@ from antiphon.engine.process.spawn import WorkerProcess
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.tools import ToolTable
+from tests.options_page import render_page
+from tests.syntax import ROOT
 
 Reached = dict[str, Any]
 """What `serve` starts the server with: `settings.*`, `options.*`, `remote.*`, `engine.*` and `log_format`."""
@@ -84,7 +88,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
         ["--engine-url", "http://a:1", "--engine-url", "http://b:2"],
         {"remote.urls": ("http://a:1", "http://b:2")},
     ),
-    "tokenizer": (["--tokenizer", "some/model"], {"remote.tokenizer": "some/model"}),
+    "engine_tokenizer": (["--tokenizer", "some/model"], {"remote.tokenizer": "some/model"}),
     "engine_model": (["--engine-model", "name"], {"remote.model": "name"}),
     "engine_surface": (["--engine-surface", "generate"], {"remote.surface": "generate"}),
     "engine_key_env": (["--engine-key-env", "VLLM_API_KEY"], {"remote.key_env": "VLLM_API_KEY"}),
@@ -505,3 +509,23 @@ def test_unusable_template_or_revision_is_refused_in_one_line(options: dict[str,
     result = invoke_serve("--port", "0", "--store", "memory", *flags, *model)
     error = result.output.splitlines()[-1]
     assert (result.exit_code, error[: len(reason) + 7]) == (2, f"Error: {reason}")
+
+
+def test_page_of_options_is_that_of_the_program() -> None:
+    page = (ROOT / "docs/options.md").read_text(encoding="utf-8")
+    assert page == render_page(), "run: python -m tests.options_page > docs/options.md"
+    assert [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")] == [*GROUPS]
+
+
+def test_help_shows_every_option_once_below_its_heading() -> None:
+    sections = invoke_serve("--help").output.split("\n\n")[3:]
+    shown = {section.splitlines()[0].removesuffix(":"): section for section in sections}
+    assert [*shown] == [*GROUPS, "Help"]
+    for parameter in cli.serve.params:
+        if isinstance(parameter, ServeOption):
+            listed = [
+                group
+                for group, text in shown.items()
+                if re.search(rf"^  {parameter.opts[0]}\b(?!-)", text, re.MULTILINE)
+            ]
+            assert listed == [parameter.group]

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from antiphon.app.adapters.cli_options import check_lora_updates
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
 from antiphon.app.base.settings import Settings
 from antiphon.app.cli import main
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.serve_options import ServeError, ServeOptions, check_lora_updates
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions, LoraModule
 from tests.serving import scripted_registry

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from antiphon.app.cli import main
-from antiphon.app.models.cli_options import DurationType
+from antiphon.app.cli_options import parse_duration
 from antiphon.app.models.options import split_models
 from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
 from antiphon.engine.options import EngineOptions, LoraModule
@@ -111,4 +111,4 @@ def test_unreadable_values_are_refused(arguments: list[str], reason: str) -> Non
     ("text", "seconds"), [("90", 90), ("1.5s", 1.5), ("2m", 120), ("1 h", 3600), ("1d", 86_400), ("never", math.inf)]
 )
 def test_durations_have_units(text: str, seconds: float) -> None:
-    assert DurationType().convert(text, None, None) == seconds
+    assert parse_duration(text) == seconds
