@@ -1,7 +1,8 @@
 """Builds an engine core: loads the model, selects its forward pass, optimizes its layers, and sizes its KV cache."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ from antiphon.engine.load.mapped_weights import use_kernels
 from antiphon.engine.malloc_tuning import map_large_blocks, return_freed_memory
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.opening import open_pack_session
-from antiphon.engine.pack_cache.session import StartChecks
+from antiphon.engine.pack_cache.session import PackSession
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.grammar import compiler_factory
 from antiphon.engine.thread_governor import ThreadGovernor
@@ -76,42 +77,163 @@ def build_core_from_model(
     `checkpoint` supplies sampling defaults and the tokenizer for grammars. `optimize` allows layers to be replaced
     by faster ones.
     """
-    options = options or EngineOptions()
-    adapters = _read_adapters(model, checkpoint, options)
-    restore_threads = _adapt_threads_while_loading(model, options)
-    if optimize:
-        remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model, DRY_RUN_TOKENS))
-    kernels = _load_kernels(model, options) if optimize else None
-    kept = open_pack_session(checkpoint if optimize else None, options, kernels)
-    validation = Validation(model, prepare_dry_run(model) if optimize and packs_layers(options) else None)
-    forward = _select_forward(model, options, kernels, kept.checks, validation)
-    packing = optimize_model(model, forward, options, kernels, kept, validation) if optimize else PackingResult()
-    _apply_determinism(forward, options, packing)
-    if adapters is not None:
-        _load_adapters(model, forward, adapters, options, kernels)
-    restore_threads()
+    build = _Build(model, checkpoint, options or EngineOptions(), optimize=optimize)
+    with _adapted_threads(model, build.options):
+        for stage in STAGES:
+            stage(build)
     return_freed_memory()  # before the cache is sized
+    return _create_core(build)
+
+
+class _Build:
+    """A model on its way to a core, and what the stages have made for it so far."""
+
+    def __init__(
+        self, model: PreTrainedModel, checkpoint: Checkpoint | None, options: EngineOptions, *, optimize: bool
+    ) -> None:
+        self.model, self.checkpoint, self.options, self.optimize = model, checkpoint, options, optimize
+        self.adapters: AdapterRegistry | None = None
+        self.kernels: Kernels | None = None
+        self.kept = PackSession(None)
+        self.validation = Validation(model)
+        self.forward: ForwardPass = SequentialForward(model)
+        self.packing = PackingResult()
+
+
+def _read_adapters(build: _Build) -> None:
+    """Reads the adapters of the options. Raises `LoadError`.
+
+    First, because adapters name the layers that later stages replace, and a faulty one is then found before the model
+    is packed.
+    """
+    options, checkpoint = build.options, build.checkpoint
+    if options.lora_modules or options.allow_lora_updates:
+        layers, folder = AdaptableLayers(build.model), None if checkpoint is None else checkpoint.path
+        build.adapters = AdapterRegistry(layers, build.model.dtype, folder)
+        build.adapters.read_all(options.lora_modules)
+
+
+def _remove_towers(build: _Build) -> None:
+    """Removes parts for images, so that no later stage packs or measures them."""
+    if build.optimize:
+        model = build.model
+        remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model, DRY_RUN_TOKENS))
+
+
+def _load_kernels(build: _Build) -> None:
+    """Loads the kernels, and lets weights in files use them, so that the passes of all later checks are fast.
+
+    Packs experts in MXFP4, which only compute fast once they are packed.
+    """
+    if not build.optimize:
+        return
+    if build.options.compile_kernels and build.model.device.type == "cpu":
+        log.info("loading kernels")  # the first start compiles them
+        build.kernels = load_kernels()
+    use_kernels(build.model, build.kernels)
+    pack_mxfp4_experts(build.model, build.kernels)
+
+
+def _open_pack_session(build: _Build) -> None:
+    """Opens the packed weights of an earlier start. Their key names the kernels, which lay out the weights."""
+    build.kept = open_pack_session(build.checkpoint if build.optimize else None, build.options, build.kernels)
+
+
+def _select_forward(build: _Build) -> None:
+    """Selects the forward pass by the logits of the model's own layers, before any of them is replaced."""
+    log.info("validating the forward pass")
+    model, checks, options = build.model, build.kept.checks, build.options
+    dry_run = prepare_dry_run(model) if build.optimize and packs_layers(options) else None
+    build.validation = Validation(model, dry_run)
+    cuda = model.device.type == "cuda"
+    if cuda:
+        # cuDNN attention builds a new plan for each shape, which takes up to half a second.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    with stand_in_for_experts(model) as num_stand_ins:
+        # Packed experts amplify the last bits, in which two correct passes differ.
+        build.forward = select_forward(
+            model,
+            paged=cuda if options.paged_cache is None else options.paged_cache,
+            kernels=build.kernels,
+            checked=None if checks is None else checks.forward,
+            context=options.max_model_len,
+            validation=build.validation,
+        )
+    if num_stand_ins:
+        build.validation.had_stand_ins = True
+        build.validation.texts.reference = None  # those of the model itself are other ones
+
+
+def _optimize(build: _Build) -> None:
+    """Replaces layers by faster ones, which the selected pass then runs."""
+    if build.optimize:
+        build.packing = optimize_model(
+            build.model, build.forward, build.options, build.kernels, build.kept, build.validation
+        )
+
+
+def _apply_determinism(build: _Build) -> None:
+    """Makes results independent of chunking and batching: with `deterministic`, and always with quantized layers.
+
+    How depends on whether all linear layers were packed.
+    """
+    forward, options, packing = build.forward, build.options, build.packing
+    if not isinstance(forward, VarlenForward):
+        return
+    if options.deterministic:
+        forward.make_deterministic(independent_rows=packing.is_complete)
+        if not packing.is_complete:
+            log.warning("deterministic: one token per pass, because some linear layers are not packed")
+    elif options.quantization and packing.is_complete:
+        alignment = 1 if forward.uses_kernels else QUANTIZED_PROMPT_BLOCK_TOKENS
+        alignment = max(alignment, forward.prompt_alignment)
+        forward.make_deterministic(independent_rows=True, prompt_alignment=alignment)
+
+
+def _load_adapters(build: _Build) -> None:
+    """Attaches hooks to the layers that compute now, and loads the adapters. Raises `LoadError`.
+
+    Last, because the hooks compare the bits of the pass as it will run.
+    """
+    if build.adapters is not None:
+        log.info("preparing layers for adapters")
+        install_adapter_hooks(build.model, build.forward, build.adapters.layers, build.kernels)
+        build.adapters.load_all(build.options.lora_modules)
+
+
+STAGES: tuple[Callable[[_Build], None], ...] = (
+    _read_adapters,
+    _remove_towers,
+    _load_kernels,
+    _open_pack_session,
+    _select_forward,
+    _optimize,
+    _apply_determinism,
+    _load_adapters,
+)
+"""What happens to a loaded model before its cache is sized. Each stage gives the reason for its place."""
+
+
+def _create_core(build: _Build) -> Core:
+    """Sizes the KV cache for the finished model and creates its core."""
+    model, checkpoint, options, forward = build.model, build.checkpoint, build.options, build.forward
     info = engine_info(model, checkpoint)
     cache = size_cache(forward, str(model.device), options)
     cache_tokens = None if cache is None else cache.tokens
-    max_num_seqs = min(options.max_num_seqs, forward.max_num_seqs or options.max_num_seqs)
     context = limit_context(choose_context(options.max_model_len, info.max_model_len), cache, options)
     _prepare_paged_cache(model, forward, options, cache_tokens or options.max_num_seqs * context)
-    info = msgspec.structs.replace(
-        info, max_model_len=context, description=_describe(info.description, packing, model, options, adapters)
-    )
     return Core(
         forward,
-        info,
-        max_num_seqs=max_num_seqs,
+        msgspec.structs.replace(info, max_model_len=context, description=_describe(info.description, build)),
+        max_num_seqs=min(options.max_num_seqs, forward.max_num_seqs or options.max_num_seqs),
         max_waiting=options.max_waiting,
         max_batched_tokens=options.max_batched_tokens,
         max_cache_tokens=cache_tokens,
-        max_draft_seqs=options.max_draft_seqs if _uses_drafts(forward, options, packing) else 0,
+        max_draft_seqs=options.max_draft_seqs if _uses_drafts(forward, options, build.packing) else 0,
         enable_prefix_caching=options.enable_prefix_caching,
-        kernels=kernels,
+        kernels=build.kernels,
         before_pass=_adapt_threads(model, options),
-        adapters=adapters,
+        adapters=build.adapters,
         grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )
 
@@ -131,105 +253,20 @@ def _adapt_threads(model: PreTrainedModel, options: EngineOptions) -> Callable[[
     return ThreadGovernor(torch.get_num_threads(), torch.set_num_threads).update
 
 
-def _adapt_threads_while_loading(model: PreTrainedModel, options: EngineOptions) -> Callable[[], None]:
-    """Adapts the number of threads before each pass of the checks. Returns a function that restores it.
+@contextmanager
+def _adapted_threads(model: PreTrainedModel, options: EngineOptions) -> Iterator[None]:
+    """Adapts the number of threads before each pass of the checks, and restores it.
 
     The weights of a large model are read a dozen times. If other processes compete for the cores, threads that wait for
     each other multiply the time of that.
     """
     threads, adapt = torch.get_num_threads(), _adapt_threads(model, options)
     hook = model.register_forward_pre_hook(lambda *_: adapt())
-
-    def restore() -> None:
+    try:
+        yield
+    finally:
         hook.remove()
         torch.set_num_threads(threads)
-
-    return restore
-
-
-def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | None:
-    """Returns the kernels for the model, and lets weights in files use them.
-
-    Packs experts in MXFP4, which only compute fast once they are packed.
-    """
-    kernels = None
-    if options.compile_kernels and model.device.type == "cpu":
-        log.info("loading kernels")  # the first start compiles them
-        kernels = load_kernels()
-    use_kernels(model, kernels)
-    pack_mxfp4_experts(model, kernels)
-    return kernels
-
-
-def _select_forward(
-    model: PreTrainedModel,
-    options: EngineOptions,
-    kernels: Kernels | None,
-    checks: StartChecks | None,
-    validation: Validation,
-) -> ForwardPass:
-    log.info("validating the forward pass")
-    cuda = model.device.type == "cuda"
-    if cuda:
-        # cuDNN attention builds a new plan for each shape, which takes up to half a second.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    paged = cuda if options.paged_cache is None else options.paged_cache
-    checked = None if checks is None else checks.forward
-    with stand_in_for_experts(model) as num_stand_ins:
-        # Packed experts amplify the last bits, in which two correct passes differ.
-        forward = select_forward(
-            model,
-            paged=paged,
-            kernels=kernels,
-            checked=checked,
-            context=options.max_model_len,
-            validation=validation,
-        )
-    if num_stand_ins:
-        validation.had_stand_ins = True
-        validation.texts.reference = None  # those of the model itself are other ones
-    return forward
-
-
-def _read_adapters(
-    model: PreTrainedModel, checkpoint: Checkpoint | None, options: EngineOptions
-) -> AdapterRegistry | None:
-    """Reads the adapters of the options for a model whose layers are not optimized; None if it serves no adapters.
-
-    A faulty adapter is found before the model is packed. Raises `LoadError`.
-    """
-    if not options.lora_modules and not options.allow_lora_updates:
-        return None
-    registry = AdapterRegistry(AdaptableLayers(model), model.dtype, None if checkpoint is None else checkpoint.path)
-    registry.read_all(options.lora_modules)
-    return registry
-
-
-def _load_adapters(
-    model: PreTrainedModel,
-    forward: ForwardPass,
-    adapters: AdapterRegistry,
-    options: EngineOptions,
-    kernels: Kernels | None,
-) -> None:
-    """Prepares the optimized model for adapters and loads those of the options. Raises `LoadError`."""
-    log.info("preparing layers for adapters")
-    install_adapter_hooks(model, forward, adapters.layers, kernels)
-    adapters.load_all(options.lora_modules)
-
-
-def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: PackingResult) -> None:
-    """Makes results independent of chunking and batching: with `deterministic`, and always with quantized layers."""
-    if not isinstance(forward, VarlenForward):
-        return
-    if options.deterministic:
-        forward.make_deterministic(independent_rows=packing.is_complete)
-        if not packing.is_complete:
-            log.warning("deterministic: one token per pass, because some linear layers are not packed")
-    elif options.quantization and packing.is_complete:
-        alignment = 1 if forward.uses_kernels else QUANTIZED_PROMPT_BLOCK_TOKENS
-        alignment = max(alignment, forward.prompt_alignment)
-        forward.make_deterministic(independent_rows=True, prompt_alignment=alignment)
 
 
 def _prepare_paged_cache(model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, tokens: int) -> None:
@@ -242,20 +279,14 @@ def _prepare_paged_cache(model: PreTrainedModel, forward: ForwardPass, options: 
         forward.capture_graphs(options.max_num_seqs)
 
 
-def _describe(
-    base: str,
-    packing: PackingResult,
-    model: PreTrainedModel,
-    options: EngineOptions,
-    adapters: AdapterRegistry | None = None,
-) -> str:
+def _describe(base: str, build: _Build) -> str:
     """Returns the engine's description for the startup log: model, packing, CPU, determinism, adapters."""
-    notes = [base, packing.description]
-    if model.device.type == "cpu":
+    notes = [base, build.packing.description]
+    if build.model.device.type == "cpu":
         count = torch.get_num_threads()
         notes.append(f"{count} thread{'s' if count > 1 else ''} ({cpu_features()})")
-    if options.deterministic:
+    if build.options.deterministic:
         notes.append("deterministic")
-    if adapters is not None:
-        notes.append(adapters.description)
+    if build.adapters is not None:
+        notes.append(build.adapters.description)
     return "; ".join(note for note in notes if note)
