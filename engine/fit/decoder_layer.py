@@ -180,38 +180,44 @@ def _probe_output(layer: nn.Module, weights: LayerWeights, kernels: Kernels) -> 
 
 def _extract_weights(layer: Any, kernels: Kernels) -> LayerWeights | None:
     """Returns the weights of a layer with the supported structure; None for any other module."""
-    if not _has_only_children(layer, LAYER_CHILDREN) or not _has_only_children(
-        layer.self_attn, ATTENTION_CHILDREN, QK_NORMS
-    ):
+    is_llama = _has_only_children(layer, LAYER_CHILDREN)
+    if not is_llama or not _has_only_children(layer.self_attn, ATTENTION_CHILDREN, QK_NORMS):
         return None
     attention, mlp = layer.self_attn, layer.mlp
-    qkv_slices = [attention.q_proj, attention.k_proj, attention.v_proj]
-    if not isinstance(mlp, FusedSwiGLU) or not all(isinstance(module, MergedLinearSlice) for module in qkv_slices):
+    merged, heads = _find_merged_linear(attention), _count_heads(attention, kernels)
+    if merged is None or heads is None or not isinstance(mlp, FusedSwiGLU):
         return None
-    group = attention.q_proj.merged
-    if [(module.merged is group, module.index) for module in qkv_slices] != [(True, 0), (True, 1), (True, 2)]:
-        return None
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    norms += [getattr(attention, name, None) for name in sorted(QK_NORMS, reverse=True)]
-    linears = [group.linear, attention.o_proj, mlp.gate_up, mlp.down_proj]
+    linears: list[Any] = [merged, attention.o_proj, mlp.gate_up, mlp.down_proj]
     if not all(isinstance(module, PackedLinear) and isinstance(module.kernel, CompiledLinear) for module in linears):
         return None
-    if (
-        not all(module is None or (isinstance(module, FusedRMSNorm) and module.uses_kernels) for module in norms)
-        or None in norms[:2]
-    ):
+    input_norm, post_norm = layer.input_layernorm, layer.post_attention_layernorm
+    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    norms = [input_norm, post_norm, *(norm for norm in (q_norm, k_norm) if norm is not None)]
+    if not all(isinstance(norm, FusedRMSNorm) and norm.uses_kernels for norm in norms):
         return None
-    input_norm, post_norm, q_norm, k_norm = norms
     qkv, o_proj, gate_up, down = (module.kernel for module in linears)
+    return LayerWeights(input_norm, qkv, q_norm, k_norm, o_proj, post_norm, gate_up, down, *heads)
+
+
+def _find_merged_linear(attention: Any) -> nn.Module | None:
+    """Returns the linear layer that computes queries, keys and values, in this order; None if there is none."""
+    slices = [attention.q_proj, attention.k_proj, attention.v_proj]
+    if not all(isinstance(module, MergedLinearSlice) for module in slices):
+        return None
+    group = slices[0].merged
+    is_whole = all(module.merged is group and module.index == index for index, module in enumerate(slices))
+    return group.linear if is_whole else None
+
+
+def _count_heads(attention: Any, kernels: Kernels) -> tuple[int, int, int] | None:
+    """Returns the numbers of heads and of heads of keys, and the size of a head; None if the kernel lacks them."""
     dim = int(attention.head_dim)
-    q_size, k_size, v_size = (module.out_features for module in qkv_slices)
+    q_size, k_size, v_size = (getattr(attention, name).out_features for name in ("q_proj", "k_proj", "v_proj"))
     if k_size != v_size or k_size % dim or q_size % k_size or q_size // k_size > MAX_QUERY_GROUPS:
         return None
     if dim % 2 or dim > MAX_HEAD_DIM or not kernels.is_row_aligned(dim // 2):
         return None
-    return LayerWeights(
-        input_norm, qkv, q_norm, k_norm, o_proj, post_norm, gate_up, down, q_size // dim, k_size // dim, dim
-    )
+    return q_size // dim, k_size // dim, dim
 
 
 def _has_only_children(module: Any, required: set[str], optional: AbstractSet[str] = frozenset()) -> bool:

@@ -174,36 +174,47 @@ class VarlenForward:
     def _run_eager(self, inputs: list[SequenceInput], decode_inputs: list[SequenceInput]) -> Tensor:
         """Requested logits, in the order of `inputs`. In the row of tokens, `decode_inputs` come first."""
         row = _TokenRow()
-        batches: list[tuple[DecodeBatch, int, int]] = []
-        for members, columns in bucket_by_length([item.cache for item in decode_inputs]):
+        batches = self._add_batches(row, decode_inputs)
+        spans = self._add_spans(row, inputs)
+        attn_metadata = AttentionMetadata(spans, self._windows, batches, self._kernels)
+        logits = self._run_row(row, row.find_logits(inputs), attn_metadata)
+        self.uses_kernels &= attn_metadata.used_kernels
+        self._attention_limit = self._attention_limit or attn_metadata.unsupported
+        return logits
+
+    def _add_batches(self, row: "_TokenRow", inputs: list[SequenceInput]) -> list[tuple[DecodeBatch, int, int]]:
+        """Adds one token per input. Returns the batches that share an attention call, with their parts of the row."""
+        batches = []
+        for members, columns in bucket_by_length([item.cache for item in inputs]):
             first = len(row.ids)
             for index in members:
-                row.add_input(decode_inputs[index])
-            batches.append(
-                (
-                    self._build_decode_batch([decode_inputs[index].cache for index in members], columns),
-                    first,
-                    len(row.ids),
-                )
-            )
-        spans: list[SequenceSpan] = []
-        # The rows of one adapter are neighbors, so that they are a range.
+                row.add_input(inputs[index])
+            batch = self._build_decode_batch([inputs[index].cache for index in members], columns)
+            batches.append((batch, first, len(row.ids)))
+        return batches
+
+    def _add_spans(self, row: "_TokenRow", inputs: list[SequenceInput]) -> list[SequenceSpan]:
+        """Adds the inputs that are not in the row yet. Returns the blocks of tokens that attend together.
+
+        The rows of one adapter are neighbors, so that they are a range.
+        """
+        spans = []
         for item in sorted(inputs, key=lambda item: 0 if item.adapter is None else item.adapter.number):
             if id(item) not in row.first_index:
                 first = row.add_input(item)
-                spans.append(
-                    SequenceSpan(item.cache, [*pairwise(first + index for index in self._attention_bounds(item))])
-                )
-        ends = [(row.first_index[id(item)] + len(item.ids), item.num_logits) for item in inputs]
-        logit_indices = [index for end, rows in ends for index in range(end - rows, end)]
+                bounds = [first + index for index in self._attention_bounds(item)]
+                spans.append(SequenceSpan(item.cache, [*pairwise(bounds)]))
+        return spans
+
+    def _run_row(self, row: "_TokenRow", logit_indices: list[int], attn_metadata: AttentionMetadata) -> Tensor:
+        """Runs the model over the row, with the adapters of its tokens."""
         device = self._model.device
-        attn_metadata = AttentionMetadata(spans, self._windows, batches, self._kernels)
         if self.adapter_rows is not None:
             head_rows = logit_indices if self.selects_logits else range(len(row.ids))
             self.adapter_rows.begin(row.adapters, head_rows, device)
             attn_metadata.is_unfused = self.adapter_rows.is_active
         try:
-            logits = self._call_model(
+            return self._call_model(
                 torch.tensor([row.ids], device=device),
                 torch.tensor([row.positions], device=device),
                 attn_metadata,
@@ -212,9 +223,6 @@ class VarlenForward:
         finally:
             if self.adapter_rows is not None:
                 self.adapter_rows.clear()
-        self.uses_kernels &= attn_metadata.used_kernels
-        self._attention_limit = self._attention_limit or attn_metadata.unsupported
-        return logits
 
     def _attention_bounds(self, item: SequenceInput) -> list[int]:
         """Bounds of the token blocks for which attention is computed at once, relative to the input's first token."""
@@ -269,6 +277,11 @@ class _TokenRow:
         self.adapters += [item.adapter] * len(item.ids)
         self.positions += range(item.cache.length, item.cache.length + len(item.ids))
         return first
+
+    def find_logits(self, inputs: list[SequenceInput]) -> list[int]:
+        """Returns the indices of the tokens whose logits are requested, in the order of the inputs."""
+        ends = [(self.first_index[id(item)] + len(item.ids), item.num_logits) for item in inputs]
+        return [index for end, rows in ends for index in range(end - rows, end)]
 
 
 def split_points(start: int, length: int, num_generated: int, alignment: int) -> list[int]:

@@ -112,20 +112,14 @@ def check_stored_experts(stored: StoredExperts, original: nn.Module) -> None:
     """Raises `UnknownExpertsError` unless the results equal those of the original's own code.
 
     The comparison takes the memory of one expert in fp32. `original` needs no weights: it gets those of `stored`.
+    With identities, each row chooses the expert and an identity.
     """
-    layout, single = stored.layout, copy.copy(original)
-    single._parameters = dict(original._parameters)
-    for name in layout.names:
-        single._parameters[name] = nn.Parameter(stored.read_weight(name, 0).float()[None], requires_grad=False)
-        if stored.biases:
-            single._parameters[f"{name}_bias"] = nn.Parameter(stored.biases[name][:1].float(), requires_grad=False)
-    choices = 2 if layout.has_identities else 1
-    vars(single).update(num_experts=1, num_routed_experts=1, total_experts=choices)
-    inputs = stored.expert_weight(layout.up_name, 0).shape[1]
+    choices = 2 if stored.layout.has_identities else 1
+    inputs = stored.expert_weight(stored.layout.up_name, 0).shape[1]
     x = torch.randn(PROBE_ROWS, inputs, generator=torch.Generator().manual_seed(1))
     weights = torch.linspace(0.5, 1.5, PROBE_ROWS * choices).view(PROBE_ROWS, choices)
     try:
-        expected = _run_own_code(layout, single, x, torch.arange(choices).expand(PROBE_ROWS, -1), weights)
+        expected = _run_own_code(stored, original, x, weights)
     except Exception as failure:
         raise UnknownExpertsError(f"its own code fails with one expert: {failure}") from failure
     indices = torch.tensor([0, stored.num_experts])[:choices].expand(PROBE_ROWS, -1)
@@ -134,9 +128,19 @@ def check_stored_experts(stored: StoredExperts, original: nn.Module) -> None:
         raise UnknownExpertsError(f"its own results differ by {error:.2g}")
 
 
-def _run_own_code(layout: ExpertsLayout, single: nn.Module, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Returns the weighted results of an original module that has one expert."""
+def _run_own_code(stored: StoredExperts, original: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
+    """Returns the weighted results (rows, hidden) of a copy of the original that has the first expert only."""
+    single, choices = copy.copy(original), weights.shape[1]
+    vars(single).update(num_experts=1, num_routed_experts=1, total_experts=choices)
+    single._parameters = dict(original._parameters)
+    for name in stored.layout.names:
+        single._parameters[name] = nn.Parameter(stored.read_weight(name, 0).float()[None], requires_grad=False)
+        if stored.biases:
+            single._parameters[f"{name}_bias"] = nn.Parameter(stored.biases[name][:1].float(), requires_grad=False)
     forward: Any = type(single).forward
     forward = getattr(forward, "__wrapped__", forward)
-    result: Tensor = forward(single, x) * weights if layout.scales_inputs else forward(single, x, indices, weights)
+    indices = torch.arange(choices).expand(len(x), -1)
+    result: Tensor = (
+        forward(single, x) * weights if stored.layout.scales_inputs else forward(single, x, indices, weights)
+    )
     return result
