@@ -15,7 +15,7 @@ from antiphon.engine.embeddings.repository import EncoderKind, SentenceModules, 
 from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.load.finite_logits import check_finite_weights
-from antiphon.engine.load.loader import choose_device
+from antiphon.engine.load.load_method import choose_device
 from antiphon.engine.load.loading_report import describe_missing, list_missing
 from antiphon.engine.regular_files import read_json_object
 

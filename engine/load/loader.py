@@ -5,7 +5,6 @@ Only safetensors are read: no code from the repository, no pickles. The default 
 
 import logging
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,16 @@ from transformers.utils.logging import disable_progress_bar
 from antiphon.engine.checkpoint.context_length import DEFAULT_CONTEXT_TOKENS, read_context_length
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, read_token_ids, sampling_defaults
-from antiphon.engine.checkpoint.held_size import estimate_held_size
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.hardware import free_memory
-from antiphon.engine.kernels.half_linear import HALF_DTYPES
-from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.load.architectures import check_quantization_method, choose_model_class, load_config
-from antiphon.engine.load.decoded_checkpoint import decodes_weights, load_decoded, load_gguf, maps_gguf
+from antiphon.engine.load.decoded_checkpoint import load_decoded, load_gguf
 from antiphon.engine.load.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
 from antiphon.engine.load.experts.replacement import hold_all_experts
 from antiphon.engine.load.experts.stored_checkpoint import load_with_experts_in_files
+from antiphon.engine.load.experts.tensor_files import LoadedModel
+from antiphon.engine.load.load_method import LoadMethod, LoadPlan, check_memory, choose_device, plan_load
 from antiphon.engine.load.loading_report import describe_missing, list_missing
 from antiphon.engine.load.mapped_weights import map_weights
 from antiphon.engine.load.mixed_dtypes import convert_buffers, find_fp32_names, has_names, load_as_stored
@@ -35,17 +33,6 @@ from antiphon.engine.protocol import EngineInfo
 log = logging.getLogger(__name__)
 
 IGNORED_GENERATION_SETTINGS = ("bad_words_ids", "no_repeat_ngram_size", "stop_strings", "begin_suppress_tokens")
-
-NATIVE_FP8_CAPABILITY = (8, 9)
-"""CUDA compute capability from which transformers keeps FP8 weights as they are stored."""
-
-STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Types of weights in safetensors files that can stay there until they are used."""
-
-QUANTIZED_ITEMSIZE = 1
-"""Bytes of a weight that a model to quantize needs at most, if its large weights stay in the files until packed."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
@@ -64,38 +51,32 @@ def load_model(
     checkpoint = inspect_checkpoint(path)
     model_class = choose_model_class(checkpoint)
     check_quantization_method(checkpoint)
-    device, torch_dtype = choose_device(device), None if dtype is None else DTYPES.get(dtype)
-    if dtype is not None and torch_dtype is None:
-        raise LoadError(f"dtype {dtype} is unknown; choose one of {', '.join(DTYPES)}")
-    torch_dtype = torch_dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
-    decodes = decodes_weights(checkpoint, device)
-    unpacks = unpacks_weights(checkpoint, device) or (decodes and dtype is not None)
-    stored_dtype = _mappable_dtype(checkpoint) if device == "cpu" and torch_dtype == torch.float32 else None
-    if not to_quantize and not (keeps_16_bits and dtype is None and _has_kernels_for(stored_dtype)):
-        stored_dtype = None
-    stays_in_files = stored_dtype is not None and to_quantize
-    itemsize = QUANTIZED_ITEMSIZE if stays_in_files else (stored_dtype or torch_dtype).itemsize
-    is_packed = maps_gguf(checkpoint, torch_dtype, device) or (decodes and dtype is None)
-    held = _find_held_bytes(checkpoint, is_packed=is_packed, to_quantize=to_quantize)
-    check_memory(checkpoint, itemsize, free_memory(device), unpacks=unpacks, held=held)
+    plan = plan_load(checkpoint, choose_device(device), dtype, to_quantize=to_quantize, keeps_16_bits=keeps_16_bits)
+    check_memory(checkpoint, plan.itemsize, free_memory(plan.device), unpacks=plan.unpacks, held=plan.packed_bytes)
     try:
-        if decodes:
-            model, missing = load_decoded(model_class, checkpoint, torch_dtype)
-        elif checkpoint.gguf_file is not None:
-            model, missing = load_gguf(model_class, checkpoint, torch_dtype, device)
-        elif stored_dtype is not None:
-            model, missing = _load_mapped(model_class, checkpoint, stored_dtype)
-        else:
-            model, missing = _load_pretrained(model_class, checkpoint, torch_dtype, device)
+        model, missing = _load_as_planned(model_class, checkpoint, plan)
     except LoadError:
         raise
     except Exception as error:
         log.debug("loading %s failed", path, exc_info=True)
-        raise _explain_failure(path, device, error) from error
+        raise _explain_failure(path, plan.device, error) from error
     warn_about_ignored_settings(checkpoint.generation_config)
     if missing:
         raise LoadError(f"{path}: {describe_missing(missing)}; fetch the model again")
     return model, checkpoint
+
+
+def _load_as_planned(model_class: Any, checkpoint: Checkpoint, plan: LoadPlan) -> LoadedModel:
+    """Loads the model by the plan's method."""
+    match plan.method:
+        case LoadMethod.DECODED | LoadMethod.DECODED_ON_USE:
+            return load_decoded(model_class, checkpoint, plan.dtype)
+        case LoadMethod.GGUF | LoadMethod.GGUF_ON_USE:
+            return load_gguf(model_class, checkpoint, plan.dtype, plan.device)
+        case LoadMethod.MAPPED:
+            return _load_mapped(model_class, checkpoint, plan.stored_dtype)
+        case LoadMethod.WHOLE | LoadMethod.UNPACKED:
+            return _load_pretrained(model_class, checkpoint, plan.dtype, plan.device)
 
 
 def _explain_failure(path: Path, device: str, error: Exception) -> LoadError:
@@ -107,9 +88,7 @@ def _explain_failure(path: Path, device: str, error: Exception) -> LoadError:
     return LoadError(f"{path} cannot be loaded ({type(error).__name__}: {error}); check its files")
 
 
-def _load_pretrained(
-    model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str
-) -> tuple[PreTrainedModel, list[str]]:
+def _load_pretrained(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> LoadedModel:
     """The model on its device, and the names of weights that are missing from the files."""
     if keeps_mxfp4_experts(checkpoint, device):
         return load_mxfp4_model(checkpoint, lambda config: _load_config(model_class, checkpoint, dtype, device, config))
@@ -118,7 +97,7 @@ def _load_pretrained(
 
 def _load_config(
     model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str, config: PreTrainedConfig | None
-) -> tuple[PreTrainedModel, list[str]]:
+) -> LoadedModel:
     """Implements `_load_pretrained` with a configuration; None for the one in the folder."""
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]  # a progress bar is noise in a log file
@@ -136,24 +115,7 @@ def _load_config(
     return model.eval().to(device), list_missing(report, checkpoint.path)
 
 
-def _mappable_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
-    """Returns the type of most weights in the files; None if they must be converted as a whole."""
-    elements = {name: count for name, count in checkpoint.elements_by_dtype.items() if name in STORED_DTYPES}
-    if checkpoint.quantization_method not in {None, "mxfp4"} or not elements:
-        return None
-    if {"BF16", "F16"} <= elements.keys():  # one of them would be rounded
-        return None
-    return STORED_DTYPES.get(max(elements, key=lambda name: elements[name]))
-
-
-def _has_kernels_for(stored_dtype: torch.dtype | None) -> bool:
-    """Tells whether compiled kernels multiply by weights of this type as they are."""
-    return stored_dtype in HALF_DTYPES and load_kernels() is not None
-
-
-def _load_mapped(
-    model_class: Any, checkpoint: Checkpoint, stored_dtype: torch.dtype
-) -> tuple[PreTrainedModel, list[str]]:
+def _load_mapped(model_class: Any, checkpoint: Checkpoint, stored_dtype: torch.dtype) -> LoadedModel:
     """The model in fp32, with the weights of linear layers and embeddings still in the files."""
     is_mixed = stored_dtype != torch.float32 and "F32" in checkpoint.elements_by_dtype
     fp32_names = find_fp32_names(checkpoint) if is_mixed else []
@@ -169,52 +131,6 @@ def _load_mapped(
     hold_all_experts(model)
     log.debug("%d layers keep their weights in the files", map_weights(model))
     return model, missing
-
-
-def choose_device(requested: str | None) -> str:
-    """The `requested` device; by default cuda if available, else cpu. Raises `LoadError` without CUDA."""
-    available = torch.cuda.is_available()
-    if requested is None:
-        return "cuda" if available else "cpu"
-    if requested.split(":")[0] == "cuda" and not available:
-        raise LoadError("no CUDA device is available; omit the device, or choose cpu")
-    return requested
-
-
-def unpacks_weights(checkpoint: Checkpoint, device: str) -> bool:
-    """Tells whether transformers unpacks the quantized weights of the checkpoint when it loads them on the device."""
-    method = checkpoint.quantization_method
-    if decodes_weights(checkpoint, device):
-        return False
-    if method == "mxfp4":
-        has_kernels = find_spec("kernels") is not None and find_spec("triton") is not None
-        return not keeps_mxfp4_experts(checkpoint, device) and not has_kernels
-    if method in {"fp8", "mxfp8"}:
-        return not device.startswith("cuda") or torch.cuda.get_device_capability(device) < NATIVE_FP8_CAPABILITY
-    return False
-
-
-def _find_held_bytes(checkpoint: Checkpoint, *, is_packed: bool, to_quantize: bool) -> int | None:
-    """Returns the bytes that packed weights take, of those to quantize in the smallest form; None if unknown."""
-    held = estimate_held_size(checkpoint, "int4" if to_quantize else None) if is_packed else None
-    return None if held is None else held.packed
-
-
-def check_memory(
-    folder: Checkpoint, itemsize: int, free: int | None, *, unpacks: bool = False, held: int | None = None
-) -> None:
-    """Raises `LoadError` if the weights do not fit into `free` bytes.
-
-    A weight takes `itemsize` bytes; quantized weights take as much if loading `unpacks` them. `held`: bytes of
-    all weights, if they are known.
-    """
-    needed = folder.weight_bytes(itemsize, unpacks=unpacks) if held is None else held
-    if free is not None and needed > free:
-        unpacked = f" once {folder.quantization_method} is unpacked" if unpacks else ""
-        raise LoadError(
-            f"{folder.path} needs {needed / 2**30:.1f} GiB for its weights{unpacked}, {free / 2**30:.1f} GiB are free; "
-            "free some memory, or choose a smaller model"
-        )
 
 
 def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> EngineInfo:

@@ -20,7 +20,8 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.load.decoded_checkpoint import decodes_weights
 from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
-from antiphon.engine.load.loader import check_memory, load_model, unpacks_weights
+from antiphon.engine.load.load_method import check_memory, unpacks_weights
+from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions
 from tests.engine.tiny_models import BASE_CONFIG, copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
 from tests.engine.vision_models import LATENT_ATTENTION, VISION_FAMILIES, build_vision_model

@@ -22,7 +22,8 @@ from antiphon.engine.checkpoint.generation_settings import sampling_defaults
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.load import loader
-from antiphon.engine.load.loader import check_memory, choose_device, engine_info, load_model
+from antiphon.engine.load.load_method import check_memory, choose_device
+from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Sampling
 from antiphon.engine.scheduler.core import Core

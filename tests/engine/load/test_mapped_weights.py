@@ -18,7 +18,7 @@ from antiphon.engine.fit import pack_linears
 from antiphon.engine.fit.select import select_forward
 from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.kernels.row_major_linear import RowMajorLinearKernel
-from antiphon.engine.load import loader, mapped_weights
+from antiphon.engine.load import load_method, mapped_weights
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.load.mapped_weights import FileMappings, MappedEmbedding, MappedLinear, use_kernels
 from antiphon.engine.options import EngineOptions
@@ -89,7 +89,7 @@ def test_packed_model_has_the_same_bits_mapped_or_in_memory(
     logits = []
     for maps in (True, False):
         if not maps:
-            monkeypatch.setattr(loader, "_mappable_dtype", lambda checkpoint: None)
+            monkeypatch.setattr(load_method, "_mappable_dtype", lambda checkpoint: None)
         core = build_quantized_core(folder, form)
         model: Any = core._forward._model  # type: ignore[attr-defined]
         assert bool(find_mapped(model)) == maps
@@ -124,7 +124,7 @@ def test_at_most_one_weight_is_in_memory_in_fp32_while_packing(
     build_quantized_core(folder, form)
     assert len(counts) == 9 and max(counts) <= 1, counts
     counts.clear()
-    monkeypatch.setattr(loader, "_mappable_dtype", lambda checkpoint: None)
+    monkeypatch.setattr(load_method, "_mappable_dtype", lambda checkpoint: None)
     build_quantized_core(folder, form)
     assert max(counts) >= 10, counts  # the whole model
     assert all(more > fewer for more, fewer in pairwise(counts)), "the weights of a group are freed when it is packed"

@@ -21,7 +21,8 @@ from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
 from antiphon.engine.load.experts.tensor_files import leave_out_experts
-from antiphon.engine.load.loader import check_memory, engine_info, load_model, unpacks_weights
+from antiphon.engine.load.load_method import check_memory, unpacks_weights
+from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.replace import relative_error
 from tests.engine.fit.experts.test_packed_experts import ROUNDING_ERROR, choose_routes, make_rows
