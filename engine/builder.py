@@ -28,9 +28,9 @@ from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.load.decoded_checkpoint import keeps_stored_form
-from antiphon.engine.load.experts.placeholders import stand_in_for_experts
+from antiphon.engine.load.experts.placeholders import use_placeholders
 from antiphon.engine.load.loader import engine_info, load_model
-from antiphon.engine.load.mapped_weights import use_kernels
+from antiphon.engine.load.mmap_weights import use_kernels
 from antiphon.engine.malloc_tuning import map_large_blocks, return_freed_memory
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.opening import open_pack_session
@@ -149,7 +149,7 @@ def _select_forward(build: _Build) -> None:
     if cuda:
         # cuDNN attention builds a new plan for each shape, which takes up to half a second.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    with stand_in_for_experts(model) as num_stand_ins:
+    with use_placeholders(model) as num_placeholders:
         # Packed experts amplify the last bits, in which two correct passes differ.
         build.forward = select_forward(
             model,
@@ -159,8 +159,8 @@ def _select_forward(build: _Build) -> None:
             context=options.max_model_len,
             validation=build.validation,
         )
-    if num_stand_ins:
-        build.validation.had_stand_ins = True
+    if num_placeholders:
+        build.validation.had_placeholders = True
         build.validation.texts.reference = None  # those of the model itself are other ones
 
 

@@ -12,7 +12,7 @@ from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.models.memory_pool import GIB
 from antiphon.app.serve_options import ServeError
 from antiphon.engine.checkpoint.files import Checkpoint
-from antiphon.engine.checkpoint.held_size import estimate_held_size
+from antiphon.engine.checkpoint.resident_size import estimate_resident_size
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.resident_memory import read_resident_bytes
 from antiphon.engine.protocol import Engine
@@ -52,7 +52,7 @@ def estimate_weights(checkpoint: Checkpoint, options: EngineOptions) -> MemoryEs
     if options.dtype == "float32":
         size = checkpoint.weight_bytes(FP32_BYTES, unpacks=True)
         return MemoryEstimate(int(size * LEAST_OF_COUNT), int(size * HELD_GROWTH))
-    held = None if is_cuda else estimate_held_size(checkpoint, options.quantization)
+    held = None if is_cuda else estimate_resident_size(checkpoint, options.quantization)
     if held is not None:
         return MemoryEstimate(held.packed, int((held.packed + held.mapped) * HELD_GROWTH))
     if checkpoint.quantization_method is not None:

@@ -74,7 +74,7 @@ def optimize_model(
         check_similarity(options.quantization, error.similarity, force=options.force_quantization)
         notes.append(str(error))
         kept.finish(StartChecks(type(forward).__name__, [list(names) for names in packing.groups], *error))
-    elif validation.had_stand_ins:  # no pass with the experts themselves has run
+    elif validation.had_placeholders:  # no pass with the experts themselves has run
         check_finite(reference_logits(forward, model), model)
     return packing._replace(description=", ".join(note for note in notes if note))
 

@@ -30,7 +30,7 @@ from antiphon.engine.fit.stored_linears import build_stored_linear
 from antiphon.engine.fit.verification import UnusableKernelError
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.weight_rows import WeightRows
-from antiphon.engine.load.mapped_weights import DecodedWeight, MappedLinear, join_rows
+from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight, join_rows
 from antiphon.engine.malloc_tuning import return_freed_memory
 from antiphon.engine.options import Quantization
 from antiphon.engine.pack_cache.session import PackSession
@@ -119,20 +119,20 @@ def find_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     Any other subclass may compute anything.
     """
     for name, module in model.named_modules():
-        if type(module) is nn.Linear or isinstance(module, MappedLinear):
+        if type(module) is nn.Linear or isinstance(module, MmapLinear):
             yield name, module
 
 
 def _stored_weight(layer: nn.Linear) -> Tensor:
     """Returns the weight in the type in which it is in memory or in its file."""
-    mapped = layer.mapped if isinstance(layer, MappedLinear) else None
-    if isinstance(mapped, DecodedWeight):
-        return mapped.deferred
+    mapped = layer.mapped if isinstance(layer, MmapLinear) else None
+    if isinstance(mapped, QuantizedMmapWeight):
+        return mapped.lazy
     return layer.weight.detach() if mapped is None else mapped.stored
 
 
 def _computes_in_fp32(layer: nn.Linear) -> bool:
-    return isinstance(layer, MappedLinear) or layer.weight.dtype == torch.float32
+    return isinstance(layer, MmapLinear) or layer.weight.dtype == torch.float32
 
 
 def _pack_groups(
@@ -156,7 +156,7 @@ def _pack_groups(
             continue
         _replace_layers(model, names, layers, kernel)
         for layer in layers:
-            if isinstance(layer, MappedLinear):
+            if isinstance(layer, MmapLinear):
                 layer.mapped.release()
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
@@ -180,7 +180,7 @@ def _pack_groups(
 def _read_mapped_layers(model: nn.Module) -> None:
     """Replaces layers that are still mapped: the model reads their weights itself, or no kernel can compute them."""
     for name, module in find_linears(model):
-        if isinstance(module, MappedLinear):
+        if isinstance(module, MmapLinear):
             set_submodule(model, name, module.to_linear())
 
 
@@ -240,7 +240,7 @@ class GroupPacker:
 
 def _join_layers(layers: list[nn.Linear]) -> WeightRows:
     """Returns the rows of all weights. Those of a quantized checkpoint are decoded for it."""
-    return join_rows([layer.mapped if isinstance(layer, MappedLinear) else layer.weight.detach() for layer in layers])
+    return join_rows([layer.mapped if isinstance(layer, MmapLinear) else layer.weight.detach() for layer in layers])
 
 
 def _replace_layers(model: nn.Module, names: list[str], layers: list[nn.Linear], kernel: LinearKernel) -> None:

@@ -47,11 +47,11 @@ class DryRun:
 
         Returns that reason, or the error of the run. Then the model cannot be packed in these groups.
         """
-        stand_ins = {name: _LinearStandIn(layer) for name, layer in self._linears.items()}
-        watchers = [_CallWatcher([stand_ins[name] for name in names]) for names in self._candidates]
+        probes = {name: _LinearProbe(layer) for name, layer in self._linears.items()}
+        watchers = [_CallWatcher([probes[name] for name in names]) for names in self._candidates]
         try:
-            for name, stand_in in stand_ins.items():
-                set_submodule(self._model, name, stand_in)
+            for name, probe in probes.items():
+                set_submodule(self._model, name, probe)
             reason = run()
         except Exception as failure:
             log.debug("the dry run failed", exc_info=True)
@@ -59,11 +59,11 @@ class DryRun:
         finally:
             for name, layer in self._linears.items():
                 set_submodule(self._model, name, layer)
-                stand_ins[name].watcher = None  # the reference cycle would keep the original weights
+                probes[name].watcher = None  # the reference cycle would keep the original weights
         if reason is None:
             groups = [names for names, watcher in zip(self._candidates, watchers, strict=True) if watcher.is_shared]
             merged = {name for names in groups for name in names}
-            callable_only = (name for name, stand_in in stand_ins.items() if not stand_in.was_read)
+            callable_only = (name for name, probe in probes.items() if not probe.was_read)
             self.groups = [*groups, *([name] for name in callable_only if name not in merged)]
         return reason
 
@@ -91,12 +91,12 @@ def plan_packing(model: nn.Module, linears: dict[str, nn.Linear], run: RunModel)
 class _CallWatcher:
     """Records whether its layers are always called in turn, with the same tensor, which is not changed in between."""
 
-    def __init__(self, members: list["_LinearStandIn"]) -> None:
+    def __init__(self, members: list["_LinearProbe"]) -> None:
         self._shared = True
         self._members = members
         for member in members:
             member.watcher = self
-        self._waiting: list[_LinearStandIn] = []
+        self._waiting: list[_LinearProbe] = []
         self._input: Tensor | None = None
         self._copy: Tensor | None = None
 
@@ -105,7 +105,7 @@ class _CallWatcher:
         """True if all calls shared their input, the last round included every layer, and no weight was read."""
         return self._shared and not self._waiting and not any(member.was_read for member in self._members)
 
-    def record_call(self, member: "_LinearStandIn", x: Tensor) -> None:
+    def record_call(self, member: "_LinearProbe", x: Tensor) -> None:
         if not self._waiting:
             self._waiting, self._input, self._copy = list(self._members), x, x.clone()
         same = x is self._input and self._copy is not None and torch.equal(x, self._copy)
@@ -116,7 +116,7 @@ class _CallWatcher:
             self._input = self._copy = None
 
 
-class _LinearStandIn(nn.Module):
+class _LinearProbe(nn.Module):
     """A linear layer that records whether the model reads its parameters, which a packed layer does not have.
 
     In a group, its results are views, as those of a merged layer are.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from antiphon.engine.checkpoint.quantized.stored_weight import GroupedLevels
+from antiphon.engine.checkpoint.quantized.quantized_weight import GroupedLevels
 from antiphon.engine.fit.linears import (
     INT8_MAX_RELATIVE_ERROR,
     MIN_SCALE,
@@ -25,7 +25,7 @@ from antiphon.engine.fit.verification import verify_linear
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, INT4_MIN, PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, UNSIGNED_ZERO, PackedInt8Weight, round_up
-from antiphon.engine.load.mapped_weights import DecodedWeight, MappedLinear
+from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight
 from antiphon.engine.options import Quantization
 
 INT4_BITS = 4
@@ -63,8 +63,8 @@ def _read_levels(layers: Sequence[nn.Linear]) -> GroupedLevels | None:
     """Returns the stored levels of all layers; None if one has none, or if they differ in their groups."""
     parts: list[GroupedLevels] = []
     for layer in layers:
-        mapped = layer.mapped if isinstance(layer, MappedLinear) else None
-        levels = mapped.read_levels() if isinstance(mapped, DecodedWeight) else None
+        mapped = layer.mapped if isinstance(layer, MmapLinear) else None
+        levels = mapped.read_levels() if isinstance(mapped, QuantizedMmapWeight) else None
         if levels is None:
             return None
         parts.append(levels)

@@ -93,12 +93,12 @@ class Validation:
     """Compares passes with the logits that the model's own code gives the texts.
 
     Each pass reads the whole model, so what it shows is kept for later checks: the measured logits in `texts`, and in
-    `dry_run` how the model uses its linear layers. `had_stand_ins` tells whether experts were not computed.
+    `dry_run` how the model uses its linear layers. `had_placeholders` tells whether experts were not computed.
     """
 
     def __init__(self, model: PreTrainedModel, dry_run: DryRun | None = None) -> None:
         self.texts, self.dry_run = ProbeTexts(model), dry_run
-        self.had_stand_ins = False
+        self.had_placeholders = False
         self._model = model
 
     def measure_texts(self, forward: ForwardPass) -> None:

@@ -11,16 +11,16 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.checkpoint.formats import check_packages
-from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
-from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
+from antiphon.engine.checkpoint.quantized.lazy_weight import LazyWeight
+from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeight
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS, explain_unread_format
 from antiphon.engine.checkpoint.quantized.tensor_files import read_checkpoint
 from antiphon.engine.load.architectures import load_config
-from antiphon.engine.load.experts.replacement import hold_all_experts
+from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.loading_report import list_missing
-from antiphon.engine.load.mapped_weights import (
+from antiphon.engine.load.mmap_weights import (
     FileMappings,
-    MappedWeight,
+    MmapWeight,
     decode_parameters,
     has_exact_buffers,
     map_weights,
@@ -60,23 +60,23 @@ def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -
     In fp32, the weights of linear layers, embeddings and fused experts stay in the files until they are used.
     """
     if dtype != torch.float32:
-        model, missing = _load_deferred(model_class, checkpoint, dtype, dtype)
+        model, missing = _load_lazily(model_class, checkpoint, dtype, dtype)
         decode_parameters(model)
         return model, missing
-    model, missing = _load_deferred(model_class, checkpoint, None, dtype)
+    model, missing = _load_lazily(model_class, checkpoint, None, dtype)
     if not has_exact_buffers(model):
-        model, missing = _load_deferred(model_class, checkpoint, dtype, dtype)
-    hold_all_experts(model)
+        model, missing = _load_lazily(model_class, checkpoint, dtype, dtype)
+    wrap_all_experts(model)
     log.debug("%d layers keep their weights in the files", map_weights(model))
     for config in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
         config.dtype = dtype
     return model, missing
 
 
-def _load_deferred(
+def _load_lazily(
     model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype | None, decoded_dtype: torch.dtype
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Implements `load_decoded`, leaving quantized weights deferred.
+    """Implements `load_decoded`, leaving quantized weights lazy.
 
     The other weights have type `dtype`, by default the one in which all of them are stored, or fp32.
     """
@@ -92,11 +92,11 @@ def _load_deferred(
     types = {tensor.dtype for tensor in plain.values() if tensor.is_floating_point()}
     dtype = dtype or (types.pop() if len(types) == 1 else torch.float32)
     _release_pages_after_reading(stored.values())
-    deferred = {name: DeferredWeight(weight, dtype, decoded_dtype) for name, weight in stored.items()}
+    lazy = {name: LazyWeight(weight, dtype, decoded_dtype) for name, weight in stored.items()}
     model, report = concrete.from_pretrained(
         None,
         config=config,
-        state_dict=plain | deferred,
+        state_dict=plain | lazy,
         dtype=dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
@@ -116,14 +116,14 @@ def _choose_concrete_class(model_class: Any, config: PreTrainedConfig) -> tuple[
     return concrete, config.get_text_config() if is_text_part else config
 
 
-def _release_pages_after_reading(weights: Iterable[StoredWeight]) -> None:
+def _release_pages_after_reading(weights: Iterable[QuantizedWeight]) -> None:
     """Makes weights give back the pages of the mapped files that they were decoded from."""
     mappings = FileMappings()
     for weight in weights:
-        weight.release = partial(_release_all, [MappedWeight(tensor, mappings) for tensor in weight.tensors])
+        weight.release = partial(_release_all, [MmapWeight(tensor, mappings) for tensor in weight.tensors])
 
 
-def _release_all(stored: Sequence[MappedWeight]) -> None:
+def _release_all(stored: Sequence[MmapWeight]) -> None:
     for tensor in stored:
         tensor.release()
 
@@ -140,16 +140,16 @@ def _load_mapped_gguf(model_class: Any, checkpoint: Checkpoint) -> tuple[PreTrai
         outline = concrete(config)
     weights = read_gguf_weights(checkpoint.path / str(checkpoint.gguf_file), outline)
     _release_pages_after_reading(weights.matrices())
-    deferred = {name: DeferredWeight(weight, torch.float32, torch.float32) for name, weight in weights.stored.items()}
+    lazy = {name: LazyWeight(weight, torch.float32, torch.float32) for name, weight in weights.stored.items()}
     model, report = concrete.from_pretrained(
         None,
         config=config,
-        state_dict=weights.plain | deferred,
+        state_dict=weights.plain | lazy,
         dtype=torch.float32,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
-    hold_all_experts(model)
+    wrap_all_experts(model)
     log.debug("%d layers keep their weights in the file", map_weights(model))
     return model.eval(), list_missing(report, checkpoint.path)
 

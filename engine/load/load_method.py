@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from antiphon.engine.checkpoint.files import Checkpoint
-from antiphon.engine.checkpoint.held_size import estimate_held_size
+from antiphon.engine.checkpoint.resident_size import estimate_resident_size
 from antiphon.engine.errors import LoadError
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
@@ -82,7 +82,7 @@ def plan_load(
         method = LoadMethod.UNPACKED if unpacks_weights(checkpoint, device) else LoadMethod.WHOLE
     size = None
     if method in {LoadMethod.DECODED_ON_USE, LoadMethod.GGUF_ON_USE}:
-        size = estimate_held_size(checkpoint, "int4" if to_quantize else None)  # the smallest form
+        size = estimate_resident_size(checkpoint, "int4" if to_quantize else None)  # the smallest form
     return LoadPlan(method, device, computed, computed, computed.itemsize, None if size is None else size.packed)
 
 

@@ -21,13 +21,13 @@ from antiphon.engine.hardware import free_memory
 from antiphon.engine.load.architectures import check_quantization_method, choose_model_class, load_config
 from antiphon.engine.load.decoded_checkpoint import load_decoded, load_gguf
 from antiphon.engine.load.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
-from antiphon.engine.load.experts.replacement import hold_all_experts
+from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored_checkpoint import load_with_experts_in_files
 from antiphon.engine.load.experts.tensor_files import LoadedModel
 from antiphon.engine.load.load_method import LoadMethod, LoadPlan, check_memory, choose_device, plan_load
 from antiphon.engine.load.loading_report import describe_missing, list_missing
-from antiphon.engine.load.mapped_weights import map_weights
 from antiphon.engine.load.mixed_dtypes import convert_buffers, find_fp32_names, has_names, load_as_stored
+from antiphon.engine.load.mmap_weights import map_weights
 from antiphon.engine.protocol import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def _load_mapped(model_class: Any, checkpoint: Checkpoint, stored_dtype: torch.d
         del model
         return _load_pretrained(model_class, checkpoint, torch.float32, "cpu")
     convert_buffers(model)
-    hold_all_experts(model)
+    wrap_all_experts(model)
     log.debug("%d layers keep their weights in the files", map_weights(model))
     return model, missing
 

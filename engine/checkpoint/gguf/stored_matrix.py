@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
+from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeight
 
 DECODED_ROWS_PER_PART = 256
 """Rows that are decoded at a time: `gguf` holds their values twice."""
@@ -16,7 +16,7 @@ Finish = Callable[[Tensor], Tensor]
 """Turns decoded values into those of the model: other rows, other signs."""
 
 
-class GgufMatrix(StoredWeight):
+class GgufMatrix(QuantizedWeight):
     """A matrix (outputs, inputs). `stored`: its rows in the file, as elements or as bytes of blocks of a `kind`."""
 
     def __init__(self, stored: np.ndarray, kind: gguf.GGMLQuantizationType, finish: Finish | None = None) -> None:

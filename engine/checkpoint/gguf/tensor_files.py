@@ -20,8 +20,8 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.integrations.gguf import utils as gguf_utils
 
 from antiphon.engine.checkpoint.gguf.stored_matrix import Finish, GgufMatrix
-from antiphon.engine.checkpoint.quantized.stacked_weight import JoinedWeight, StackedWeight
-from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
+from antiphon.engine.checkpoint.quantized.fused_weight import FusedExpertsWeight, FusedWeight
+from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeight
 
 older_reader: Any = modeling_gguf_pytorch_utils
 newer_reader: Any = gguf_utils
@@ -50,12 +50,12 @@ class GgufWeights(NamedTuple):
     """The weights of a file by the names of the model: in memory, or matrices that stay in the mapped file."""
 
     plain: dict[str, Tensor]
-    stored: dict[str, StoredWeight]
+    stored: dict[str, QuantizedWeight]
 
     def matrices(self) -> Iterator[GgufMatrix]:
         """Yields every matrix of the file, those of experts one by one."""
         for weight in self.stored.values():
-            joined = weight.matrices if isinstance(weight, StackedWeight) else [JoinedWeight([weight], 0)]
+            joined = weight.matrices if isinstance(weight, FusedExpertsWeight) else [FusedWeight([weight], 0)]
             yield from (part for matrix in joined for part in matrix.parts if isinstance(part, GgufMatrix))
 
 
@@ -119,7 +119,7 @@ class _OlderReader:
     def read(self, tensors: list[_MappedTensor]) -> GgufWeights:
         """Returns the weights of all tensors."""
         parsed: dict[str, Any] = {"tensors": {}}
-        stored: dict[str, StoredWeight] = {}
+        stored: dict[str, QuantizedWeight] = {}
         experts: dict[str, dict[str, list[GgufMatrix]]] = {}
         for tensor in tensors:
             name = self._names.get(tensor.name)
@@ -160,7 +160,7 @@ class _NewerReader:
     def read(self, tensors: list[_MappedTensor]) -> GgufWeights:
         """Returns the weights of all tensors."""
         plain: dict[str, Tensor] = {}
-        stored: dict[str, StoredWeight] = {}
+        stored: dict[str, QuantizedWeight] = {}
         experts: dict[str, dict[str, list[GgufMatrix]]] = {}
         for tensor in tensors:
             name, pattern = rename_source_key(tensor.name, self._renamings, self._converters)
@@ -185,10 +185,10 @@ def _apply_operations(operations: list[Any], name: str, values: Tensor) -> Tenso
     return values
 
 
-def _stack_experts(experts: Mapping[str, Mapping[str, list[GgufMatrix]]]) -> dict[str, StoredWeight]:
+def _stack_experts(experts: Mapping[str, Mapping[str, list[GgufMatrix]]]) -> dict[str, QuantizedWeight]:
     """Returns the matrices of all experts by name. Each has the rows of gate above those of up."""
-    stacks: dict[str, StoredWeight] = {}
+    stacks: dict[str, QuantizedWeight] = {}
     for name, parts in experts.items():
         rows = zip(*(parts[part] for part in ("gate", "up", "down") if part in parts), strict=True)
-        stacks[name] = StackedWeight([JoinedWeight(each, 0) for each in rows])
+        stacks[name] = FusedExpertsWeight([FusedWeight(each, 0) for each in rows])
     return stacks

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from antiphon.engine.checkpoint.quantized.integers import center_levels, unpack_words
-from antiphon.engine.checkpoint.quantized.stored_weight import GroupedLevels, IntegerWeight, StoredWeight, drop_zeros
+from antiphon.engine.checkpoint.quantized.quantized_weight import (
+    GroupedLevels,
+    IntegerWeight,
+    QuantizedWeight,
+    drop_zeros,
+)
 
 SUFFIXES = (".qweight", ".qzeros", ".scales")
 
@@ -21,7 +26,7 @@ NIBBLE_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 AWQ_BITS = 4
 
 
-def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, StoredWeight]:  # noqa: ARG001  the layout has no variants
+def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, QuantizedWeight]:  # noqa: ARG001  the layout has no variants
     """Returns the weights of all layers by name."""
     layers = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
     return {f"{layer}.weight": AwqWeight([tensors[layer + suffix] for suffix in SUFFIXES]) for layer in layers}

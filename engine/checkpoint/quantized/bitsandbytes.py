@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.engine.checkpoint.quantized.stored_weight import GroupedLevels, IntegerWeight, StoredWeight
+from antiphon.engine.checkpoint.quantized.quantized_weight import GroupedLevels, IntegerWeight, QuantizedWeight
 
 STATE_MARK = ".quant_state.bitsandbytes__"
 SUFFIXES = (
@@ -25,9 +25,9 @@ SUFFIXES = (
 MAX_LEVEL = 127
 
 
-def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, StoredWeight]:  # noqa: ARG001  the tensors tell their layout
+def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, QuantizedWeight]:  # noqa: ARG001  the tensors tell their layout
     """Returns the weights of all layers by name."""
-    weights: dict[str, StoredWeight] = {}
+    weights: dict[str, QuantizedWeight] = {}
     for name, tensor in tensors.items():
         stem, mark, _ = name.partition(STATE_MARK)
         if mark:
@@ -44,7 +44,7 @@ def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
     return weights
 
 
-class TableWeight(StoredWeight):
+class TableWeight(QuantizedWeight):
     """A weight of 4-bit indices. `state`: what the file's JSON says about it."""
 
     def __init__(self, indices: Tensor, state: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:

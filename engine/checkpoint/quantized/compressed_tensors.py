@@ -16,10 +16,10 @@ from torch import Tensor
 
 from antiphon.engine.checkpoint.quantized.fp8 import FP8_DTYPES, Fp8Weight
 from antiphon.engine.checkpoint.quantized.integers import WORD_BITS, center_levels, unpack_words
-from antiphon.engine.checkpoint.quantized.stored_weight import (
+from antiphon.engine.checkpoint.quantized.quantized_weight import (
     GroupedLevels,
     IntegerWeight,
-    StoredWeight,
+    QuantizedWeight,
     drop_zeros,
     order_by_group,
 )
@@ -31,16 +31,16 @@ SUFFIXES = (
 """Names of tensors other than the weight. Activations get scales of their own for each row, whatever the file says."""
 
 
-def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, StoredWeight]:
+def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, QuantizedWeight]:
     """Returns the weights of all layers by name. `settings`: the checkpoint's `quantization_config`."""
     layers = [name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")]
     blocks = _find_block_shape(settings)
-    weights: dict[str, StoredWeight] = {}
+    weights: dict[str, QuantizedWeight] = {}
     for layer in layers:
         name = f"{layer}.weight"
         parts = {suffix: tensors[layer + suffix] for suffix in SUFFIXES if layer + suffix in tensors}
         if ".weight_packed" in parts:
-            weights[name] = PackedWeight(parts)
+            weights[name] = PackQuantizedWeight(parts)
         elif tensors[name].dtype in FP8_DTYPES:
             weights[name] = Fp8Weight(tensors[name], parts[".weight_scale"], blocks)
         else:
@@ -65,7 +65,7 @@ def _find_bits(inputs: int, words: int) -> int:
     raise ValueError(f"{words} words do not hold {inputs} inputs without gaps")
 
 
-class PackedWeight(IntegerWeight):
+class PackQuantizedWeight(IntegerWeight):
     """A weight whose numbers are packed into int32 words. The number of their bits follows from the shape."""
 
     def __init__(self, parts: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
+from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeight
 
 FP8_DTYPES = {torch.float8_e4m3fn, torch.float8_e5m2}
 
@@ -21,11 +21,11 @@ EXPONENT_BIAS = 127
 """Bias of a scale that is stored as the exponent of two in a byte."""
 
 
-def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, StoredWeight]:
+def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, QuantizedWeight]:
     """Returns all weights in FP8 by name. `settings`: the checkpoint's `quantization_config`."""
     blocks = settings.get("weight_block_size")
     shape = (int(blocks[0]), int(blocks[1])) if blocks else None
-    weights: dict[str, StoredWeight] = {}
+    weights: dict[str, QuantizedWeight] = {}
     for name, tensor in tensors.items():
         scale = next((tensors[name + suffix] for suffix in SCALE_SUFFIXES if name + suffix in tensors), None)
         if tensor.dtype in FP8_DTYPES:
@@ -33,7 +33,7 @@ def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
     return weights
 
 
-class Fp8Weight(StoredWeight):
+class Fp8Weight(QuantizedWeight):
     """A weight (…, outputs, inputs) in FP8. `blocks`: outputs and inputs of a block, if the weight has blocks.
 
     Raises `ValueError` if there are too many scales or too few.

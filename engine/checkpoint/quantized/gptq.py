@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from antiphon.engine.checkpoint.quantized.integers import WORD_BITS, center_levels, unpack_words
-from antiphon.engine.checkpoint.quantized.stored_weight import (
+from antiphon.engine.checkpoint.quantized.quantized_weight import (
     GroupedLevels,
     IntegerWeight,
-    StoredWeight,
+    QuantizedWeight,
     drop_zeros,
     order_by_group,
 )
@@ -22,7 +22,7 @@ from antiphon.engine.checkpoint.quantized.stored_weight import (
 SUFFIXES = (".qweight", ".qzeros", ".scales", ".g_idx")
 
 
-def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, StoredWeight]:
+def find_weights(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, QuantizedWeight]:
     """Returns the weights of all layers by name. `settings`: the checkpoint's `quantization_config`."""
     layers = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
     is_v2 = settings.get("checkpoint_format") == "gptq_v2"

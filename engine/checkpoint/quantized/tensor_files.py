@@ -8,9 +8,9 @@ from torch import Tensor
 
 from antiphon.engine.checkpoint.files import Checkpoint, find_weight_files
 from antiphon.engine.checkpoint.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq
-from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
+from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeight
 
-FindWeights = Callable[[Mapping[str, Tensor], Mapping[str, Any]], dict[str, StoredWeight]]
+FindWeights = Callable[[Mapping[str, Tensor], Mapping[str, Any]], dict[str, QuantizedWeight]]
 
 FORMATS: dict[str, tuple[FindWeights, tuple[str, ...]]] = {
     "awq": (awq.find_weights, awq.SUFFIXES),
@@ -23,7 +23,7 @@ FORMATS: dict[str, tuple[FindWeights, tuple[str, ...]]] = {
 """For each method, the function that finds the weights, and the suffixes of the other tensors of a quantized layer."""
 
 
-def read_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, StoredWeight]]:
+def read_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, QuantizedWeight]]:
     """Returns the weights that are not quantized, in the mapped files, and those that are, each by name."""
     tensors = dict(_map_tensors(checkpoint))
     find_weights, suffixes = FORMATS[str(checkpoint.quantization_method)]

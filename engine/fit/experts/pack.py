@@ -20,7 +20,7 @@ from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
 from antiphon.engine.load.experts.grouped import StoredGroupedLinear
 from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
-from antiphon.engine.load.experts.replacement import hold_all_experts
+from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.malloc_tuning import return_freed_memory
 from antiphon.engine.pack_cache.pack_file import PackEntry
@@ -70,7 +70,7 @@ def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None, ke
     Experts that cannot be packed stay as they are, with a warning in the log. Weights are packed and freed one layer
     after the other, unless an earlier start has `kept` them.
     """
-    failures = hold_all_experts(model)
+    failures = wrap_all_experts(model)
     names = [name for name, _ in _find_stored(model)]
     packed_count = 0
     for name in visit_layers(names):

@@ -49,7 +49,7 @@ class StoredGroupedLinear(nn.Module):
 
 
 @torch.inference_mode()
-def hold_grouped_linears(model: nn.Module) -> dict[str, str]:
+def wrap_grouped_linears(model: nn.Module) -> dict[str, str]:
     """Replaces layers of `GROUPED_CLASS_NAMES` by stored ones. Returns the reason for each that stays."""
     failures = {}
     for name, module in list(model.named_modules()):

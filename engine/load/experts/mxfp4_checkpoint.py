@@ -89,11 +89,11 @@ def load_mxfp4_model(checkpoint: Checkpoint, load: Callable[[PreTrainedConfig], 
     model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
     with leave_out_experts(model_class):
         model, missing = load(config)
-    hold_mxfp4_experts(model, checkpoint.path)
+    wrap_mxfp4_experts(model, checkpoint.path)
     return model, missing
 
 
-def hold_mxfp4_experts(model: nn.Module, folder: Path) -> None:
+def wrap_mxfp4_experts(model: nn.Module, folder: Path) -> None:
     """Replaces experts that were left out by those in the files of a folder.
 
     Raises `MissingExpertsError`, or `UnknownExpertsError` if transformers' code computes something else.

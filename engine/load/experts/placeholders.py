@@ -18,7 +18,7 @@ FACTOR_STEP = 0.618034
 
 
 @contextmanager
-def stand_in_for_experts(model: nn.Module) -> Iterator[int]:
+def use_placeholders(model: nn.Module) -> Iterator[int]:
     """Within this context, the experts of this package compute `mix_rows` instead of their weights.
 
     Yields the number of layers whose experts do so.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.forward.experts.layout import find_fused_experts
-from antiphon.engine.load.experts.grouped import hold_grouped_linears
+from antiphon.engine.load.experts.grouped import wrap_grouped_linears
 from antiphon.engine.load.experts.placeholders import mix_rows
 from antiphon.engine.load.experts.stored import (
     PROBE_ROWS,
@@ -44,7 +44,7 @@ class InputScalingMixture(nn.Module):
         return self.shared_expert(rows) + total, logits
 
 
-def hold_all_experts(model: nn.Module) -> dict[str, str]:
+def wrap_all_experts(model: nn.Module) -> dict[str, str]:
     """Replaces fused experts by `StoredExperts`. Returns the reason for each that computes something else."""
     failures = {}
     for name, module, layout in list(find_fused_experts(model)):
@@ -52,7 +52,7 @@ def hold_all_experts(model: nn.Module) -> dict[str, str]:
             replace_experts(model, name, StoredExperts(module, layout), module)
         except UnknownExpertsError as failure:
             failures[name] = str(failure)
-    return failures | hold_grouped_linears(model)
+    return failures | wrap_grouped_linears(model)
 
 
 def replace_experts(model: nn.Module, name: str, stored: StoredExperts, original: nn.Module) -> None:

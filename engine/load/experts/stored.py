@@ -15,7 +15,7 @@ from antiphon.engine.forward.experts.routing import add_identities, run_experts
 from antiphon.engine.load.experts.tensor_files import ExpertTensors
 from antiphon.engine.replace import relative_error
 
-HeldWeights = Mapping[str, Tensor | ExpertTensors]
+ExpertWeights = Mapping[str, Tensor | ExpertTensors]
 """The matrices of all experts by name: in memory, or in mapped files."""
 
 PROBE_ROWS = 5
@@ -35,11 +35,11 @@ class StoredExperts(nn.Module):
     they are those of the original.
     """
 
-    def __init__(self, module: nn.Module, layout: ExpertsLayout, weights: HeldWeights | None = None) -> None:
+    def __init__(self, module: nn.Module, layout: ExpertsLayout, weights: ExpertWeights | None = None) -> None:
         super().__init__()
         self.layout, self.module = layout, copy.copy(module)
         self.module._parameters = dict(module._parameters)
-        self.weights: HeldWeights = {name: self._take(name) for name in layout.names} if weights is None else weights
+        self.weights: ExpertWeights = {name: self._take(name) for name in layout.names} if weights is None else weights
         self.biases = {name: self._take(f"{name}_bias") for name in layout.names if layout.has_bias}
         self._gate = ModuleGate(self.module, layout)
 

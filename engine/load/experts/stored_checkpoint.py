@@ -48,7 +48,7 @@ def load_with_experts_in_files(auto_class: Any, checkpoint: Checkpoint, load: Ca
     with leave_out_experts(model_class):
         model, missing = load()
     try:
-        hold_experts_in_files(model, TensorFiles(checkpoint.path))
+        wrap_experts_in_files(model, TensorFiles(checkpoint.path))
     except (MissingExpertsError, UnknownExpertsError) as failure:
         log.debug("experts are loaded as a whole: %s", failure)
         del model
@@ -56,7 +56,7 @@ def load_with_experts_in_files(auto_class: Any, checkpoint: Checkpoint, load: Ca
     return model, missing
 
 
-def hold_experts_in_files(model: PreTrainedModel, files: TensorFiles) -> None:
+def wrap_experts_in_files(model: PreTrainedModel, files: TensorFiles) -> None:
     """Replaces experts that were left out by those in the files.
 
     Raises `MissingExpertsError`, or `UnknownExpertsError` if transformers' code computes something else.

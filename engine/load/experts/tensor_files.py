@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.engine.forward.experts.layout import is_experts_class, read_layout
-from antiphon.engine.load.mapped_weights import FileMappings, MappedWeight
+from antiphon.engine.load.mmap_weights import FileMappings, MmapWeight
 
 IGNORED_NAMES = r"\.experts\.(gate_up|up|down)_proj(_blocks|_scales)?$"
 """Pattern of the tensors that transformers need not know, by their names in the model."""
@@ -40,18 +40,18 @@ class ExpertTensors:
     def __init__(self, parts: Sequence[Tensor | list[Tensor]]) -> None:
         mappings = FileMappings()
         self._parts = [
-            MappedWeight(part, mappings)
+            MmapWeight(part, mappings)
             if isinstance(part, Tensor)
-            else [MappedWeight(tensor, mappings) for tensor in part]
+            else [MmapWeight(tensor, mappings) for tensor in part]
             for part in parts
         ]
 
     def __len__(self) -> int:
         first = self._parts[0]
-        return len(first.stored) if isinstance(first, MappedWeight) else len(first)
+        return len(first.stored) if isinstance(first, MmapWeight) else len(first)
 
     def __getitem__(self, index: int) -> Tensor:
-        tensors = [part.stored[index] if isinstance(part, MappedWeight) else part[index].stored for part in self._parts]
+        tensors = [part.stored[index] if isinstance(part, MmapWeight) else part[index].stored for part in self._parts]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
     @property
@@ -67,7 +67,7 @@ class ExpertTensors:
     def release(self, index: int) -> None:
         """Gives the pages of an expert back to the system."""
         for part in self._parts:
-            if isinstance(part, MappedWeight):
+            if isinstance(part, MmapWeight):
                 part.release(index, index + 1)
             else:
                 part[index].release()

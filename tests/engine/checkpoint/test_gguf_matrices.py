@@ -20,7 +20,7 @@ from antiphon.engine.builder import build_core
 from antiphon.engine.load import decoded_checkpoint
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.loader import load_model
-from antiphon.engine.load.mapped_weights import DecodedWeight, MappedLinear
+from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight
 from antiphon.engine.options import EngineOptions
 from tests.engine.tiny_models import BASE_CONFIG
 
@@ -143,12 +143,12 @@ def test_weights_have_the_bits_that_transformers_reads(
     mapped: Any = load_model(tmp_path, device="cpu")[0]
     monkeypatch.setattr(decoded_checkpoint, "find_spec", lambda _: None)
     whole: Any = load_model(tmp_path, device="cpu")[0]
-    assert not any(isinstance(module, MappedLinear) for module in whole.modules())
+    assert not any(isinstance(module, MmapLinear) for module in whole.modules())
     assert len(names) > 10
     for name in names:
         assert torch.equal(read_parameter(mapped, name), read_parameter(whole, name)), name
     linears = [module for module in mapped.modules() if isinstance(module, nn.Linear) and module.out_features > 1]
-    assert all(isinstance(module, MappedLinear) and isinstance(module.mapped, DecodedWeight) for module in linears)
+    assert all(isinstance(module, MmapLinear) and isinstance(module.mapped, QuantizedMmapWeight) for module in linears)
     embedding = mapped.get_input_embeddings()
     ids = torch.tensor([[5, 0, 95], [5, 7, 5]])
     assert torch.equal(embedding(ids), whole.get_input_embeddings()(ids))
@@ -182,4 +182,4 @@ def test_file_with_other_names_is_left_to_transformers(
 
     monkeypatch.setattr(tensor_files, "read_gguf_weights", fail)
     model: Any = load_model(folder, device="cpu")[0]
-    assert not any(isinstance(module, MappedLinear) for module in model.modules())
+    assert not any(isinstance(module, MmapLinear) for module in model.modules())

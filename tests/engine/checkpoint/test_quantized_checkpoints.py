@@ -13,13 +13,13 @@ from torch import Tensor
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint import formats
-from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
+from antiphon.engine.checkpoint.quantized.lazy_weight import LazyWeight
 from antiphon.engine.errors import LoadError
 from antiphon.engine.fit.stored_linears import build_stored_linear
 from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.load import loader
 from antiphon.engine.load.loader import load_model
-from antiphon.engine.load.mapped_weights import MappedLinear
+from antiphon.engine.load.mmap_weights import MmapLinear
 from antiphon.engine.options import EngineOptions
 from tests.engine.checkpoint import quantized_folders as folders
 
@@ -106,7 +106,7 @@ def test_checkpoint_computes_what_its_dequantized_weights_compute(name: str, tmp
     model: Any = load_model(tmp_path, device="cpu")[0]
     with torch.inference_mode():
         assert relative_error(model(PROMPT).logits, expected(PROMPT).logits) < 1e-5
-    assert isinstance(model.model.layers[0].mlp.down_proj, MappedLinear)
+    assert isinstance(model.model.layers[0].mlp.down_proj, MmapLinear)
 
 
 @pytest.mark.parametrize("name", ["gptq-zeros", "awq", "ct-w4a16", "fp8-block", "bnb-nf4"])
@@ -115,7 +115,7 @@ def test_experts_are_dequantized_one_by_one(name: str, tmp_path: Path) -> None:
     expected: Any = folders.write_checkpoint(tmp_path, quantize, settings, "mixtral").model.layers[0].mlp.experts  # type: ignore[union-attr]
     stored: Any = load_model(tmp_path, device="cpu")[0].model.layers[0].mlp.experts  # type: ignore[union-attr]
     for part in ("gate_up_proj", "down_proj"):
-        assert isinstance(stored.weights[part], DeferredWeight)
+        assert isinstance(stored.weights[part], LazyWeight)
         for index, weight in enumerate(getattr(expected, part)):
             assert torch.allclose(stored.expert_weight(part, index), weight, rtol=1e-6, atol=0)
 

@@ -19,7 +19,7 @@ from antiphon.engine.fit.linears import OneDnnLinear, PackedLinear
 from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.kernels.half_linear import HALF_DTYPES, PackedHalfWeight
 from antiphon.engine.load.loader import load_model
-from antiphon.engine.load.mapped_weights import MappedLinear
+from antiphon.engine.load.mmap_weights import MmapLinear
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.kernel_builds import require_kernels
@@ -84,7 +84,7 @@ def test_greedy_tokens_equal_generate_alone_and_in_a_batch(checkpoint: Any, fami
 def test_every_weight_of_a_linear_layer_takes_two_bytes(checkpoint: Any, dtype: torch.dtype) -> None:
     core = build_tiny_core(checkpoint("qwen3", dtype))
     model: nn.Module = core._forward._model  # type: ignore[attr-defined]
-    assert not any(isinstance(module, MappedLinear) for module in model.modules())
+    assert not any(isinstance(module, MmapLinear) for module in model.modules())
     names = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
     assert all("embed" in name for name in names)
     for layer in find_kernels(core):
@@ -117,7 +117,7 @@ def test_weights_stay_as_stored_if_packing_fails(checkpoint: Any, monkeypatch: p
     monkeypatch.setattr("antiphon.engine.fit.pack_linears.plan_packing", lambda *_: [])
     core = build_tiny_core(checkpoint("llama"))
     model: nn.Module = core._forward._model  # type: ignore[attr-defined]
-    assert not any(isinstance(module, MappedLinear) for module in model.modules())
+    assert not any(isinstance(module, MmapLinear) for module in model.modules())
     job = make_job([5, 6, 7], max_tokens=NUM_TOKENS)
     assert join_tokens(run_jobs(core, job)[job.id]) == expected
 

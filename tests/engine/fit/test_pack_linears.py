@@ -438,7 +438,7 @@ def test_validation_is_the_dry_run_of_packing(monkeypatch: pytest.MonkeyPatch) -
     core = build_core_from_model(model, options=EngineOptions(quantization="int8"), optimize=True)
     assert "int8" in core.info.description
     packed = passes.index([MergedLinearSlice, MergedLinearSlice])
-    assert passes[:packed] == [[nn.Linear] * 2] * 2 + [[packing_plan._LinearStandIn] * 2] * 4
+    assert passes[:packed] == [[nn.Linear] * 2] * 2 + [[packing_plan._LinearProbe] * 2] * 4
 
 
 def test_model_that_runs_only_with_its_own_layers_is_validated_without_a_dry_run() -> None:

@@ -58,11 +58,11 @@ def forbid_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "kernels.pack.WeightPacker.pack_int4",
         "kernels.pack.WeightPacker.pack_int8",
-        "optimize.linears.verify_linear",
-        "optimize.pack_linears.plan_packing",
-        "model.validation.ProbeTexts.measure",
-        "model.mapped_weights.MappedLinear.forward",
-        "optimize.optimize_model.compare_logits",
+        "fit.linears.verify_linear",
+        "fit.pack_linears.plan_packing",
+        "fit.validation.ProbeTexts.measure",
+        "load.mmap_weights.MmapLinear.forward",
+        "fit.optimize_model.compare_logits",
     ):
         monkeypatch.setattr(f"antiphon.engine.{name}", fail)
 
@@ -161,7 +161,7 @@ def test_second_start_of_other_models_gives_the_same_tokens(
     expected = generate_tokens(first, JOB)
     packed = list(tmp_path.glob("*.packed"))
     assert len(packed) == 1
-    for name in ("optimize.pack_linears.plan_packing", "experts.pack.pack_stored_experts"):
+    for name in ("fit.pack_linears.plan_packing", "fit.experts.pack.pack_stored_experts"):
         monkeypatch.setattr(f"antiphon.engine.{name}", lambda *_: pytest.fail("planned or packed again", pytrace=False))
     second = start(folder, **options)
     assert generate_tokens(second, JOB) == expected

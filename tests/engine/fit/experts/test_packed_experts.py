@@ -19,7 +19,7 @@ from antiphon.engine.forward.experts.matrix import ExpertForm, ExpertMatrix
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.load.experts.replacement import hold_all_experts
+from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.replace import relative_error
@@ -147,7 +147,7 @@ def test_stored_experts_in_bf16_compute_in_fp32(family: str) -> None:
     model = make_mixture(family)
     *_, (name, module, _) = find_fused_experts(model)
     module.bfloat16()
-    hold_all_experts(model)
+    wrap_all_experts(model)
     stored = model.get_submodule(name)
     assert isinstance(stored, StoredExperts) and not any(weight.ndim == 3 for weight in stored.parameters())
     x, routes = make_rows(10), choose_routes(10, stored.num_experts)

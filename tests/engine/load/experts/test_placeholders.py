@@ -14,8 +14,8 @@ from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.fit.experts.pack import pack_experts
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.forward.varlen import VarlenForward
-from antiphon.engine.load.experts.placeholders import mix_rows, stand_in_for_experts
-from antiphon.engine.load.experts.replacement import hold_all_experts
+from antiphon.engine.load.experts.placeholders import mix_rows, use_placeholders
+from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions
@@ -66,8 +66,8 @@ def test_experts_in_the_files_are_not_read_to_validate_the_pass(
 @torch.inference_mode()
 def test_another_argument_of_experts_changes_the_logits(change: Callable[[Tensor, Tensor, Tensor], Arguments]) -> None:
     model = make_mixture("mixtral")
-    assert not hold_all_experts(model)
-    with stand_in_for_experts(model):
+    assert not wrap_all_experts(model)
+    with use_placeholders(model):
         expected = model(IDS).logits
         for module in model.modules():
             if isinstance(module, StoredExperts):
@@ -88,14 +88,14 @@ def test_mixed_rows_do_not_depend_on_each_other() -> None:
 def test_experts_compute_their_weights_again_after_validation(kind: type[nn.Module]) -> None:
     model = make_mixture("mixtral")
     if kind is StoredExperts:
-        hold_all_experts(model)
+        wrap_all_experts(model)
     else:
         pack_experts(model, "int8", None)
     assert any(isinstance(module, kind) for module in model.modules())
     expected = model(IDS).logits
 
     def run_and_fail() -> None:
-        with stand_in_for_experts(model):
+        with use_placeholders(model):
             assert relative_error(model(IDS).logits, expected) > VALIDATION_RTOL
             raise ZeroDivisionError
 

@@ -24,10 +24,10 @@ from antiphon.engine.builder import build_core
 from antiphon.engine.fit.experts.pack import (
     STORED_TYPES,
     describe_experts,
-    hold_all_experts,
     pack_experts,
     pack_mixture,
     pack_stored_experts,
+    wrap_all_experts,
 )
 from antiphon.engine.forward.experts.grouped import PackedGroupedLinear, make_activations_exact
 from antiphon.engine.forward.experts.matrix import ExpertMatrix
@@ -101,7 +101,7 @@ def run_block(block: nn.Module, x: Tensor) -> Tensor:
 @torch.inference_mode()
 def test_experts_compute_the_same_as_transformers_until_they_are_packed(model: PreTrainedModel) -> None:
     held = copy.deepcopy(model)
-    assert find_cubes(held) and hold_all_experts(held) == {} and not find_cubes(held)
+    assert find_cubes(held) and wrap_all_experts(held) == {} and not find_cubes(held)
     assert relative_error(held(IDS).logits, model(IDS).logits) < 1e-5
 
 
@@ -194,7 +194,7 @@ def test_experts_from_their_stored_tensors_have_the_same_bits(
     name: str, model: PreTrainedModel, kernels: Kernels
 ) -> None:
     held = copy.deepcopy(model)
-    hold_all_experts(held)
+    wrap_all_experts(held)
     stored = next(module for module in held.modules() if isinstance(module, STORED_TYPES))
     packed = pack_stored_experts(stored, "int8", kernels)
     if isinstance(stored, StoredGroupedLinear):
@@ -211,7 +211,7 @@ def test_packing_frees_the_weights_of_each_layer_before_the_next(
     model: PreTrainedModel, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed, alive = copy.deepcopy(model), []
-    hold_all_experts(packed)
+    wrap_all_experts(packed)
     stored = weakref.WeakSet(module for module in packed.modules() if isinstance(module, STORED_TYPES))
     for kind in (PackedExperts, PackedGroupedLinear):
         monkeypatch.setattr(kind, "verify", lambda _: alive.append(len(stored)))
@@ -274,6 +274,6 @@ def test_modules_that_compute_something_else_stay_as_they_are(
 
     monkeypatch.setattr(kind, "forward", forward)
     cubes = find_cubes(model)
-    failures = hold_all_experts(model)
+    failures = wrap_all_experts(model)
     assert failures and all("differ by 0.0099" in reason for reason in failures.values())
     assert find_cubes(model) == cubes

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
+from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeight
 
 
-class StackedWeight(StoredWeight):
+class FusedExpertsWeight(QuantizedWeight):
     """Weights (matrices, outputs, inputs). A matrix is the concatenation of stored ones along `axis`."""
 
-    def __init__(self, matrices: Sequence["JoinedWeight"]) -> None:
+    def __init__(self, matrices: Sequence["FusedWeight"]) -> None:
         self.matrices = list(matrices)
         first = self.matrices[0]
         super().__init__((len(self.matrices), *first.shape), first.bits)
@@ -23,15 +23,15 @@ class StackedWeight(StoredWeight):
             stacked[index] = matrix.read()
         return stacked
 
-    def select(self, index: int) -> StoredWeight:
+    def select(self, index: int) -> QuantizedWeight:
         """Returns one matrix."""
         return self.matrices[index]
 
 
-class JoinedWeight(StoredWeight):
+class FusedWeight(QuantizedWeight):
     """Stored matrices that are concatenated along `axis`."""
 
-    def __init__(self, parts: Sequence[StoredWeight], axis: int) -> None:
+    def __init__(self, parts: Sequence[QuantizedWeight], axis: int) -> None:
         self.parts, self._axis = list(parts), axis
         shape = list(self.parts[0].shape)
         shape[axis] = sum(part.shape[axis] for part in self.parts)
@@ -42,12 +42,12 @@ class JoinedWeight(StoredWeight):
         return torch.cat([part.read() for part in self.parts], self._axis)
 
 
-def stack_weights(weights: Sequence[StoredWeight]) -> StackedWeight:
+def stack_weights(weights: Sequence[QuantizedWeight]) -> FusedExpertsWeight:
     """Returns matrices of one shape as one weight."""
-    return StackedWeight([JoinedWeight([weight], 0) for weight in weights])
+    return FusedExpertsWeight([FusedWeight([weight], 0) for weight in weights])
 
 
-def concatenate_stacks(stacks: Sequence[StackedWeight], axis: int) -> StackedWeight:
+def concatenate_stacks(stacks: Sequence[FusedExpertsWeight], axis: int) -> FusedExpertsWeight:
     """Returns stacks of as many matrices as one stack, whose matrices are concatenated along `axis` of a matrix."""
     groups = zip(*(stack.matrices for stack in stacks), strict=True)
-    return StackedWeight([JoinedWeight(group, axis) for group in groups])
+    return FusedExpertsWeight([FusedWeight(group, axis) for group in groups])

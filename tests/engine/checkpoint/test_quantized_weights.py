@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from antiphon.engine.checkpoint.quantized.compressed_tensors import _find_bits, _find_block_shape
-from antiphon.engine.checkpoint.quantized.stored_weight import order_by_group
+from antiphon.engine.checkpoint.quantized.quantized_weight import order_by_group
 
 
 @pytest.mark.parametrize(

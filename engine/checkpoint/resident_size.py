@@ -24,14 +24,14 @@ QUANTIZED_DTYPES = {"I32", "U8", "I8", "F8_E4M3", "F8_E5M2", "GGUF"}
 """Types of tensors that hold quantized weights, as safetensors names them."""
 
 
-class HeldSize(NamedTuple):
+class ResidentSize(NamedTuple):
     """Bytes of a model's weights: in memory, and in mapped files, of which only the parts in use are in memory."""
 
     packed: int
     mapped: int = 0
 
 
-def estimate_held_size(checkpoint: Checkpoint, quantization: Quantization | None) -> HeldSize | None:
+def estimate_resident_size(checkpoint: Checkpoint, quantization: Quantization | None) -> ResidentSize | None:
     """Returns the size of a checkpoint that is packed from few bits; None for one that is held in another way."""
     settings, is_gguf = checkpoint.quantization_settings, checkpoint.gguf_file is not None
     if not is_gguf and (settings.get("quant_method") not in DECODED_METHODS or explain_unread_format(settings)):
@@ -55,7 +55,7 @@ def estimate_held_size(checkpoint: Checkpoint, quantization: Quantization | None
     dense = max(quantized - experts, 0) * _bytes_per_weight(settings, quantization)
     expert_bytes = INT4_BYTES if quantization == "int4" else INT8_BYTES
     packed = dense + experts * expert_bytes + (plain + output_layer) * INT8_BYTES
-    return HeldSize(int(packed) + in_memory, mapped)
+    return ResidentSize(int(packed) + in_memory, mapped)
 
 
 def _bytes_per_weight(settings: Mapping[str, Any], quantization: Quantization | None) -> float:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
-from antiphon.engine.checkpoint.quantized.stored_weight import GroupedLevels
+from antiphon.engine.checkpoint.quantized.lazy_weight import LazyWeight
+from antiphon.engine.checkpoint.quantized.quantized_weight import GroupedLevels
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.weight_rows import WeightRows
 
@@ -48,7 +48,7 @@ class FileMappings:
         return index >= 0 and tensor.is_contiguous() and tensor.data_ptr() + tensor.nbytes <= self._ends[index]
 
 
-class MappedWeight:
+class MmapWeight:
     """A weight in a mapped file, or in memory if loading had to convert it."""
 
     def __init__(self, stored: Tensor, mappings: FileMappings) -> None:
@@ -77,51 +77,51 @@ class MappedWeight:
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), ctypes.c_int(mmap.MADV_DONTNEED))
 
 
-class DecodedWeight(MappedWeight):
+class QuantizedMmapWeight(MmapWeight):
     """A weight of a quantized checkpoint, decoded whenever it is read. Its stored tensors are in a mapped file.
 
-    `deferred` has its shape, and the type to which it is decoded.
+    `lazy` has its shape, and the type to which it is decoded.
     """
 
-    def __init__(self, weight: DeferredWeight) -> None:
-        self.deferred = DeferredWeight(weight.source, torch.float32, torch.float32)
+    def __init__(self, weight: LazyWeight) -> None:
+        self.lazy = LazyWeight(weight.source, torch.float32, torch.float32)
 
     @property
     def stored(self) -> Tensor:  # type: ignore[override]
         """The whole weight in fp32."""
-        return self.deferred.decode()
+        return self.lazy.decode()
 
     def read(self) -> Tensor:
         """Returns the whole weight in fp32."""
-        return self.deferred.decode()
+        return self.lazy.decode()
 
     def read_levels(self) -> GroupedLevels | None:
         """Returns the weight as whole numbers; None if the checkpoint stores something else."""
-        return self.deferred.source.read_levels()
+        return self.lazy.source.read_levels()
 
     def read_rows(self, rows: Tensor) -> Tensor:
         """Returns some rows in fp32."""
-        return self.deferred.source.read_rows(rows)
+        return self.lazy.source.read_rows(rows)
 
     def release(self, first_row: int = 0, end_row: int | None = None) -> None:  # noqa: ARG002  rows are not stored as such
         """Gives the pages of the stored tensors back to the system."""
-        self.deferred.source.release()
+        self.lazy.source.release()
 
 
-def map_weight(weight: Tensor, mappings: FileMappings) -> MappedWeight:
+def map_weight(weight: Tensor, mappings: FileMappings) -> MmapWeight:
     """Returns a weight that stays in its file until it is used."""
-    return DecodedWeight(weight) if isinstance(weight, DeferredWeight) else MappedWeight(weight, mappings)
+    return QuantizedMmapWeight(weight) if isinstance(weight, LazyWeight) else MmapWeight(weight, mappings)
 
 
-def join_rows(weights: Sequence[MappedWeight | Tensor]) -> WeightRows:
+def join_rows(weights: Sequence[MmapWeight | Tensor]) -> WeightRows:
     """Returns the rows of several weights as one weight that gives back the pages it was read from."""
 
     def release(part: int, first: int, end: int) -> None:
         weight = weights[part]
-        if isinstance(weight, MappedWeight):
+        if isinstance(weight, MmapWeight):
             weight.release(first, end)
 
-    stored = [weight.stored if isinstance(weight, MappedWeight) else weight for weight in weights]
+    stored = [weight.stored if isinstance(weight, MmapWeight) else weight for weight in weights]
     return WeightRows.join(stored, release)
 
 
@@ -160,7 +160,7 @@ class _ConvertedProduct:
         out.copy_(functional.linear(x, weight if is_fp32 else self._converted[: len(weight)].copy_(weight)))
 
 
-class MappedLinear(nn.Linear):
+class MmapLinear(nn.Linear):
     """A linear layer with a mapped weight. Computes in fp32, with `kernels` if they are set."""
 
     kernels: Kernels | None = None
@@ -189,7 +189,7 @@ class MappedLinear(nn.Linear):
         return layer
 
 
-class MappedEmbedding(nn.Embedding):
+class MmapEmbedding(nn.Embedding):
     """An embedding with a mapped weight: the rows in use are in memory as they are stored, or decoded for each use."""
 
     def __init__(self, layer: nn.Embedding, mappings: FileMappings) -> None:
@@ -208,7 +208,7 @@ class MappedEmbedding(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(…) → (…, embedding_dim)."""
-        if isinstance(self.mapped, DecodedWeight):
+        if isinstance(self.mapped, QuantizedMmapWeight):
             return self.mapped.read_rows(ids.flatten()).view(*ids.shape, self.embedding_dim)
         return functional.embedding(ids, self.mapped.stored).float()
 
@@ -228,11 +228,11 @@ def map_weights(model: nn.Module) -> int:
     replacements: dict[int, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            kind: Any = {nn.Linear: MappedLinear, nn.Embedding: MappedEmbedding}.get(type(child))
+            kind: Any = {nn.Linear: MmapLinear, nn.Embedding: MmapEmbedding}.get(type(child))
             if kind is None or getattr(child, "max_norm", None) is not None:
                 continue
             weight = child.weight
-            if kind is MappedEmbedding and isinstance(weight, DeferredWeight) and not weight.source.has_rows:
+            if kind is MmapEmbedding and isinstance(weight, LazyWeight) and not weight.source.has_rows:
                 continue
             if id(child) not in replacements:
                 replacements[id(child)] = kind(child, mappings)
@@ -241,7 +241,7 @@ def map_weights(model: nn.Module) -> int:
     decode_parameters(model)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            stored = MappedWeight(parameter.data, mappings)
+            stored = MmapWeight(parameter.data, mappings)
             parameter.data = stored.read()
     return count
 
@@ -249,16 +249,16 @@ def map_weights(model: nn.Module) -> int:
 def use_kernels(model: nn.Module, kernels: Kernels | None) -> None:
     """Lets the mapped layers of a model compute with kernels."""
     for module in model.modules():
-        if isinstance(module, MappedLinear):
+        if isinstance(module, MmapLinear):
             module.kernels = kernels
 
 
 def decode_parameters(model: nn.Module) -> None:
-    """Decodes all parameters of a model that are still deferred."""
+    """Decodes all parameters of a model that are still lazy."""
     decoded: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if isinstance(parameter, DeferredWeight):
+            if isinstance(parameter, LazyWeight):
                 if id(parameter) not in decoded:
                     decoded[id(parameter)] = nn.Parameter(parameter.decode(), requires_grad=False)
                 setattr(module, name, decoded[id(parameter)])

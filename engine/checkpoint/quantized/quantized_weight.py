@@ -39,7 +39,7 @@ class GroupedLevels(NamedTuple):
         return torch.empty_like(weight).index_copy_(1, self.input_order, weight)
 
 
-class StoredWeight(ABC):
+class QuantizedWeight(ABC):
     """A weight of a quantized checkpoint.
 
     `shape` is that of the weight, `bits` are those of an element. `tensors` of the file store it; `release`
@@ -74,16 +74,16 @@ class StoredWeight(ABC):
         """Returns some rows in fp32."""
         return self.dequantize()[rows]
 
-    def select(self, index: int) -> "StoredWeight | None":  # noqa: ARG002  for subclasses
+    def select(self, index: int) -> "QuantizedWeight | None":  # noqa: ARG002  for subclasses
         """Returns one matrix of several; None if the weight is a matrix itself."""
         return None
 
 
 def _keep_pages() -> None:
-    """Does nothing. `StoredWeight.release` where pages cannot be given back."""
+    """Does nothing. `QuantizedWeight.release` where pages cannot be given back."""
 
 
-class IntegerWeight(StoredWeight):
+class IntegerWeight(QuantizedWeight):
     """A weight that is stored as whole numbers."""
 
     @abstractmethod

@@ -18,9 +18,9 @@ from antiphon.engine.fit import pack_linears
 from antiphon.engine.fit.select import select_forward
 from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.kernels.row_major_linear import RowMajorLinearKernel
-from antiphon.engine.load import load_method, mapped_weights
+from antiphon.engine.load import load_method, mmap_weights
 from antiphon.engine.load.loader import load_model
-from antiphon.engine.load.mapped_weights import FileMappings, MappedEmbedding, MappedLinear, use_kernels
+from antiphon.engine.load.mmap_weights import FileMappings, MmapEmbedding, MmapLinear, use_kernels
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.kernel_builds import require_kernels
@@ -42,7 +42,7 @@ def build_quantized_core(folder: Path, form: Any) -> Core:
 
 
 def find_mapped(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, MappedLinear | MappedEmbedding)]
+    return [module for module in model.modules() if isinstance(module, MmapLinear | MmapEmbedding)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -50,7 +50,7 @@ def test_mapped_model_computes_what_the_model_in_memory_computes(family: str, tm
     folder = save_checkpoint(tmp_path, family)
     whole, mapped = load_model(folder, device="cpu")[0], load_model(folder, device="cpu", to_quantize=True)[0]
     assert find_mapped(mapped) and not find_mapped(whole)
-    assert "MappedLinear(in_features=" in repr(mapped) and "MappedEmbedding(" in repr(mapped)
+    assert "MmapLinear(in_features=" in repr(mapped) and "MmapEmbedding(" in repr(mapped)
     assert mapped.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in mapped.parameters())
     expected, logits = (reference_logits(select_forward(model), model) for model in (whole, mapped))
@@ -63,7 +63,7 @@ def test_mapped_layers_compute_with_kernels_where_these_accept_their_weights(
 ) -> None:
     kernels = require_kernels()
     model = load_model(save_checkpoint(tmp_path, "qwen3", dtype), device="cpu", to_quantize=True)[0]
-    layer = next(module for module in model.modules() if isinstance(module, MappedLinear))
+    layer = next(module for module in model.modules() if isinstance(module, MmapLinear))
     x = torch.randn(2, 9, layer.in_features)
     converted = layer(x)
     use_kernels(model, kernels)
@@ -75,7 +75,7 @@ def test_mapped_layers_compute_with_kernels_where_these_accept_their_weights(
         multiply(self, x, weight, out)
 
     monkeypatch.setattr(RowMajorLinearKernel, "multiply", record)
-    monkeypatch.setattr(mapped_weights, "WEIGHTS_PER_PART", 7 * layer.in_features)
+    monkeypatch.setattr(mmap_weights, "WEIGHTS_PER_PART", 7 * layer.in_features)
     assert torch.allclose(layer(x), converted, rtol=1e-5, atol=1e-5)
     assert types == ([] if dtype == torch.float32 else [dtype] * -(-layer.out_features // 7))
 
@@ -93,7 +93,7 @@ def test_packed_model_has_the_same_bits_mapped_or_in_memory(
         core = build_quantized_core(folder, form)
         model: Any = core._forward._model  # type: ignore[attr-defined]
         assert bool(find_mapped(model)) == maps
-        assert not any(isinstance(module, MappedLinear) for module in model.modules())
+        assert not any(isinstance(module, MmapLinear) for module in model.modules())
         logits.append(reference_logits(core._forward, model))
     assert torch.equal(*logits)
 
@@ -137,7 +137,7 @@ def test_weights_are_in_the_file_and_can_be_read_again_after_their_release(tmp_p
     model = load_model(folder, device="cpu", to_quantize=True)[0]
     mappings = FileMappings()
     for name, module in model.named_modules():
-        if isinstance(module, MappedLinear | MappedEmbedding):
+        if isinstance(module, MmapLinear | MmapEmbedding):
             assert mappings.contain(module.mapped.stored)
             for _ in range(2):
                 assert torch.equal(module.weight, expected[f"{name}.weight"])
@@ -152,7 +152,7 @@ def test_weight_that_the_model_reads_itself_is_in_memory_after_packing(tmp_path:
     reader = nn.Module()
     reader.linear = layer
     reader.forward = lambda x: nn.functional.linear(x, reader.linear.weight)  # type: ignore[method-assign]
-    assert forward is MappedLinear.forward
+    assert forward is MmapLinear.forward
     model.model.layers[0].mlp.down_proj = reader
     build_core_from_model(model, options=EngineOptions(quantization="int8", force_quantization=True), optimize=True)
     assert type(reader.linear) is nn.Linear and reader.linear.weight.dtype == torch.float32

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from antiphon.app.models.memory import estimate_weights
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
-from antiphon.engine.checkpoint.held_size import HeldSize, estimate_held_size
-from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
+from antiphon.engine.checkpoint.quantized.lazy_weight import LazyWeight
+from antiphon.engine.checkpoint.resident_size import ResidentSize, estimate_resident_size
 from antiphon.engine.errors import LoadError
 from antiphon.engine.load import loader
 from antiphon.engine.load.loader import load_model
@@ -52,7 +52,7 @@ def measure_held_bytes(root: Any) -> int:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, DeferredWeight):
+        if isinstance(value, LazyWeight):
             waiting.append(value.source)
         elif isinstance(value, Tensor):
             address = id(value) if value.is_mkldnn else value.data_ptr()
@@ -85,7 +85,9 @@ def test_embedding_that_is_the_output_layer_counts_twice(tmp_path: Path) -> None
     write_folder("bnb-nf4", tmp_path)
     checkpoint = inspect_checkpoint(tmp_path)
     untied, tied = (
-        estimate_held_size(structs.replace(checkpoint, config=checkpoint.config | {"tie_word_embeddings": value}), None)
+        estimate_resident_size(
+            structs.replace(checkpoint, config=checkpoint.config | {"tie_word_embeddings": value}), None
+        )
         for value in (False, True)
     )
     assert untied is not None and tied is not None
@@ -98,7 +100,7 @@ def test_experts_are_held_in_int8(tmp_path: Path) -> None:
     checkpoint = inspect_checkpoint(tmp_path)
     experts = 2 * 3 * 128 * 192
     assert checkpoint.count_weights(checkpoint.expert_elements)["I32"] == pytest.approx(experts, rel=0.1)
-    held = estimate_held_size(checkpoint, None)
+    held = estimate_resident_size(checkpoint, None)
     assert held is not None and held.packed > experts + 0.5 * 49152
 
 
@@ -113,7 +115,7 @@ def test_experts_are_held_in_int8(tmp_path: Path) -> None:
 )
 def test_only_forms_that_are_packed_here_are_estimated(settings: dict[str, Any]) -> None:
     checkpoint = Checkpoint(Path(), {"quantization_config": settings} if settings else {}, {}, {"U8": 100})
-    assert estimate_held_size(checkpoint, None) is None
+    assert estimate_resident_size(checkpoint, None) is None
 
 
 @pytest.mark.parametrize(("case", "to_quantize"), [("bnb-nf4", False), ("bnb-nf4", True), ("gguf", False)])
@@ -121,8 +123,8 @@ def test_model_that_fits_once_it_is_packed_is_loaded(
     case: str, to_quantize: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(case, tmp_path)
-    held = estimate_held_size(inspect_checkpoint(tmp_path), "int4" if to_quantize else None)
-    assert isinstance(held, HeldSize)
+    held = estimate_resident_size(inspect_checkpoint(tmp_path), "int4" if to_quantize else None)
+    assert isinstance(held, ResidentSize)
     monkeypatch.setattr(loader, "free_memory", lambda _: held.packed)
     load_model(tmp_path, device="cpu", to_quantize=to_quantize)
     monkeypatch.setattr(loader, "free_memory", lambda _: held.packed - 1)
