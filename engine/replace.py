@@ -20,9 +20,3 @@ def replace_modules(model: nn.Module, make_replacement: Callable[[nn.Module], nn
 def relative_error(result: Tensor, expected: Tensor) -> float:
     """Returns the relative L2 error of `result`; a large number if `expected` is zero."""
     return float((result - expected).norm() / expected.norm().clamp_min(1e-12))
-
-
-def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replaces the module of this name."""
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)

@@ -120,7 +120,7 @@ class AdaptableLayers:
             if self._calls is not None:
                 self._calls[name].append(gate_up.numel() // gate_up.shape[-1])
             if self.rows.groups:
-                inputs.append(mlp.activate_product(gate_up))
+                inputs.append(mlp.activate(gate_up))
 
         def add_products(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
             if inputs:

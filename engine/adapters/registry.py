@@ -27,7 +27,7 @@ class AdapterRegistry:
     def __init__(self, layers: AdaptableLayers, dtype: torch.dtype, base_folder: Path | None = None) -> None:
         self.on_unload: Callable[[int], None] = lambda _: None
         """Called with the number of an adapter that no new job will use."""
-        self._layers, self._dtype, self._base_folder = layers, dtype, base_folder
+        self.layers, self._dtype, self._base_folder = layers, dtype, base_folder
         self._adapters: dict[str, LoadedAdapter] = {}
         self._files: dict[str, AdapterFiles] = {}
         """Files that `read_all` has read, by the adapter's name."""
@@ -45,11 +45,6 @@ class AdapterRegistry:
         if name not in self._adapters:
             raise adapter_not_found(name)
         return self._adapters[name]
-
-    @property
-    def layers(self) -> AdaptableLayers:
-        """The layers that the adapters change."""
-        return self._layers
 
     def read_all(self, modules: tuple[LoraModule, ...]) -> None:
         """Reads adapters for `load_all`, before the model is packed. Raises `LoadError` as it does."""
@@ -78,7 +73,7 @@ class AdapterRegistry:
         """
         files = self._files.pop(name, None) or self._read_files(Path(path), _find_root(root))
         with torch.inference_mode():
-            adapter = build_adapter(name, next(self._numbers), files, self._layers, self._dtype)
+            adapter = build_adapter(name, next(self._numbers), files, self.layers, self._dtype)
         if name in self._adapters:
             self.unload(name)
         self._adapters[name] = adapter
@@ -88,14 +83,14 @@ class AdapterRegistry:
         """Reads an adapter and compares it with the base model. Raises `LoadError`."""
         check_adapter_folder(folder, root)
         files_size = check_weights_file(folder).stat().st_size
-        free = free_memory(str(self._layers.device))
+        free = free_memory(str(self.layers.device))
         if free is not None and 2 * files_size > free:  # the file and the packed matrices
             raise LoadError(
                 f"adapter {folder}: {WEIGHTS_FILE} has {files_size / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are "
                 "free; unload another adapter, or free some memory"
             )
         files = read_adapter_files(folder, root, MAX_WEIGHTS_BYTES if free is None else free // 2)
-        match_layers(files, self._layers)
+        match_layers(files, self.layers)
         self._compare_base(folder, files.config.base_model)
         check_base_weights(files, self._base_folder)
         return files._replace(base_copies={})
@@ -107,7 +102,7 @@ class AdapterRegistry:
             raise adapter_not_found(name)
         del self._adapters[name]
         adapter.is_listed = False
-        self._layers.rows.forget()
+        self.layers.rows.forget()
         self.on_unload(adapter.number)
 
     def _compare_base(self, folder: Path, trained_on: str) -> None:

@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from antiphon.engine.embeddings.repository import EncoderKind, SentenceModules, uses_identity
 from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.errors import LoadError, one_line
+from antiphon.engine.load.architectures import LOAD_OPTIONS
 from antiphon.engine.load.finite_logits import check_finite_weights
 from antiphon.engine.load.load_method import choose_device
 from antiphon.engine.load.loading_report import describe_missing, list_missing
@@ -141,10 +142,7 @@ def load_encoder(
             modules.transformer,
             dtype=torch.float32 if chosen == "cpu" else "auto",
             use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
+            **LOAD_OPTIONS,
         )
         names = list_missing(report, modules.transformer)
         model = model.eval().to(chosen)

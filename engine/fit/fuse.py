@@ -44,19 +44,16 @@ class FusedSwiGLU(nn.Module):
         """True if the last layer is called as a module, False if its kernel also computes the activation."""
         return self._activate_and_project is None
 
-    def activate(self, x: Tensor) -> Tensor:
-        """Returns the input of the last layer, silu(gate(x)) · up(x)."""
-        return self.activate_product(self.gate_up(x))
-
-    def activate_product(self, gate_up: Tensor) -> Tensor:
-        """Returns the input of the last layer for the product of the first two."""
+    def activate(self, gate_up: Tensor) -> Tensor:
+        """Returns the input of the last layer, silu(gate(x)) · up(x), for the product of the first two."""
         return self._kernels.silu_mul(gate_up)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the MLP: (…, inputs) → (…, outputs)."""
+        gate_up = self.gate_up(x)
         if self._activate_and_project is not None:
-            return self._activate_and_project(self.gate_up(x))
-        return self.down_proj(self.activate(x))  # type: ignore[no-any-return]
+            return self._activate_and_project(gate_up)
+        return self.down_proj(self.activate(gate_up))  # type: ignore[no-any-return]
 
 
 @torch.inference_mode()
@@ -88,7 +85,7 @@ def _make_fused_swiglu(mlp: Any, kernels: Kernels) -> FusedSwiGLU | None:
     fused = FusedSwiGLU(gate.merged.linear, down, kernels)
     x = torch.linspace(-3.0, 4.0, 3 * gate.in_features).sin().view(1, 3, -1)
     try:
-        inner_error = relative_error(fused.activate(x), mlp.act_fn(gate(x)) * up(x))
+        inner_error = relative_error(fused.activate(fused.gate_up(x)), mlp.act_fn(gate(x)) * up(x))
         return fused if inner_error <= FUSED_RTOL and relative_error(fused(x), mlp(x)) <= FUSED_INT8_RTOL else None
     except Exception:  # noqa: BLE001  an MLP that needs more than its input stays unchanged
         return None

@@ -110,7 +110,7 @@ class CompiledLinear:
     """Packed weights multiplied by the compiled kernels, in one call."""
 
     def __init__(self, packed: KernelWeight | PackedHalfWeight, bias: Tensor | None, kernels: Kernels) -> None:
-        self._matrix, self.inputs = packed, packed.inputs
+        self.packed, self.inputs = packed, packed.inputs
         self._multiply: Any = kernels.int8_linear if isinstance(packed, PackedInt8Weight) else kernels.int4_linear
         if isinstance(packed, PackedHalfWeight):
             self._multiply = kernels.half.multiply
@@ -118,25 +118,20 @@ class CompiledLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Implements `LinearKernel`."""
-        product: Tensor = self._multiply(x, self._matrix, self._bias)
+        product: Tensor = self._multiply(x, self.packed, self._bias)
         return product
-
-    @property
-    def packed(self) -> KernelWeight | PackedHalfWeight:
-        """The packed weight."""
-        return self._matrix
 
     @property
     def fields(self) -> tuple[int, ...]:
         """Fields of `struct packed_weight` in `decoder_layer.c`."""
-        if not isinstance(self._matrix, PackedHalfWeight):
-            return (*weight_addresses(self._matrix, self._bias), 0)
+        if not isinstance(self.packed, PackedHalfWeight):
+            return (*weight_addresses(self.packed, self._bias), 0)
         bias_address = 0 if self._bias is None else self._bias.data_ptr()
-        return (self._matrix.weights.data_ptr(), 0, 0, 0, bias_address, int(self._matrix.is_fp16))
+        return (self.packed.weights.data_ptr(), 0, 0, 0, bias_address, int(self.packed.is_fp16))
 
     def linear_after_silu_mul(self, x: Tensor) -> Tensor:
         """Applies the layer to `silu(x[..., :n]) * x[..., n:]` for x (…, 2n). Overwrites x."""
-        product: Tensor = self._multiply(x, self._matrix, self._bias, gated=True)
+        product: Tensor = self._multiply(x, self.packed, self._bias, gated=True)
         return product
 
 

@@ -5,7 +5,6 @@ originals freed, one after another. Packed weights that an earlier start has kep
 """
 
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
-from antiphon.engine.fit.experts.pack import pack_mixture
+from antiphon.engine.fit.experts.pack import pack_mixture, report_progress
 from antiphon.engine.fit.linears import (
     CompiledLinear,
     LinearKernel,
@@ -34,15 +33,11 @@ from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight, j
 from antiphon.engine.malloc_tuning import return_freed_memory
 from antiphon.engine.options import Quantization
 from antiphon.engine.pack_cache.session import PackSession
-from antiphon.engine.replace import set_submodule
 
 log = logging.getLogger(__name__)
 
 ROUTER_NAMES = {"gate", "router", "shared_expert_gate"}
 """Layers that choose experts. They stay fp32: they are small, and an error could select other experts."""
-
-PROGRESS_INTERVAL_S = 2.0
-"""Seconds between two reports of progress."""
 
 
 class PackingResult(NamedTuple):
@@ -145,8 +140,7 @@ def _pack_groups(
     """Packs group by group; layers that cannot be packed stay unchanged. Tells whether every matrix is packed."""
     failures: dict[str, str] = {}
     output_layer = _find_output_layer(model)
-    reported_at = time.monotonic()
-    for index, names in enumerate(groups):
+    for names in report_progress(groups, "packing weights: %d of %d"):
         layers = [linears.pop(name) for name in names]
         form = _choose_form(names[0], quantize, output_layer)
         try:
@@ -158,9 +152,6 @@ def _pack_groups(
         for layer in layers:
             if isinstance(layer, MmapLinear):
                 layer.mapped.release()
-        if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
-            reported_at = time.monotonic()
-            log.info("packing weights: %d of %d", index + 1, len(groups))
     if failures:
         name, reason = next(iter(failures.items()))
         log.warning("%d linear layers are not packed, such as %s: %s", len(failures), name, reason)
@@ -181,7 +172,7 @@ def _read_mapped_layers(model: nn.Module) -> None:
     """Replaces layers that are still mapped: the model reads their weights itself, or no kernel can compute them."""
     for name, module in find_linears(model):
         if isinstance(module, MmapLinear):
-            set_submodule(model, name, module.to_linear())
+            model.set_submodule(name, module.to_linear())
 
 
 def _is_embedding(model: nn.Module, name: str) -> bool:
@@ -248,8 +239,8 @@ def _replace_layers(model: nn.Module, names: list[str], layers: list[nn.Linear],
     inputs = layers[0].in_features
     linear = PackedLinear(kernel, inputs, sum(sizes))
     if len(names) == 1:
-        set_submodule(model, names[0], linear)
+        model.set_submodule(names[0], linear)
         return
     group = MergedLinear(linear, sizes)
     for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        set_submodule(model, name, MergedLinearSlice(group, index, inputs, size))
+        model.set_submodule(name, MergedLinearSlice(group, index, inputs, size))

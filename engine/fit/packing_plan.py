@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.fit.verification import UnusableKernelError
-from antiphon.engine.replace import relative_error, set_submodule
+from antiphon.engine.replace import relative_error
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ class DryRun:
         watchers = [_CallWatcher([probes[name] for name in names]) for names in self._candidates]
         try:
             for name, probe in probes.items():
-                set_submodule(self._model, name, probe)
+                self._model.set_submodule(name, probe)
             reason = run()
         except Exception as failure:
             log.debug("the dry run failed", exc_info=True)
             reason = one_line(failure)
         finally:
             for name, layer in self._linears.items():
-                set_submodule(self._model, name, layer)
+                self._model.set_submodule(name, layer)
                 probes[name].watcher = None  # the reference cycle would keep the original weights
         if reason is None:
             groups = [names for names, watcher in zip(self._candidates, watchers, strict=True) if watcher.is_shared]

@@ -72,8 +72,8 @@ class SequentialForward:
     """Bytes by which the cache of a sequence grows with each token; 0 before `measure_memory`."""
     state_tokens = 0
 
-    def __init__(self, model: PreTrainedModel, max_num_seqs: int | None = None) -> None:
-        self.max_num_seqs = max_num_seqs
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.max_num_seqs: int | None = None
         self.adapter_rows: AdapterRows | None = None
         self._model: Any = model
         self._cache_name = (

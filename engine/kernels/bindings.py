@@ -89,11 +89,7 @@ class Kernels(QuantizedLinearKernels):
 
     def is_row_aligned(self, size: int) -> bool:
         """Tells whether the row-wise kernels accept rows of this length."""
-        return size % self._lanes == 0
-
-    def supports_attention(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> bool:
-        """Tells whether `attend` accepts tensors of these types and shapes."""
-        return self.explain_unsupported_attention(query, key, value, sinks) is None
+        return size % self.lanes == 0
 
     def explain_unsupported_attention(
         self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
@@ -104,7 +100,7 @@ class Kernels(QuantizedLinearKernels):
         for size in (query.shape[3], value.shape[3]):
             if size > MAX_HEAD_DIM or not self.is_row_aligned(size):
                 return (
-                    f"heads of {size} elements are not computed by the kernels, which need a multiple of {self._lanes} "
+                    f"heads of {size} elements are not computed by the kernels, which need a multiple of {self.lanes} "
                     f"up to {MAX_HEAD_DIM}"
                 )
         if query.shape[1] // key.shape[1] > MAX_QUERY_GROUPS:

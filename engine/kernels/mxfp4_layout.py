@@ -85,14 +85,6 @@ def pack_mxfp4_blocks(blocks: Tensor, scales: Tensor, lanes: int) -> PackedMxfp4
     return PackedMxfp4Weight(inputs, outputs, weights, torch.full((padded_outputs,), LEVEL_SCALE), group_scales)
 
 
-def unpack_mxfp4_weight(packed: PackedMxfp4Weight) -> Tensor:
-    """Returns the weight (outputs, inputs) that the packed one stands for, in fp32."""
-    levels, scales = unpack_mxfp4_levels(packed)
-    groups = scales.shape[1]
-    weight = levels.view(len(levels), groups, MXFP4_GROUP_INPUTS) * (scales * LEVEL_SCALE)[..., None]
-    return weight.view(len(levels), -1)[: packed.outputs, : packed.inputs]
-
-
 def unpack_mxfp4_levels(packed: PackedMxfp4Weight) -> tuple[Tensor, Tensor]:
     """Returns the levels (padded outputs, padded inputs), doubled E2M1 numbers, and the group scales, in fp32."""
     table = torch.tensor(E2M1_VALUES) / LEVEL_SCALE

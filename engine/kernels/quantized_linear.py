@@ -38,17 +38,13 @@ class QuantizedLinearKernels:
     """Matrix products of a loaded library. Raises `AttributeError` if the library lacks one of them."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._lanes = read_constant(library, "lanes")
-        self._packer = WeightPacker(library, self._lanes)
+        self.lanes = read_constant(library, "lanes")
+        """Outputs of a block of packed weights."""
+        self._packer = WeightPacker(library, self.lanes)
         self._int8_linear = load_function(library, "int8_linear", LinearArgs)
         self._int4_linear = load_function(library, "int4_linear", LinearArgs)
         self._mxfp4_linear = load_function(library, "mxfp4_linear", LinearArgs)
         self._pack_mxfp4 = load_function(library, "pack_mxfp4", Mxfp4PackArgs)
-
-    @property
-    def lanes(self) -> int:
-        """Outputs of a block of packed weights."""
-        return self._lanes
 
     def supports_weight(self, weight: Tensor | WeightRows) -> bool:
         """Tells whether a weight of this type and shape can be packed in 8 or 4 bits."""
@@ -65,7 +61,7 @@ class QuantizedLinearKernels:
     def pack_mxfp4_blocks(self, blocks: Tensor, scales: Tensor) -> PackedMxfp4Weight:
         """Packs a weight in MXFP4, as it is in a checkpoint, for `mxfp4_linear`."""
         (outputs, groups), blocks, scales = scales.shape, blocks.contiguous(), scales.contiguous()
-        packed = allocate_mxfp4_weight(outputs, groups, self._lanes)
+        packed = allocate_mxfp4_weight(outputs, groups, self.lanes)
         args = (blocks.data_ptr(), scales.data_ptr(), outputs, groups, packed.weights.data_ptr())
         self._pack_mxfp4(Mxfp4PackArgs(*args, packed.group_scales.data_ptr(), count_threads()))
         return packed

@@ -3,7 +3,7 @@
 from typing import Any
 
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
@@ -25,6 +25,14 @@ AUDIO_TASKS = (
 )
 """Tasks of transformers' mappings from model types to classes, for models that read or write sound."""
 
+
+LOAD_OPTIONS: dict[str, Any] = {
+    "trust_remote_code": False,
+    "local_files_only": True,
+    "output_loading_info": True,
+    "ignore_mismatched_sizes": True,
+}
+"""Options of each call of `from_pretrained`: no code and no files from elsewhere, and a report of what is missing."""
 
 CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Ends of the names of classes that generate text."""
@@ -77,6 +85,18 @@ def load_config(checkpoint: Checkpoint) -> PreTrainedConfig | None:
     if model_type == checkpoint.config["model_type"]:
         return None
     config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(checkpoint.config | {"model_type": model_type})
+    return config
+
+
+def load_plain_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    """Returns the configuration without the settings by which transformers would unpack quantized weights."""
+    config = load_config(checkpoint)
+    if config is None:
+        config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name in ("quantization_config", "compression_config"):
+            if hasattr(part, name):
+                delattr(part, name)
     return config
 
 

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
 
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.checkpoint.formats import check_packages
@@ -15,8 +16,9 @@ from antiphon.engine.checkpoint.quantized.lazy_weight import LazyWeight
 from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeight
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS, explain_unread_format
 from antiphon.engine.checkpoint.quantized.tensor_files import read_checkpoint
-from antiphon.engine.load.architectures import load_config
+from antiphon.engine.load.architectures import LOAD_OPTIONS, load_plain_config
 from antiphon.engine.load.experts.replacement import wrap_all_experts
+from antiphon.engine.load.experts.tensor_files import LoadedModel
 from antiphon.engine.load.loading_report import list_missing
 from antiphon.engine.load.mmap_weights import (
     FileMappings,
@@ -54,7 +56,7 @@ def maps_gguf(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> bool:
     return has_reader and dtype == torch.float32 and device == "cpu"
 
 
-def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, list[str]]:
+def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> LoadedModel:
     """Returns the model on the CPU, and the names of weights that are missing from the files.
 
     In fp32, the weights of linear layers, embeddings and fused experts stay in the files until they are used.
@@ -75,32 +77,26 @@ def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -
 
 def _load_lazily(
     model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype | None, decoded_dtype: torch.dtype
-) -> tuple[PreTrainedModel, list[str]]:
+) -> LoadedModel:
     """Implements `load_decoded`, leaving quantized weights lazy.
 
     The other weights have type `dtype`, by default the one in which all of them are stored, or fp32.
     """
-    config = load_config(checkpoint)
-    if config is None:
-        config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
-    for part in {id(part): part for part in (config, config.get_text_config())}.values():
-        for name in ("quantization_config", "compression_config"):
-            if hasattr(part, name):
-                delattr(part, name)
-    concrete, config = _choose_concrete_class(model_class, config)
+    concrete, config = _choose_concrete_class(model_class, load_plain_config(checkpoint))
     plain, stored = read_checkpoint(checkpoint)
     types = {tensor.dtype for tensor in plain.values() if tensor.is_floating_point()}
     dtype = dtype or (types.pop() if len(types) == 1 else torch.float32)
     _release_pages_after_reading(stored.values())
     lazy = {name: LazyWeight(weight, dtype, decoded_dtype) for name, weight in stored.items()}
-    model, report = concrete.from_pretrained(
-        None,
-        config=config,
-        state_dict=plain | lazy,
-        dtype=dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    return _build_model(concrete, config, plain | lazy, dtype, checkpoint)
+
+
+def _build_model(
+    model_class: Any, config: PreTrainedConfig, weights: dict[str, Tensor], dtype: torch.dtype, checkpoint: Checkpoint
+) -> LoadedModel:
+    """Returns a model with these weights, and the names of those that it lacks."""
+    options = {"config": config, "state_dict": weights, "dtype": dtype}
+    model, report = model_class.from_pretrained(None, **options, **LOAD_OPTIONS)
     return model.eval(), list_missing(report, checkpoint.path)
 
 
@@ -128,35 +124,23 @@ def _release_all(stored: Sequence[MmapWeight]) -> None:
         tensor.release()
 
 
-def _load_mapped_gguf(model_class: Any, checkpoint: Checkpoint) -> tuple[PreTrainedModel, list[str]]:
+def _load_mapped_gguf(model_class: Any, checkpoint: Checkpoint) -> LoadedModel:
     """Returns the model on the CPU in fp32, and the names of weights that were not found in its GGUF file."""
     from antiphon.engine.checkpoint.gguf.tensor_files import read_gguf_weights  # noqa: PLC0415  gguf is optional
 
-    config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    concrete, config = _choose_concrete_class(model_class, config)
+    concrete, config = _choose_concrete_class(model_class, load_plain_config(checkpoint))
     with torch.device("meta"):
         outline = concrete(config)
     weights = read_gguf_weights(checkpoint.path / str(checkpoint.gguf_file), outline)
     _release_pages_after_reading(weights.matrices())
     lazy = {name: LazyWeight(weight, torch.float32, torch.float32) for name, weight in weights.stored.items()}
-    model, report = concrete.from_pretrained(
-        None,
-        config=config,
-        state_dict=weights.plain | lazy,
-        dtype=torch.float32,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    model, missing = _build_model(concrete, config, weights.plain | lazy, torch.float32, checkpoint)
     wrap_all_experts(model)
     log.debug("%d layers keep their weights in the file", map_weights(model))
-    return model.eval(), list_missing(report, checkpoint.path)
+    return model, missing
 
 
-def load_gguf(
-    model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str
-) -> tuple[PreTrainedModel, list[str]]:
+def load_gguf(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> LoadedModel:
     """Returns the model on its device, and the names of weights that are missing from its GGUF file.
 
     In fp32 on the CPU, matrices stay in the file until they are used. Otherwise, and for a file whose tensors are not
@@ -177,10 +161,7 @@ def load_gguf(
         config=AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True),
         gguf_file=checkpoint.gguf_file,
         dtype=dtype,
-        trust_remote_code=False,
-        local_files_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
+        **LOAD_OPTIONS,
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -18,7 +18,7 @@ from antiphon.engine.checkpoint.generation_settings import read_eos_ids, read_to
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.hardware import free_memory
-from antiphon.engine.load.architectures import check_quantization_method, choose_model_class, load_config
+from antiphon.engine.load.architectures import LOAD_OPTIONS, check_quantization_method, choose_model_class, load_config
 from antiphon.engine.load.decoded_checkpoint import load_decoded, load_gguf
 from antiphon.engine.load.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
 from antiphon.engine.load.experts.replacement import wrap_all_experts
@@ -106,10 +106,7 @@ def _load_config(
         **({} if config is None else {"config": config}),
         dtype=dtype,
         use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
+        **LOAD_OPTIONS,
     )
     model, report = loaded
     return model.eval().to(device), list_missing(report, checkpoint.path)

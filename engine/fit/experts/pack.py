@@ -93,18 +93,21 @@ def _find_stored(model: nn.Module) -> Iterator[tuple[str, StoredExperts | Stored
             yield name, module
 
 
-def visit_layers(layers: Sequence[Layer]) -> Iterator[Layer]:
-    """Yields the layers to pack, and logs from time to time how many are packed.
-
-    The memory freed by each is given back. The heap would keep half of its size.
-    """
+def report_progress(items: Sequence[Layer], message: str) -> Iterator[Layer]:
+    """Yields the items to pack, and logs from time to time how many are packed."""
     reported_at = time.monotonic()
-    for index, layer in enumerate(layers):
-        yield layer
-        return_freed_memory()
+    for count, item in enumerate(items, 1):
+        yield item
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            log.info("packing experts: layer %d of %d", index + 1, len(layers))
+            log.info(message, count, len(items))
+
+
+def visit_layers(layers: Sequence[Layer]) -> Iterator[Layer]:
+    """Yields the layers to pack. The memory freed by each is given back: the heap would keep half of its size."""
+    for layer in report_progress(layers, "packing experts: layer %d of %d"):
+        yield layer
+        return_freed_memory()
 
 
 def _replace_by_packed(

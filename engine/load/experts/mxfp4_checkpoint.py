@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.forward.experts.layout import ExpertsLayout, read_layout
@@ -17,7 +17,7 @@ from antiphon.engine.forward.experts.matmul import TORCH_LANES, unpack_weight
 from antiphon.engine.forward.experts.matrix import ExpertMatrix
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight, pack_mxfp4_blocks
-from antiphon.engine.load.architectures import load_config
+from antiphon.engine.load.architectures import load_plain_config
 from antiphon.engine.load.experts.stored import StoredExperts, check_stored_experts
 from antiphon.engine.load.experts.tensor_files import (
     ExpertTensors,
@@ -84,8 +84,7 @@ def load_mxfp4_model(checkpoint: Checkpoint, load: Callable[[PreTrainedConfig], 
 
     Raises `MissingExpertsError`, or `UnknownExpertsError` if transformers' code computes something else.
     """
-    config: Any = load_config(checkpoint) or AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
-    del config.quantization_config
+    config = load_plain_config(checkpoint)
     model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
     with leave_out_experts(model_class):
         model, missing = load(config)

@@ -16,7 +16,7 @@ from antiphon.engine.load.experts.stored import (
     UnknownExpertsError,
     check_stored_experts,
 )
-from antiphon.engine.replace import relative_error, set_submodule
+from antiphon.engine.replace import relative_error
 
 
 class InputScalingMixture(nn.Module):
@@ -59,12 +59,12 @@ def replace_experts(model: nn.Module, name: str, stored: StoredExperts, original
     """Replaces the original experts by stored ones that compute the same; else raises `UnknownExpertsError`."""
     check_stored_experts(stored, original)
     if not stored.layout.scales_inputs:
-        set_submodule(model, name, stored)
+        model.set_submodule(name, stored)
         return
     block_name = name.rpartition(".")[0]
     block = model.get_submodule(block_name)
     _check_input_scaling(block, stored)
-    set_submodule(model, block_name, InputScalingMixture(block, stored))
+    model.set_submodule(block_name, InputScalingMixture(block, stored))
 
 
 class _Factors(nn.Module):

@@ -189,7 +189,7 @@ def test_rows_of_the_base_can_run_in_a_pass_of_their_own(tmp_path: Path) -> None
     assert core.adapters is not None
     prompts, names = make_prompts(5, 6, 7, 8, 9), ["a0", "", "a1", "", "a2"]
     expected = step_logits(core, prompts, names)
-    core.adapters._layers.rows.one_pass = False
+    core.adapters.layers.rows.one_pass = False
     assert torch.equal(step_logits(core, prompts, names), expected)
 
 

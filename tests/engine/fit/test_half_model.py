@@ -88,7 +88,7 @@ def test_every_weight_of_a_linear_layer_takes_two_bytes(checkpoint: Any, dtype: 
     names = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
     assert all("embed" in name for name in names)
     for layer in find_kernels(core):
-        packed = layer.kernel._matrix
+        packed = layer.kernel.packed
         assert isinstance(packed, PackedHalfWeight) and packed.weights.dtype is dtype
         assert packed.weights[:, : -(-packed.inputs // 32) * 32].nbytes == packed.weights.nbytes
         assert packed.weights.numel() <= (packed.outputs + 64) * (packed.inputs + 32)

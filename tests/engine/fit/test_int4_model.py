@@ -48,7 +48,7 @@ def list_packed_forms(model: Any) -> dict[str, type]:
     for name, module in model.named_modules():
         if isinstance(module, PackedLinear):
             kernel: Any = module.kernel
-            forms[name] = type(kernel._matrix) if isinstance(kernel, CompiledLinear) else type(kernel)
+            forms[name] = type(kernel.packed) if isinstance(kernel, CompiledLinear) else type(kernel)
     return forms
 
 
@@ -99,9 +99,9 @@ def test_no_second_copy_of_a_weight_remains() -> None:
     build_int4_core(model)
     assert not any(parameter.ndim > 1 for name, parameter in model.named_parameters() if "embed" not in name)
     packed = {
-        id(module.kernel._matrix): module.kernel._matrix
+        id(module.kernel.packed): module.kernel.packed
         for module in iterate_packed_linears(model)
-        if isinstance(module.kernel._matrix, PackedInt4Weight)
+        if isinstance(module.kernel.packed, PackedInt4Weight)
     }
     size = sum(part.nbytes for matrix in packed.values() for part in matrix[2:])
     assert 4.25 <= 8 * size / elements < 4.6

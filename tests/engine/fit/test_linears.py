@@ -181,7 +181,7 @@ def test_weights_of_16_bits_are_computed_exactly_and_stay_so_with_compiled_kerne
     stored = WeightRows.join([weight[:30].to(dtype), weight[30:].to(dtype)])
     expected = nn.functional.linear(x, stored.to_fp32(), bias)
     layer, fp32_layer = (build_exact_linear(stored, bias, kernels) for kernels in (require_kernels(), None))
-    assert isinstance(layer, CompiledLinear) and layer._matrix.weights.dtype is dtype
+    assert isinstance(layer, CompiledLinear) and layer.packed.weights.dtype is dtype
     assert isinstance(fp32_layer, OneDnnLinear)
     for kernel in (layer, fp32_layer):
         assert float((kernel(x) - expected).norm() / expected.norm()) < 1e-6

@@ -249,7 +249,7 @@ def test_extreme_scores_do_not_overflow_the_softmax(compiled_kernels: Kernels) -
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 12), (65, 1, 16), (2, 1, 528)])
 def test_unsupported_shapes_use_torch(compiled_kernels: Kernels, heads: int, kv_heads: int, dim: int) -> None:
     batch = AttentionBatch([(0, 1), (5, 1), (30, 2)], heads, kv_heads, dim)
-    assert not compiled_kernels.supports_attention(batch.query, batch.key, batch.value, None)
+    assert compiled_kernels.explain_unsupported_attention(batch.query, batch.key, batch.value, None)
     assert torch.equal(batch.attend([0, 1, 2], compiled_kernels), batch.attend([0, 1, 2], None))
     attn_metadata = AttentionMetadata([SequenceSpan(batch.kvs[0], [(0, 1)])], {}, (), compiled_kernels)
     call_attend((tensor[:, :, :1] for tensor in (batch.query, batch.key, batch.value)), attn_metadata)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from antiphon.engine.forward.experts.matmul import unpack_weight
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.mxfp4_layout import (
     E2M1_VALUES,
@@ -18,7 +19,6 @@ from antiphon.engine.kernels.mxfp4_layout import (
     pack_mxfp4_blocks,
     quantize_to_mxfp4,
     unpack_mxfp4_levels,
-    unpack_mxfp4_weight,
 )
 from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
 
@@ -94,7 +94,7 @@ def test_product_is_near_the_one_with_the_unpacked_weight(compiled_kernels: Kern
     matrix = compiled_kernels.pack_mxfp4_blocks(blocks, scales)
     x = make_random_matrix(20, 256)
     x[:, 5] *= 100  # takes levels from its own group only, whose weights are zero
-    expected = x @ unpack_mxfp4_weight(matrix).T
+    expected = x @ unpack_weight(matrix).T
     product = compiled_kernels.mxfp4_linear(x, matrix)
     assert float((product - expected).norm() / expected.norm()) < 0.01
 
@@ -153,7 +153,7 @@ def test_unpacked_blocks_equal_those_of_transformers(lanes: int, outputs: int, g
     blocks, scales = make_random_blocks(outputs, groups)
     scales[0, 0], scales[1, 0] = 0, 254  # the least and the largest power
     expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.float32)[0].T
-    assert torch.equal(unpack_mxfp4_weight(pack_mxfp4_blocks(blocks, scales, lanes)), expected)
+    assert torch.equal(unpack_weight(pack_mxfp4_blocks(blocks, scales, lanes)), expected)
 
 
 def test_packed_weight_takes_the_size_of_its_blocks_and_scales() -> None:
@@ -164,7 +164,7 @@ def test_packed_weight_takes_the_size_of_its_blocks_and_scales() -> None:
 
 def test_every_number_of_the_form_is_quantized_to_itself_and_others_to_the_nearest() -> None:
     numbers = torch.tensor(E2M1_VALUES).repeat(2) * 2.0**-9
-    assert torch.equal(unpack_mxfp4_weight(pack_mxfp4_blocks(*quantize_to_mxfp4(numbers[None]), 8)), numbers[None])
+    assert torch.equal(unpack_weight(pack_mxfp4_blocks(*quantize_to_mxfp4(numbers[None]), 8)), numbers[None])
     weight = make_random_matrix(10, 64)
-    unpacked = unpack_mxfp4_weight(pack_mxfp4_blocks(*quantize_to_mxfp4(weight), 8))
+    unpacked = unpack_weight(pack_mxfp4_blocks(*quantize_to_mxfp4(weight), 8))
     assert 0.08 < float((unpacked - weight).norm() / weight.norm()) < 0.15
