@@ -111,9 +111,7 @@ class CompiledLinear:
 
     def __init__(self, packed: KernelWeight | PackedHalfWeight, bias: Tensor | None, kernels: Kernels) -> None:
         self.packed, self.inputs = packed, packed.inputs
-        self._multiply: Any = kernels.int8_linear if isinstance(packed, PackedInt8Weight) else kernels.int4_linear
-        if isinstance(packed, PackedHalfWeight):
-            self._multiply = kernels.half.multiply
+        self._multiply: Any = kernels.half.multiply if isinstance(packed, PackedHalfWeight) else kernels.multiply
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ captured, its steps run eagerly.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,11 +35,8 @@ GRAPH_RTOL = 1e-2
 DecodeStep = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Decode step: ids and positions (1, rows), a table of pages (rows, columns) → logits (rows, vocabulary)."""
 
-
-class GraphCapture(Protocol):
-    """Captures a step. Returns the tensor that holds its result, and a function that computes it again."""
-
-    def __call__(self, step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]: ...  # noqa: D102
+GraphCapture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], None]]]
+"""Captures a step. Returns the tensor that holds its result, and a function that computes it again."""
 
 
 class _CapturedGraph(NamedTuple):

@@ -30,22 +30,7 @@ from antiphon.engine.kernels.mxfp4_layout import MXFP4_GROUP_INPUTS, quantize_to
 
 log = logging.getLogger(__name__)
 
-SOURCES = tuple(
-    Path(__file__).with_name(f"{name}.c")
-    for name in (
-        "rowwise",
-        "attention",
-        "int8_gemm",
-        "int4_gemm",
-        "mxfp4_gemm",
-        "expert_layer",
-        "half_gemm",
-        "row_major_gemm",
-        "pack",
-        "decoder_layer",
-        "lora",
-    )
-)
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.c")))
 
 KERNEL_TOLERANCE = 1e-5
 """Absolute and relative tolerance of the comparison with torch. The results compared are near 1."""
@@ -123,7 +108,7 @@ def _int8_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[
     x[:, 0], weight[:, 1] = ACTIVATION_LEVELS, 127
     x *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
     packed = kernels.pack_int8_weight(weight)
-    parts = [kernels.int8_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
+    parts = [kernels.multiply(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
     return torch.cat(parts), functional.linear(x, weight)
 
 
@@ -144,7 +129,7 @@ def _int4_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[
     x *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
     weight[:, INT4_GROUP_INPUTS:] /= 2
     packed = kernels.pack_int4_weight(weight)
-    parts = [kernels.int4_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
+    parts = [kernels.multiply(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
     return torch.cat(parts), functional.linear(x, weight)
 
 
@@ -156,7 +141,7 @@ def _mxfp4_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple
     x[:, MXFP4_GROUP_INPUTS:] *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
     weight[:, 2 * MXFP4_GROUP_INPUTS :] /= 8
     packed = kernels.pack_mxfp4_blocks(*quantize_to_mxfp4(weight))
-    parts = [kernels.mxfp4_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
+    parts = [kernels.multiply(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
     return torch.cat(parts), functional.linear(x, weight)
 
 
@@ -182,7 +167,7 @@ def _row_major_linear_results(
 def _silu_mul_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
     """Results of a gated linear layer: fused in one call, and as two calls."""
     packed, inner = kernels.pack_int8_weight(x[0, :, :32]), kernels.silu_mul(x)
-    return kernels.int8_linear(x.clone(), packed, gated=True), kernels.int8_linear(inner, packed)
+    return kernels.multiply(x.clone(), packed, gated=True), kernels.multiply(inner, packed)
 
 
 def _attention_results(

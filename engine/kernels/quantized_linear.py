@@ -41,9 +41,11 @@ class QuantizedLinearKernels:
         self.lanes = read_constant(library, "lanes")
         """Outputs of a block of packed weights."""
         self._packer = WeightPacker(library, self.lanes)
-        self._int8_linear = load_function(library, "int8_linear", LinearArgs)
-        self._int4_linear = load_function(library, "int4_linear", LinearArgs)
-        self._mxfp4_linear = load_function(library, "mxfp4_linear", LinearArgs)
+        self._linears: dict[type[KernelWeight], Any] = {
+            PackedInt8Weight: load_function(library, "int8_linear", LinearArgs),
+            PackedInt4Weight: load_function(library, "int4_linear", LinearArgs),
+            PackedMxfp4Weight: load_function(library, "mxfp4_linear", LinearArgs),
+        }
         self._pack_mxfp4 = load_function(library, "pack_mxfp4", Mxfp4PackArgs)
 
     def supports_weight(self, weight: Tensor | WeightRows) -> bool:
@@ -51,45 +53,28 @@ class QuantizedLinearKernels:
         return weight.dtype.is_floating_point and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
 
     def pack_int8_weight(self, weight: Tensor | WeightRows) -> PackedInt8Weight:
-        """Quantizes a weight (outputs, inputs) to int8 and packs it for `int8_linear`."""
+        """Quantizes a weight (outputs, inputs) to int8 and packs it for `multiply`."""
         return self._packer.pack_int8(weight)
 
     def pack_int4_weight(self, weight: Tensor | WeightRows) -> PackedInt4Weight:
-        """Quantizes a weight (outputs, inputs) to 4 bits and packs it for `int4_linear`."""
+        """Quantizes a weight (outputs, inputs) to 4 bits and packs it for `multiply`."""
         return self._packer.pack_int4(weight)
 
     def pack_mxfp4_blocks(self, blocks: Tensor, scales: Tensor) -> PackedMxfp4Weight:
-        """Packs a weight in MXFP4, as it is in a checkpoint, for `mxfp4_linear`."""
+        """Packs a weight in MXFP4, as it is in a checkpoint, for `multiply`."""
         (outputs, groups), blocks, scales = scales.shape, blocks.contiguous(), scales.contiguous()
         packed = allocate_mxfp4_weight(outputs, groups, self.lanes)
         args = (blocks.data_ptr(), scales.data_ptr(), outputs, groups, packed.weights.data_ptr())
         self._pack_mxfp4(Mxfp4PackArgs(*args, packed.group_scales.data_ptr(), count_threads()))
         return packed
 
-    def int8_linear(
-        self, x: Tensor, weight: PackedInt8Weight, bias: Tensor | None = None, *, gated: bool = False
-    ) -> Tensor:
+    def multiply(self, x: Tensor, weight: KernelWeight, bias: Tensor | None = None, *, gated: bool = False) -> Tensor:
         """Linear layer (…, inputs) → (…, outputs). Quantizes each row to levels of its own maximum.
 
-        A row of zeros gives the bias; a row with a non-finite element gives NaN. With `gated`, x is (…, 2 inputs),
-        inputs satisfy `Kernels.is_row_aligned`, and the kernel applies `Kernels.silu_mul` to x in place
-        first.
+        For a weight in MXFP4, each 32 activations of a row have a maximum. A row of zeros gives the bias; a row with a
+        non-finite element gives NaN. With `gated`, x is (…, 2 inputs), inputs satisfy `Kernels.is_row_aligned`, and the
+        kernel applies `Kernels.silu_mul` to x in place first.
         """
-        return self._multiply(self._int8_linear, x, weight, bias, gated=gated)
-
-    def int4_linear(
-        self, x: Tensor, weight: PackedInt4Weight, bias: Tensor | None = None, *, gated: bool = False
-    ) -> Tensor:
-        """As `int8_linear`, with a weight of 4 bits."""
-        return self._multiply(self._int4_linear, x, weight, bias, gated=gated)
-
-    def mxfp4_linear(
-        self, x: Tensor, weight: PackedMxfp4Weight, bias: Tensor | None = None, *, gated: bool = False
-    ) -> Tensor:
-        """As `int8_linear`, with a weight in MXFP4 and a scale for each 32 activations of a row."""
-        return self._multiply(self._mxfp4_linear, x, weight, bias, gated=gated)
-
-    def _multiply(self, kernel: Any, x: Tensor, weight: KernelWeight, bias: Tensor | None, *, gated: bool) -> Tensor:
         x = x.contiguous()
         count = x.numel() // x.shape[-1]
         out = x.new_empty((*x.shape[:-1], weight.outputs))
@@ -111,7 +96,7 @@ class QuantizedLinearKernels:
             gated,
             count_threads(),
         )
-        kernel(args)
+        self._linears[type(weight)](args)
         return out
 
 

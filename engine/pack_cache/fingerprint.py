@@ -23,11 +23,11 @@ LAYOUT_VERSION = 2
 ENGINE_DIR = Path(__file__).parents[1]
 LAYOUT_SOURCES = (
     *("kernels/*_layout.py", "kernels/pack.c", "kernels/pack.py", "checkpoint/quantized/*.py", "checkpoint/gguf/*.py"),
-    *("experts/pack*.py", "experts/matrix.py", "experts/layout.py", "experts/stored.py", "experts/grouped.py"),
+    *("forward/experts/*.py", "load/experts/stored.py", "load/experts/grouped.py", "fit/experts/pack.py"),
 )
 """Sources that decide about the bytes of packed weights."""
 
-CHECKED_FOLDERS = ("cache", "checkpoint", "experts", "kernels", "model", "optimize", "pack_cache", "recurrent")
+CHECKED_FOLDERS = ("cache", "checkpoint", "fit", "forward", "kernels", "load", "pack_cache")
 """Folders whose code the checks of a start run."""
 
 SAMPLES, SAMPLE_BYTES = 64, 4096
@@ -73,7 +73,7 @@ def hash_checks(options: EngineOptions) -> str:
     """Returns a hash of what the checks of a start depend on: the engine's code, its libraries, options and CPU."""
     versions = (torch.__version__, transformers.__version__, sys.version, cpu_features(), os.environ.get("CC"))
     values: list[Any] = [getattr(options, name) for name in CHECKED_OPTIONS]
-    sources = ("*.py", "kernels/*.[ch]", *(f"{folder}/*.py" for folder in CHECKED_FOLDERS))
+    sources = ("*.py", "kernels/*.[ch]", *(f"{folder}/**/*.py" for folder in CHECKED_FOLDERS))
     return _hash_parts([repr((versions, values)).encode(), _hash_sources(sources).encode()])
 
 

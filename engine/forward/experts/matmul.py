@@ -26,14 +26,7 @@ def choose_multiply(form: ExpertForm, kernels: Kernels | None) -> Multiply:
     """Returns the product with weights of this form."""
     if kernels is None:
         return multiply_by_torch
-    by_form: dict[ExpertForm, Multiply] = {
-        "bfloat16": kernels.half.multiply,
-        "float16": kernels.half.multiply,
-        "int8": kernels.int8_linear,
-        "int4": kernels.int4_linear,
-        "mxfp4": kernels.mxfp4_linear,
-    }
-    return by_form[form]
+    return kernels.half.multiply if form in {"bfloat16", "float16"} else kernels.multiply
 
 
 def multiply_by_torch(x: Tensor, packed: KernelWeight, bias: Tensor | None) -> Tensor:

@@ -70,13 +70,13 @@ def test_rows_that_depend_on_the_batch_are_refused_also_for_a_known_shape() -> N
 def test_weights_of_a_known_shape_are_multiplied_by_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels, counts = require_kernels(), []
     monkeypatch.setattr(kernels, "verified_shapes", set())
-    multiply = kernels.int4_linear
+    multiply = kernels.multiply
 
     def count_rows(x: Tensor, *args: Any) -> Tensor:
         counts.append(len(x))
         return multiply(x, *args)
 
-    monkeypatch.setattr(kernels, "int4_linear", count_rows)
+    monkeypatch.setattr(kernels, "multiply", count_rows)
     for bias in (None, None, torch.ones(48)):
         build_int4_linear(make_weight(48, 64), bias, kernels)
     batch = PROBE_BATCH_ROWS

@@ -97,13 +97,13 @@ def compute_products(kernels: Kernels) -> Iterator[Tensor]:
     weight, bias, x = make_random_tensor(90, 200), make_random_tensor(90, seed=2), make_random_tensor(70, 200, seed=3)
     int8, int4 = pack_int8_weight(weight, 4), pack_int4_weight(weight, 4)
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 70):
-        yield kernels.int8_linear(x[:count], int8, bias)
-        yield kernels.int4_linear(x[:count], int4, bias)
+        yield kernels.multiply(x[:count], int8, bias)
+        yield kernels.multiply(x[:count], int4, bias)
     mxfp4 = kernels.pack_mxfp4_blocks(*quantize_to_mxfp4(make_random_tensor(90, 192)))
-    yield kernels.mxfp4_linear(x[:20, :192].contiguous(), mxfp4)
+    yield kernels.multiply(x[:20, :192].contiguous(), mxfp4)
     gated = make_random_tensor(7, 400, seed=4)
-    yield kernels.int8_linear(gated.clone(), int8, gated=True)
-    yield kernels.int4_linear(gated.clone(), int4, gated=True)
+    yield kernels.multiply(gated.clone(), int8, gated=True)
+    yield kernels.multiply(gated.clone(), int4, gated=True)
 
 
 def compute_half_products(kernels: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -69,14 +69,14 @@ def test_products_equal_integer_arithmetic_in_any_batch(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        product = compiled_kernels.int4_linear(x, matrix, bias)
+        product = compiled_kernels.multiply(x, matrix, bias)
         difference = (product - compute_reference(x, matrix, bias)).abs()
         # A level on the border between two may be rounded to the other one; every other result has the same bits.
         assert float((difference > 1e-5).float().mean()) < 0.02 and float(difference.max()) < 0.1
         assert float((difference == 0).float().mean()) > 0.9
         for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 16, 17, 31, 32, 33, 49, 64):
             for first in (0, 7, 36):
-                rows = compiled_kernels.int4_linear(x[first : first + count], matrix, bias)
+                rows = compiled_kernels.multiply(x[first : first + count], matrix, bias)
                 assert torch.equal(rows, product[first : first + count])
     finally:
         torch.set_num_threads(before)
@@ -89,8 +89,8 @@ def test_gated_product_equals_the_product_of_the_gated_input(compiled_kernels: K
         compiled_kernels.pack_int4_weight(make_random_matrix(40, 80, seed=2)),
         make_random_matrix(40, seed=3),
     )
-    expected = compiled_kernels.int4_linear(compiled_kernels.silu_mul(x), matrix, bias)
-    assert torch.equal(compiled_kernels.int4_linear(x, matrix, bias, gated=True), expected)
+    expected = compiled_kernels.multiply(compiled_kernels.silu_mul(x), matrix, bias)
+    assert torch.equal(compiled_kernels.multiply(x, matrix, bias, gated=True), expected)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -99,19 +99,19 @@ def test_largest_possible_sums_are_exact(compiled_kernels: Kernels, sign: float)
     x, weight = torch.full((3, 65536), 127.0), torch.full((3, 65536), -8.0 * sign)
     matrix = compiled_kernels.pack_int4_weight(weight)
     expected = torch.full((3, 3), -8.0 * sign * 127 * 65536)
-    assert torch.equal(compiled_kernels.int4_linear(x, matrix), expected)
-    assert torch.equal(compiled_kernels.int4_linear(-x[:1], matrix), -expected[:1])
+    assert torch.equal(compiled_kernels.multiply(x, matrix), expected)
+    assert torch.equal(compiled_kernels.multiply(-x[:1], matrix), -expected[:1])
 
 
 def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kernels: Kernels) -> None:
     weight, bias, x = make_random_matrix(20, 64), make_random_matrix(20, seed=2), make_random_matrix(40, 64, seed=3)
     matrix = compiled_kernels.pack_int4_weight(weight)
-    expected = compiled_kernels.int4_linear(x, matrix, bias)
+    expected = compiled_kernels.multiply(x, matrix, bias)
     x[0], x[1, 5], x[2, 7], x[3], x[20, 63] = 0.0, NAN, INF, 1e-42, -INF
     for first in (0, 1, 2, 3, 20):
-        row_product = compiled_kernels.int4_linear(x[first : first + 1], matrix, bias)
+        row_product = compiled_kernels.multiply(x[first : first + 1], matrix, bias)
         assert torch.equal(row_product, bias[None]) if first == 0 else row_product.isfinite().all() == (first == 3)
-    y = compiled_kernels.int4_linear(x, matrix, bias)
+    y = compiled_kernels.multiply(x, matrix, bias)
     assert torch.equal(y[0], bias) and y[3].isfinite().all()
     assert not y[[1, 2, 20]].isfinite().any()
     assert torch.equal(y[4:20], expected[4:20]) and torch.equal(y[21:], expected[21:])
@@ -122,7 +122,7 @@ def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPa
     results = []
     for flags in INSTRUCTION_SET_FLAGS:
         kernels = build_kernels(flags, tmp_path_factory)
-        results.append(kernels.int4_linear(x, kernels.pack_int4_weight(weight), bias))
+        results.append(kernels.multiply(x, kernels.pack_int4_weight(weight), bias))
     assert all(torch.equal(result, results[0]) for result in results)
 
 

@@ -49,13 +49,13 @@ def test_products_equal_those_of_rounded_values_in_any_batch(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        product = compiled_kernels.int8_linear(x, matrix, bias)
+        product = compiled_kernels.multiply(x, matrix, bias)
         assert ((product - expected - bias).norm() / expected.norm()) < 2e-3  # ties may round differently
-        assert torch.allclose(compiled_kernels.int8_linear(x, matrix) + bias, product, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(compiled_kernels.multiply(x, matrix) + bias, product, rtol=1e-5, atol=1e-5)
         for count in (1, 2, 3, 5, 12, 13, 16, 17, 31, 32, 33, 49):
             for first in (0, 7, 50):
                 assert torch.equal(
-                    compiled_kernels.int8_linear(x[first : first + count], matrix, bias), product[first : first + count]
+                    compiled_kernels.multiply(x[first : first + count], matrix, bias), product[first : first + count]
                 )
     finally:
         torch.set_num_threads(before)
@@ -68,27 +68,27 @@ def test_gated_product_equals_the_product_of_the_gated_input(compiled_kernels: K
         compiled_kernels.pack_int8_weight(make_random_matrix(40, 80, seed=2)),
         make_random_matrix(40, seed=3),
     )
-    expected = compiled_kernels.int8_linear(compiled_kernels.silu_mul(x), matrix, bias)
-    assert torch.equal(compiled_kernels.int8_linear(x, matrix, bias, gated=True), expected)
+    expected = compiled_kernels.multiply(compiled_kernels.silu_mul(x), matrix, bias)
+    assert torch.equal(compiled_kernels.multiply(x, matrix, bias, gated=True), expected)
 
 
 def test_largest_possible_sums_do_not_saturate(compiled_kernels: Kernels) -> None:
     """Pairs of products need all 16 bits, and their sums all 32 bits. Nothing saturates."""
     signs = make_random_matrix(3, 65536).sign()
     matrix = compiled_kernels.pack_int8_weight(signs)
-    assert torch.equal(compiled_kernels.int8_linear(signs, matrix), functional.linear(signs, signs))
-    assert torch.equal(compiled_kernels.int8_linear(-signs[:1], matrix), -functional.linear(signs[:1], signs))
+    assert torch.equal(compiled_kernels.multiply(signs, matrix), functional.linear(signs, signs))
+    assert torch.equal(compiled_kernels.multiply(-signs[:1], matrix), -functional.linear(signs[:1], signs))
 
 
 def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kernels: Kernels) -> None:
     weight, bias, x = make_random_matrix(20, 64), make_random_matrix(20, seed=2), make_random_matrix(40, 64, seed=3)
     matrix = compiled_kernels.pack_int8_weight(weight)
-    expected = compiled_kernels.int8_linear(x, matrix, bias)
+    expected = compiled_kernels.multiply(x, matrix, bias)
     x[0], x[1, 5], x[2, 7], x[3], x[20, 63] = 0.0, NAN, INF, 1e-42, -INF
     for first in (0, 1, 2, 3, 20):
-        row_product = compiled_kernels.int8_linear(x[first : first + 1], matrix, bias)
+        row_product = compiled_kernels.multiply(x[first : first + 1], matrix, bias)
         assert torch.equal(row_product, bias[None]) if first == 0 else row_product.isfinite().all() == (first == 3)
-    y = compiled_kernels.int8_linear(x, matrix, bias)
+    y = compiled_kernels.multiply(x, matrix, bias)
     assert torch.equal(y[0], bias) and y[3].isfinite().all()
     assert not y[[1, 2, 20]].isfinite().any()
     assert torch.equal(y[4:20], expected[4:20]) and torch.equal(y[21:], expected[21:])
@@ -107,9 +107,9 @@ def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kern
 )
 def test_strided_views_are_supported(compiled_kernels: Kernels, view: Any) -> None:
     x, matrix = view(make_random_matrix(1920)), compiled_kernels.pack_int8_weight(make_random_matrix(40, 64, seed=2))
-    product = compiled_kernels.int8_linear(x, matrix)
+    product = compiled_kernels.multiply(x, matrix)
     assert product.shape == (*x.shape[:-1], 40)
-    assert torch.equal(product, compiled_kernels.int8_linear(x.clone(memory_format=torch.contiguous_format), matrix))
+    assert torch.equal(product, compiled_kernels.multiply(x.clone(memory_format=torch.contiguous_format), matrix))
 
 
 def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -117,7 +117,7 @@ def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPa
     results = []
     for flags in INSTRUCTION_SET_FLAGS:
         kernels = build_kernels(flags, tmp_path_factory)
-        results.append(kernels.int8_linear(x, kernels.pack_int8_weight(weight), bias))
+        results.append(kernels.multiply(x, kernels.pack_int8_weight(weight), bias))
     assert all(torch.equal(result, results[0]) for result in results)
 
 

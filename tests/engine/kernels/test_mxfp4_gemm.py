@@ -75,14 +75,14 @@ def test_products_equal_integer_arithmetic_in_any_batch(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        product = compiled_kernels.mxfp4_linear(x, matrix, bias)
+        product = compiled_kernels.multiply(x, matrix, bias)
         difference = (product - compute_reference(x, matrix, bias)).abs()
         # A level on the border between two may be rounded to the other one; every other result has the same bits.
         assert float((difference == 0).float().mean()) > 0.9
         assert float(difference.norm() / product.norm()) < 1e-3
         for count in (1, 2, 3, 5, 6, 7, 11, 13, 16, 17, 33):
             for first in (0, 7, 36):
-                rows = compiled_kernels.mxfp4_linear(x[first : first + count], matrix, bias)
+                rows = compiled_kernels.multiply(x[first : first + count], matrix, bias)
                 assert torch.equal(rows, product[first : first + count])
     finally:
         torch.set_num_threads(before)
@@ -95,7 +95,7 @@ def test_product_is_near_the_one_with_the_unpacked_weight(compiled_kernels: Kern
     x = make_random_matrix(20, 256)
     x[:, 5] *= 100  # takes levels from its own group only, whose weights are zero
     expected = x @ unpack_weight(matrix).T
-    product = compiled_kernels.mxfp4_linear(x, matrix)
+    product = compiled_kernels.multiply(x, matrix)
     assert float((product - expected).norm() / expected.norm()) < 0.01
 
 
@@ -103,8 +103,8 @@ def test_product_is_near_the_one_with_the_unpacked_weight(compiled_kernels: Kern
 def test_gated_product_equals_the_product_of_the_gated_input(compiled_kernels: Kernels, count: int) -> None:
     x, bias = make_random_matrix(2, count, 192), make_random_matrix(40, seed=3)
     matrix = compiled_kernels.pack_mxfp4_blocks(*make_random_blocks(40, 3))
-    expected = compiled_kernels.mxfp4_linear(compiled_kernels.silu_mul(x), matrix, bias)
-    assert torch.equal(compiled_kernels.mxfp4_linear(x, matrix, bias, gated=True), expected)
+    expected = compiled_kernels.multiply(compiled_kernels.silu_mul(x), matrix, bias)
+    assert torch.equal(compiled_kernels.multiply(x, matrix, bias, gated=True), expected)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -114,16 +114,16 @@ def test_largest_possible_sums_are_exact(compiled_kernels: Kernels, sign: float)
     blocks, scales = quantize_to_mxfp4(torch.full((3, 256), 6.0 * sign))
     matrix = compiled_kernels.pack_mxfp4_blocks(blocks, scales)
     expected = torch.full((3, 3), 6.0 * sign * 127 * 256)
-    assert torch.equal(compiled_kernels.mxfp4_linear(x, matrix), expected)
-    assert torch.equal(compiled_kernels.mxfp4_linear(-x[:1], matrix), -expected[:1])
+    assert torch.equal(compiled_kernels.multiply(x, matrix), expected)
+    assert torch.equal(compiled_kernels.multiply(-x[:1], matrix), -expected[:1])
 
 
 def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kernels: Kernels) -> None:
     matrix = compiled_kernels.pack_mxfp4_blocks(*make_random_blocks(20, 2))
     bias, x = make_random_matrix(20, seed=2), make_random_matrix(40, 64, seed=3)
-    expected = compiled_kernels.mxfp4_linear(x, matrix, bias)
+    expected = compiled_kernels.multiply(x, matrix, bias)
     x[0], x[1, 5], x[2, 7], x[3], x[20, 63] = 0.0, NAN, INF, 1e-42, -INF
-    y = compiled_kernels.mxfp4_linear(x, matrix, bias)
+    y = compiled_kernels.multiply(x, matrix, bias)
     assert torch.equal(y[0], bias) and y[3].isfinite().all()
     assert not y[[1, 2, 20]].isfinite().any()
     assert torch.equal(y[4:20], expected[4:20]) and torch.equal(y[21:], expected[21:])
@@ -134,7 +134,7 @@ def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPa
     results = []
     for flags in BUILD_FLAGS:
         kernels = build_kernels(flags, tmp_path_factory)
-        results.append(kernels.mxfp4_linear(x, kernels.pack_mxfp4_blocks(*make_random_blocks(90, 7)), bias))
+        results.append(kernels.multiply(x, kernels.pack_mxfp4_blocks(*make_random_blocks(90, 7)), bias))
     assert all(torch.equal(result, results[0]) for result in results)
 
 
