@@ -26,9 +26,8 @@ from antiphon.app.serve_options import (
 )
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
+from antiphon.kit.cli.cassettes import record, replay
 from antiphon.kit.cli.check import check
-from antiphon.kit.cli.record import record
-from antiphon.kit.cli.replay import replay
 
 PRELOADED_MODULE = "antiphon.engine.builder"
 """Module that the worker process imports before it receives its model."""

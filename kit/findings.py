@@ -123,6 +123,11 @@ def quote(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def quote_start(data: bytes) -> str:
+    """Returns the beginning of a body, for a finding."""
+    return quote(data[:200].decode(errors="replace"))
+
+
 def escape_controls(text: str) -> str:
     """Returns the text with control characters as escapes, so that no server writes to the user's terminal."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -22,10 +22,11 @@ from antiphon.kit.faults import (
     WriteBytes,
     break_json_reply,
 )
+from antiphon.kit.proxy.call_guard import ExchangeObserver
 from antiphon.kit.proxy.decoding import UnknownEncodingError, decode_body
 from antiphon.kit.proxy.exchange import ServerExchange
-from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header
-from antiphon.kit.proxy.proxy import ReverseProxy, guard_handler, make_base_url, wait_for_signal
+from antiphon.kit.proxy.messages import IncomingRequest, find_header
+from antiphon.kit.proxy.proxy import ReverseProxy, guard_handler, make_base_url
 from antiphon.kit.proxy.server import make_error, run_server
 from antiphon.kit.proxy.upstream import UpstreamServer
 
@@ -54,7 +55,7 @@ class CassettePlayer:
             index: CountedFault(exchange.fault) for index, exchange in enumerate(exchanges, 1) if exchange.fault
         }
         self._speed, self._print_line = speed, print_line
-        self._fallback = ReverseProxy(fallback, lambda _: _NullObserver()) if fallback is not None else None
+        self._fallback = ReverseProxy(fallback, lambda _: ExchangeObserver()) if fallback is not None else None
 
     async def answer_request(self, exchange: ServerExchange) -> None:
         """Answers one request."""
@@ -189,20 +190,6 @@ class _ReplyPlayer:
             await asyncio.sleep(max(at_ms / 1e3 / self._speed - elapsed, 0))
 
 
-class _NullObserver:
-    """Sees nothing."""
-
-    def on_request(self, body: bytes) -> None: ...
-
-    def on_reply(self, status: int, headers: HeaderList) -> None: ...
-
-    def on_data(self, data: bytes) -> None: ...
-
-    def on_end(self, ending: ExchangeEnding) -> None: ...
-
-    def on_failure(self) -> None: ...
-
-
 async def _pause(seconds: float) -> None:
     """Waits; for ever if `seconds` is infinite, until the client leaves."""
     if seconds == math.inf:
@@ -248,22 +235,3 @@ async def open_player(
     finally:
         if fallback is not None:
             await fallback.close()
-
-
-def run_player(
-    exchanges: Sequence[RecordedExchange],
-    host: str,
-    port: int,
-    *,
-    match: MatchMode,
-    speed: float,
-    fallback_url: str | None,
-) -> None:
-    """Serves a cassette until SIGINT or SIGTERM. Raises as `open_player`."""
-
-    async def run() -> None:
-        async with open_player(exchanges, host, port, match=match, speed=speed, fallback_url=fallback_url) as url:
-            click.echo(f"replaying {len(exchanges)} exchanges: give your client the base URL {url}; Ctrl-C ends")
-            await wait_for_signal()
-
-    asyncio.run(run())

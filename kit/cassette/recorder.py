@@ -1,6 +1,5 @@
 """`antiphon record`: a proxy that appends each exchange to a cassette when it ends."""
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,9 +20,10 @@ from antiphon.kit.cassette.frames import FrameSplitter
 from antiphon.kit.cassette.reading import CassetteError, read_cassette
 from antiphon.kit.cassette.redaction import SECRET_HEADER, Redactor
 from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from antiphon.kit.proxy.call_guard import ExchangeObserver
 from antiphon.kit.proxy.decoding import BodyDecoder, create_decoder, decode_body
 from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header, media_type
-from antiphon.kit.proxy.proxy import open_proxy, wait_for_signal
+from antiphon.kit.proxy.proxy import open_proxy
 
 KEPT_REQUEST_HEADERS = frozenset(
     "accept content-type openai-beta anthropic-beta anthropic-version originator user-agent".split()
@@ -117,7 +117,7 @@ def _redact_frame(frame: RecordedFrame, redactor: Redactor) -> RecordedFrame:
     return RecordedFrame(frame.at_ms, b"\n".join(redacted))
 
 
-class ExchangeRecorder:
+class ExchangeRecorder(ExchangeObserver):
     """Collects one exchange, and writes it at its end."""
 
     def __init__(self, head: IncomingRequest, writer: CassetteWriter, print_line: Callable[[str], None]) -> None:
@@ -229,16 +229,3 @@ async def open_recorder(
     finally:
         for writer in writers:
             writer.close()
-
-
-def run_recorder(
-    upstream_url: str, path: Path, host: str, port: int, *, api_key: str | None = None, append: bool = False
-) -> None:
-    """Records until SIGINT or SIGTERM. Raises as `open_recorder`."""
-
-    async def run() -> None:
-        async with open_recorder(upstream_url, path, host, port, api_key=api_key, append=append) as url:
-            click.echo(f"recording {upstream_url} to {path}: give your client the base URL {url}; Ctrl-C ends")
-            await wait_for_signal()
-
-    asyncio.run(run())

@@ -44,21 +44,18 @@ def _shows_summary_only(response: Mapping[str, Any]) -> bool:
 def fold_response(response: Mapping[str, Any]) -> FoldedChoice:
     """Returns the choice that a chat client must see of a response."""
     folded = FoldedChoice()
-    for item in as_list(response.get("output")):
-        if not isinstance(item, dict):
-            continue
-        parts = [part for part in as_list(item.get("content")) if isinstance(part, dict)]
+    for item in as_objects(response.get("output")):
+        parts = as_objects(item.get("content"))
         if item.get("type") == "message":
             folded.content += "".join(as_text(part.get("text")) for part in parts)
             folded.refusal += "".join(as_text(part.get("refusal")) for part in parts)
         elif item.get("type") == "reasoning":
             folded.reasoning += "".join(as_text(part.get("text")) for part in parts)
         elif item.get("type") in CALL_TYPES:
-            call = FoldedCall()
             namespace = item.get("namespace")
-            call.name = f"{namespace}__{item.get('name')}" if namespace else item.get("name")
-            call.arguments = as_text(item.get("arguments")) or as_text(item.get("input"))
-            folded.calls.append(call)
+            name = f"{namespace}__{item.get('name')}" if namespace else item.get("name")
+            arguments = as_text(item.get("arguments")) or as_text(item.get("input"))
+            folded.calls.append(FoldedCall(name=name, arguments=arguments))
     details = response.get("incomplete_details")
     reason = details.get("reason") if isinstance(details, dict) else None
     folded.finish_reason = FINISH_OF_REASON.get(as_text(reason)) or ("tool_calls" if folded.calls else "stop")

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from antiphon.kit.checker.formats import check_arguments, check_json_text
 from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader, read_json
@@ -15,26 +17,24 @@ WHOLE_REASONS = ("stop", "tool_calls", "function_call")
 FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
 
 
-class FoldedCall:
+class FoldedCall(msgspec.Struct):
     """A tool call, put together from its fragments."""
 
-    def __init__(self) -> None:
-        self.id: str | None = None
-        self.name: str | None = None
-        self.type: str | None = None
-        self.arguments = ""
+    id: str | None = None
+    name: str | None = None
+    type: str | None = None
+    arguments: str = ""
 
 
-class FoldedChoice:
+class FoldedChoice(msgspec.Struct):
     """One choice of a completion, put together from its chunks."""
 
-    def __init__(self) -> None:
-        self.content = ""
-        self.reasoning = ""
-        self.refusal = ""
-        self.calls: list[FoldedCall] = []
-        self.finish_reason: str | None = None
-        self.has_role = False
+    content: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    calls: list[FoldedCall] = []
+    finish_reason: str | None = None
+    has_role: bool = False
 
 
 class ChatStreamChecker:
@@ -81,9 +81,8 @@ class ChatStreamChecker:
             elif chunk[key] != first.get(key):
                 self.findings.add("chat-key-changed", quote(first.get(key)), quote(chunk[key]), key)
         self._check_usage(chunk)
-        for choice in as_list(chunk.get("choices")):
-            if isinstance(choice, dict):
-                self._check_choice(choice)
+        for choice in as_objects(chunk.get("choices")):
+            self._check_choice(choice)
 
     def finish(self) -> list[Finding]:
         """Checks the end of the stream. Returns all findings."""
@@ -155,9 +154,8 @@ class ChatStreamChecker:
         folded.content += as_text(delta.get("content"))
         folded.refusal += as_text(delta.get("refusal"))
         folded.reasoning += as_text(delta.get("reasoning_content")) or as_text(delta.get("reasoning"))
-        for fragment in as_list(delta.get("tool_calls")):
-            if isinstance(fragment, dict):
-                self._check_fragment(folded, fragment, label)
+        for fragment in as_objects(delta.get("tool_calls")):
+            self._check_fragment(folded, fragment, label)
         self._check_finish(folded, choice, label)
 
     def _check_fragment(self, folded: FoldedChoice, fragment: Mapping[str, Any], label: str) -> None:

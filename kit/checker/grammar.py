@@ -25,21 +25,21 @@ class BodyGrammar(msgspec.Struct, frozen=True):
     repeats: bool = False
 
 
-class Payload(msgspec.Struct, frozen=True):
-    """Text that is streamed in deltas: the field of its done event, and of the item."""
-
-    done_field: str
-    item_field: str | None
-
-
-PAYLOADS = {
-    "function_call_arguments": Payload("arguments", "arguments"),
-    "custom_tool_call_input": Payload("input", "input"),
-    "mcp_call_arguments": Payload("arguments", "arguments"),
-    "code_interpreter_call_code": Payload("code", "code"),
-    "shell_call_command": Payload("command", None),
+DONE_FIELDS = {
+    "function_call_arguments": "arguments",
+    "custom_tool_call_input": "input",
+    "mcp_call_arguments": "arguments",
+    "code_interpreter_call_code": "code",
+    "shell_call_command": "command",
 }
-"""Texts by the prefix of their events."""
+"""Fields of done events with texts that are streamed in deltas, by the prefix of the events."""
+ITEM_FIELDS = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "mcp_call": "arguments",
+    "code_interpreter_call": "code",
+}
+"""Fields of done items with such a text."""
 
 
 def _sequence(*steps: str, repeats: bool = False) -> BodyGrammar:

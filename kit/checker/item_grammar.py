@@ -1,28 +1,9 @@
 """Bodies of items: the events between `added` and `done`, and the text that they carry."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
-
-from antiphon.kit.checker.grammar import BODIES, PAYLOADS, BodyGrammar, BodyMatcher
-from antiphon.kit.checker.parts import KINDS_OF_ITEM, PartsBody
+from antiphon.kit.checker.grammar import BODIES, DONE_FIELDS, ITEM_FIELDS, BodyGrammar, BodyMatcher
+from antiphon.kit.checker.parts import KINDS_OF_ITEM, ItemBody, JsonEvent, JsonItem, PartsBody
 from antiphon.kit.checker.schema import as_text
 from antiphon.kit.findings import FindingList, quote
-
-JsonEvent = Mapping[str, Any]
-
-
-class Body(Protocol):
-    """Checks the events of one item."""
-
-    def check_event(self, kind: str, event: JsonEvent) -> None:
-        """Checks an event; `kind` is its type without `response.`."""
-
-    def finish(self, item: Mapping[str, Any]) -> None:
-        """Checks the item of `output_item.done` against the events."""
-
-    def check_frozen(self, item: Mapping[str, Any]) -> None:
-        """Checks an item that stayed open, as the terminal response has it, against the events."""
-
 
 COUNTED_PLACES = {
     "shell_call_command": "command_index",
@@ -31,7 +12,7 @@ COUNTED_PLACES = {
 """Fields that count places in one item, by the events that have them."""
 
 
-class SequenceBody:
+class SequenceBody(ItemBody):
     """Checks an item whose events are one sequence, with at most one streamed text at a time."""
 
     def __init__(self, item_type: str, subject: str, findings: FindingList) -> None:
@@ -40,7 +21,6 @@ class SequenceBody:
         self._findings = findings
         self._matcher = BodyMatcher(BODIES.get(item_type, BodyGrammar()))
         self._text = ""
-        self._item_field: str | None = None
         self._num_places = dict.fromkeys(COUNTED_PLACES, 0)
 
     def check_event(self, kind: str, event: JsonEvent) -> None:
@@ -56,8 +36,7 @@ class SequenceBody:
                 code = "body-order"
             self._findings.add(code, " or ".join(expected) or "output_item.done", kind, self._subject)
         self._check_place(kind, event)
-        payload = PAYLOADS.get(prefix)
-        if payload is None:
+        if prefix not in DONE_FIELDS:
             return
         if action == "added":
             self._text = ""
@@ -66,23 +45,22 @@ class SequenceBody:
                 self._findings.add("delta-empty", "text in a delta", "an empty delta", self._subject)
             self._text += as_text(event.get("delta"))
         elif action == "done":
-            self._item_field = payload.item_field
-            text = event.get(payload.done_field)
+            text = event.get(DONE_FIELDS[prefix])
             if isinstance(text, str) and text != self._text:
                 self._findings.add("done-differs-from-deltas", quote(self._text), quote(text), self._subject)
 
-    def finish(self, item: Mapping[str, Any]) -> None:
+    def finish(self, item: JsonItem) -> None:
         """Reports events that never came, and a text that differs from the streamed one."""
         missing = self._matcher.list_missing()
         if missing:
             self._findings.add("body-unfinished", " and ".join(missing), "output_item.done", self._subject)
-        field = self._item_field or _payload_field(self._type)
+        field = ITEM_FIELDS.get(self._type)
         if field is not None and isinstance(item.get(field), str) and item[field] != self._text:
             self._findings.add("item-differs-from-deltas", quote(self._text), quote(item[field]), self._subject)
 
-    def check_frozen(self, item: Mapping[str, Any]) -> None:
+    def check_frozen(self, item: JsonItem) -> None:
         """Checks the text of an item that stayed open."""
-        field = _payload_field(self._type)
+        field = ITEM_FIELDS.get(self._type)
         if field is not None and as_text(item.get(field)) != self._text:
             self._findings.add("open-item-differs", quote(self._text), quote(item.get(field)), self._subject)
 
@@ -102,32 +80,10 @@ class SequenceBody:
         return any(kind in step.kinds for step in BODIES.get(self._type, BodyGrammar()).steps)
 
 
-class UnknownBody:
-    """Accepts all events: the item's kind is unknown, which has been reported, or an extension."""
-
-    def check_event(self, kind: str, event: JsonEvent) -> None:
-        """Accepts the event."""
-
-    def finish(self, item: Mapping[str, Any]) -> None:
-        """Accepts the item."""
-
-    def check_frozen(self, item: Mapping[str, Any]) -> None:
-        """Accepts the item."""
-
-
-def create_body(item_type: str, subject: str, findings: FindingList) -> Body:
+def create_body(item_type: str, subject: str, findings: FindingList) -> ItemBody:
     """Returns the checker for the events of an item of this kind."""
     if item_type in KINDS_OF_ITEM:
         return PartsBody(item_type, subject, findings)
     if not item_type or ":" in item_type:
-        return UnknownBody()
+        return ItemBody()
     return SequenceBody(item_type, subject, findings)
-
-
-def _payload_field(item_type: str) -> str | None:
-    return {
-        "function_call": "arguments",
-        "custom_tool_call": "input",
-        "mcp_call": "arguments",
-        "code_interpreter_call": "code",
-    }.get(item_type)

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.item_grammar import Body, create_body
+from antiphon.kit.checker.item_grammar import create_body
+from antiphon.kit.checker.parts import ItemBody
 from antiphon.kit.checker.schema import as_list, as_text, check_item_shape
 from antiphon.kit.findings import FindingList, quote
 
@@ -22,7 +23,7 @@ PAYLOAD_KEYS = ("content", "summary", "arguments", "input", "code")
 class TrackedItem:
     """An item that a stream has added."""
 
-    def __init__(self, index: int, item: Mapping[str, Any], body: Body) -> None:
+    def __init__(self, index: int, item: Mapping[str, Any], body: ItemBody) -> None:
         self.index = index
         self.id = as_text(item.get("id"))
         self.type = as_text(item.get("type"))

@@ -4,10 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from antiphon.kit.checker.schema import as_list, as_objects, as_text, check_part_shape
 from antiphon.kit.findings import FindingList, quote
 
 JsonEvent = Mapping[str, Any]
+JsonItem = Mapping[str, Any]
 
 ROUNDING = 1e-6
 """Difference of a log-probability between the deltas and the item, where OpenAI rounds it to six digits."""
@@ -19,29 +22,34 @@ PART_KINDS = {
 }
 """Kind of part by the prefix of the events of its text."""
 KINDS_OF_ITEM = {"message": ("output_text", "refusal"), "reasoning": ("reasoning_text", "summary_text")}
-DONE_FIELDS = {
-    "output_text": "text",
-    "refusal": "refusal",
-    "reasoning_text": "text",
-    "reasoning_summary_text": "text",
-}
 
 
-class _StreamedPart:
+class _StreamedPart(msgspec.Struct):
     """A part between its added and its done event."""
 
-    def __init__(self, kind: str, is_summary: bool, index: int) -> None:
-        self.kind = kind
-        self.is_summary = is_summary
-        self.index = index
-        self.text = ""
-        self.is_text_done = False
-        self.annotations: list[Any] = []
-        self.logprobs: list[Any] = []
+    kind: str
+    is_summary: bool
+    text: str = ""
+    is_text_done: bool = False
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
 
 
-class PartsBody:
-    """Checks the events between `added` and `done` of one message or reasoning item."""
+class ItemBody:
+    """The events between `added` and `done` of one item. All are accepted if its kind is unknown, which is reported."""
+
+    def check_event(self, kind: str, event: JsonEvent) -> None:
+        """Checks an event; `kind` is its type without `response.`."""
+
+    def finish(self, item: JsonItem) -> None:
+        """Checks the item of `output_item.done` against the events."""
+
+    def check_frozen(self, item: JsonItem) -> None:
+        """Checks an item that stayed open, as the terminal response has it, against the events."""
+
+
+class PartsBody(ItemBody):
+    """Checks the events of one message or reasoning item."""
 
     def __init__(self, item_type: str, item_id: str, findings: FindingList) -> None:
         self._item_type = item_type
@@ -105,8 +113,8 @@ class PartsBody:
             self._findings.add("part-type", f"a part of a {self._item_type}", quote(kind), self._subject)
         if _part_text(part) or as_list(part.get("annotations")):
             self._findings.add("part-not-empty", "an empty part", quote(part), self._subject)
-        index = self._check_index(is_summary, event)
-        self._open = _StreamedPart(kind, is_summary, index)
+        self._check_index(is_summary, event)
+        self._open = _StreamedPart(kind, is_summary)
 
     def _end_part(self, is_summary: bool, event: JsonEvent) -> None:
         part, opened = event.get("part"), self._open
@@ -140,22 +148,19 @@ class PartsBody:
         part = self._open
         if part is None:
             self._findings.add("content-outside-part", "content_part.added before it", kind, self._subject)
-            self._open = part = _StreamedPart(
-                PART_KINDS[prefix], prefix == "reasoning_summary_text", len(self._content)
-            )
-            return part
+            self._open = _StreamedPart(PART_KINDS[prefix], prefix == "reasoning_summary_text")
+            return self._open
         if part.kind != PART_KINDS[prefix]:
             self._findings.add("part-type", f"events of a part {part.kind}", kind, self._subject)
             return None
         self._check_index(part.is_summary, event)
         return part
 
-    def _check_index(self, is_summary: bool, event: JsonEvent) -> int:
+    def _check_index(self, is_summary: bool, event: JsonEvent) -> None:
         expected = len(self._summary if is_summary else self._content)
         actual = event.get("summary_index" if is_summary else "content_index", expected)
         if actual != expected:
             self._findings.add("part-index", str(expected), quote(actual), self._subject)
-        return expected
 
     def _add_delta(self, part: _StreamedPart, event: JsonEvent) -> None:
         delta = event.get("delta")
@@ -167,7 +172,7 @@ class PartsBody:
         part.logprobs += as_list(event.get("logprobs"))
 
     def _end_text(self, part: _StreamedPart, prefix: str, event: JsonEvent) -> None:
-        text = event.get(DONE_FIELDS[prefix])
+        text = event.get("refusal" if prefix == "refusal" else "text")
         if part.is_text_done:
             self._findings.add("done-repeated", "one done event", "another one", self._subject)
         if isinstance(text, str) and text != part.text:

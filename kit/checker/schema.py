@@ -3,6 +3,7 @@
 Source: the Responses API reference, the types of the openai SDK 3.52, and Open Responses.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,31 +27,20 @@ LIFECYCLE = {"response": OBJECT}
 COMMAND = {"output_index": INTEGER, "command_index": INTEGER}
 
 LIFECYCLE_TYPES = ("created", "queued", "in_progress", "completed", "incomplete", "failed")
-PROGRESS_TYPES = (
-    "code_interpreter_call.in_progress",
-    "code_interpreter_call.interpreting",
-    "code_interpreter_call.completed",
-    "compaction.compacting",
-    "file_search_call.in_progress",
-    "file_search_call.searching",
-    "file_search_call.completed",
-    "web_search_call.in_progress",
-    "web_search_call.searching",
-    "web_search_call.completed",
-    "image_generation_call.in_progress",
-    "image_generation_call.generating",
-    "image_generation_call.completed",
-    "mcp_call.in_progress",
-    "mcp_call.completed",
-    "mcp_call.failed",
-    "mcp_list_tools.in_progress",
-    "mcp_list_tools.completed",
-    "mcp_list_tools.failed",
-)
+PROGRESS_TYPES = {
+    "code_interpreter_call": "in_progress interpreting completed",
+    "compaction": "compacting",
+    "file_search_call": "in_progress searching completed",
+    "web_search_call": "in_progress searching completed",
+    "image_generation_call": "in_progress generating completed",
+    "mcp_call": "in_progress completed failed",
+    "mcp_list_tools": "in_progress completed failed",
+}
+"""Events about the progress of an item, by its kind."""
 
 EVENT_SHAPES: dict[str, Shape] = {
     **{f"response.{name}": LIFECYCLE for name in LIFECYCLE_TYPES},
-    **{f"response.{name}": ITEM for name in PROGRESS_TYPES},
+    **{f"response.{kind}.{step}": ITEM for kind, steps in PROGRESS_TYPES.items() for step in steps.split()},
     "error": {"message": STRING},
     "response.output_item.added": {"output_index": INTEGER, "item": OBJECT},
     "response.output_item.done": {"output_index": INTEGER, "item": OBJECT},
@@ -297,6 +287,15 @@ def as_objects(value: object) -> list[dict[str, Any]]:
 def as_text(value: object) -> str:
     """Returns the value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""
+
+
+def decode_object(text: str | bytes) -> dict[str, Any] | None:
+    """Returns the JSON object in a text; None if it holds none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _name_types(types: Types) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.kit.checker.items import CALL_TYPES, CONSTANT_ITEM_KEYS, ItemsChecker
-from antiphon.kit.checker.schema import as_list, as_text, check_item_shape
+from antiphon.kit.checker.schema import as_list, as_objects, as_text, check_item_shape
 from antiphon.kit.findings import FindingList, quote
 
 JsonResponse = Mapping[str, Any]
@@ -153,5 +153,5 @@ def _follows_image(output: Sequence[Any], position: int) -> bool:
 
 
 def _is_blank(item: Mapping[str, Any]) -> bool:
-    parts = [part for part in as_list(item.get("content")) if isinstance(part, dict)]
+    parts = as_objects(item.get("content"))
     return not "".join(str(part.get("text", part.get("refusal", ""))) for part in parts).strip()

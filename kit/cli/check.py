@@ -84,14 +84,14 @@ def check(context: click.Context, /, target: str | None, **options: Any) -> None
 
 def _check_file(target: str, options: dict[str, Any]) -> int:
     """Checks a recorded stream. Returns the exit status."""
-    from antiphon.kit.conformance import recorded, reports  # noqa: PLC0415  the command line starts fast
+    from antiphon.kit.conformance import exchanges, reports  # noqa: PLC0415  the command line starts fast
 
     try:
         data = sys.stdin.buffer.read() if target == "-" else Path(target).read_bytes()
     except OSError as error:
         raise UnusableTargetError(f"{target}: cannot be read: {error.strerror or error}") from None
     request = _read_request(options["request_file"])
-    api, findings = recorded.check_recorded(data, options["api"], request)
+    api, findings = exchanges.check_recorded(data, options["api"], request)
     failing = _failing_levels(options)
     _write_junit(options["junit_file"], lambda: reports.format_stream_junit(target, findings, failing))
     if options["as_json"]:
@@ -126,7 +126,7 @@ def _check_server(target: str, options: dict[str, Any]) -> int:
 def _run_cases(
     client: "LiveClient", chosen: list[Any], options: dict[str, Any], console: "Console"
 ) -> tuple[str, list["CaseReport"]]:
-    from antiphon.kit.conformance.display import create_display  # noqa: PLC0415
+    from antiphon.kit.conformance.display import CaseDisplay  # noqa: PLC0415
     from antiphon.kit.conformance.models import find_model  # noqa: PLC0415
     from antiphon.kit.conformance.runner import CaseRunner  # noqa: PLC0415
 
@@ -140,7 +140,7 @@ def _run_cases(
         max_output_tokens=options["max_output_tokens"],
     )
     results = []
-    with create_display(console, len(chosen)) as display:
+    with CaseDisplay(console, len(chosen)) as display:
         for suite, case in chosen:
             display.start_case(f"{suite.name}.{case.id}")
             results.append(runner.run_case(suite, case))

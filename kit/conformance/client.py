@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
+
+from antiphon.kit.checker.schema import decode_object
 
 DEFAULT_TIMEOUT_S = 60.0
 """Seconds without a byte from the server after which a request ends."""
@@ -40,11 +41,7 @@ class LiveReply(msgspec.Struct, frozen=True, kw_only=True):
 
     def read_object(self) -> dict[str, Any] | None:
         """Returns the JSON object in the body, None if there is none."""
-        try:
-            value = json.loads(self.body)
-        except ValueError:
-            return None
-        return value if isinstance(value, dict) else None
+        return decode_object(self.body)
 
 
 class LiveClient:
@@ -121,9 +118,7 @@ class LiveClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _build_headers(self, more: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,8 +1,6 @@
 """Output while a server is checked: a progress display on a terminal, plain lines elsewhere."""
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,59 +14,28 @@ from antiphon.kit.findings import escape_controls
 OUTCOME_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow", "unsupported": "cyan"}
 
 
-class LineDisplay:
-    """Writes the lines of each case when it has ended."""
+class CaseDisplay(Progress):
+    """On a terminal a bar with the running case, below the lines of the cases that did not simply pass.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def start_case(self, name: str) -> None:
-        """Shows nothing: there is a line for each case when it has ended."""
-
-    def end_case(self, report: CaseReport) -> None:
-        """Writes the case's lines."""
-        write_lines(self._console, list_case_lines(report))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
-class TerminalDisplay:
-    """A bar with the running case, below the lines of the cases that did not simply pass."""
+    Elsewhere there is no bar, and every case has its lines.
+    """
 
     def __init__(self, console: Console, num_cases: int) -> None:
         columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._task = self._progress.add_task("", total=num_cases)
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self.add_task("", total=num_cases)
 
     def start_case(self, name: str) -> None:
         """Shows the name of the running case."""
-        self._progress.update(self._task, description=name)
+        self.update(self._task, description=name)
 
     def end_case(self, report: CaseReport) -> None:
         """Advances the bar, and writes the lines of a case with anything to say."""
-        self._progress.advance(self._task)
-        if report.outcome != "passed" or report.findings or report.remarks:
-            write_lines(self._progress.console, list_case_lines(report), OUTCOME_STYLES[report.outcome])
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-
-def create_display(console: Console, num_cases: int) -> LineDisplay | TerminalDisplay:
-    """Returns the display that fits the output."""
-    return TerminalDisplay(console, num_cases) if console.is_terminal else LineDisplay(console)
+        self.advance(self._task)
+        if not self.console.is_terminal:
+            write_lines(self.console, list_case_lines(report))
+        elif report.outcome != "passed" or report.findings or report.remarks:
+            write_lines(self.console, list_case_lines(report), OUTCOME_STYLES[report.outcome])
 
 
 def write_lines(console: Console, lines: Sequence[str], first_style: str = "") -> None:

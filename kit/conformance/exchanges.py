@@ -1,17 +1,18 @@
 """Replies as values: reads and checks what came, whichever API it belongs to."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from antiphon.kit.chat.stream import ChatStreamChecker, FoldedChoice, read_chat_sse
-from antiphon.kit.checker.sse import END_MARKER, SseReader
-from antiphon.kit.checker.stream import StreamChecker, check_whole_response
+from antiphon.kit.chat.stream import ChatStreamChecker, FoldedChoice, check_chat_sse, read_chat_sse
+from antiphon.kit.checker.sse import SseReader
+from antiphon.kit.checker.stream import StreamChecker, check_sse, check_whole_response
 from antiphon.kit.conformance.client import LiveReply
-from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.findings import Finding, FindingList, quote, quote_start
 
 Json = dict[str, Any]
+Api = Literal["responses", "chat"]
 RESPONSES_PATH, CHAT_PATH = "/responses", "/chat/completions"
 ERROR_KEYS = ("message", "type", "param", "code")
 
@@ -51,7 +52,7 @@ def read_stream(body: bytes, request: Json, findings: FindingList) -> Exchange:
     events: list[Json] = []
     for frame in reader.feed(body):
         checker.check_frame(frame)
-        if (event := _decode_event(frame.data)) is not None:
+        if (event := decode_event(frame.data)) is not None:
             events.append(event)
     reader.finish()
     findings.extend(checker.finish(is_sse=True))
@@ -70,7 +71,7 @@ def read_events(events: Sequence[Json], request: Json, findings: FindingList) ->
 def list_frames(body: bytes) -> list[Json]:
     """Returns the events of a stream without a check."""
     frames = SseReader(FindingList()).feed(body)
-    return [event for frame in frames if (event := _decode_event(frame.data)) is not None]
+    return [event for frame in frames if (event := decode_event(frame.data)) is not None]
 
 
 def read_json_reply(path: str, request: Json, reply: LiveReply, findings: FindingList) -> Json:
@@ -79,7 +80,7 @@ def read_json_reply(path: str, request: Json, reply: LiveReply, findings: Findin
         findings.add("http-content-type", "application/json", quote(reply.content_type))
     value = reply.read_object()
     if value is None:
-        findings.add("http-not-json", "a JSON object", quote(reply.body[:200].decode(errors="replace")))
+        findings.add("http-not-json", "a JSON object", quote_start(reply.body))
         return {}
     if path.startswith(RESPONSES_PATH) and value.get("object", "response") == "response" and "output" in value:
         check_whole_response(value, request if path == RESPONSES_PATH else None, findings)
@@ -100,8 +101,8 @@ def check_error_body(reply: LiveReply, findings: FindingList) -> Json:
     value = reply.read_object()
     error = value.get("error") if value is not None else None
     if not isinstance(error, dict):
-        body = reply.body[:200].decode(errors="replace")
-        findings.add("http-error-form", '{"error": {"message", "type", "param", "code"}}', quote(body))
+        expected = '{"error": {"message", "type", "param", "code"}}'
+        findings.add("http-error-form", expected, quote_start(reply.body))
         return {}
     if reply.content_type != "application/json":
         findings.add("http-content-type", "application/json", quote(reply.content_type), "error")
@@ -126,9 +127,23 @@ def fold_choice(chat: ChatStreamChecker) -> Json:
     }
 
 
-def _decode_event(data: str) -> Json | None:
-    if data == END_MARKER:
-        return None
+def detect_api(data: bytes) -> Api:
+    """Returns the API of a stream: chat, if its first event is a chunk of a chat completion."""
+    for event in list_frames(data)[:1]:
+        if isinstance(event.get("type"), str) and "choices" not in event:
+            return "responses"
+        return "chat" if "choices" in event or event.get("object") == "chat.completion.chunk" else "responses"
+    return "responses"
+
+
+def check_recorded(data: bytes, api: Api | None, request: Json | None) -> tuple[Api, list[Finding]]:
+    """Returns the API and the findings of a recorded stream."""
+    api = api or detect_api(data)
+    return api, check_chat_sse(data, request) if api == "chat" else check_sse(data, request)
+
+
+def decode_event(data: str) -> Json | None:
+    """Returns the event in the data of a frame, or in a message; None if it is no JSON object."""
     try:
         event = msgspec.json.decode(data)
     except (msgspec.DecodeError, ValueError):

@@ -1,11 +1,10 @@
 """Compares a reply with the expectations of its step, field by field."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.schema import as_objects, as_text
+from antiphon.kit.checker.schema import as_objects, as_text, decode_object
 from antiphon.kit.conformance.exchanges import Exchange
 from antiphon.kit.conformance.suites import ExpectedError, LiveStep
 from antiphon.kit.conformance.templates import MissingValueError, find_value, join_text, list_calls
@@ -179,8 +178,5 @@ def _check_history(number: int, value: Json, earlier: Mapping[int, Json], verdic
 
 
 def _object_keys(text: str) -> set[str] | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return set(value) if isinstance(value, dict) else None
+    value = decode_object(text)
+    return None if value is None else set(value)

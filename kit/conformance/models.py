@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.kit.checker.schema import as_list
+from antiphon.kit.checker.schema import as_objects
 from antiphon.kit.conformance.client import LiveClient, UnreachableError
 
 CONTEXT_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length", "n_ctx")
@@ -23,7 +23,7 @@ def find_model(client: LiveClient, name: str | None) -> TargetModel:
     reply = client.send("GET", "/models")
     if reply.status == 0:
         raise UnreachableError(f"{client.root_url} does not answer: {reply.fault_text or reply.fault}")
-    entries = [entry for entry in as_list((reply.read_object() or {}).get("data")) if isinstance(entry, dict)]
+    entries = as_objects((reply.read_object() or {}).get("data"))
     known = {str(entry.get("id")): entry for entry in entries if entry.get("id")}
     if name is None:
         if not known:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from antiphon.kit.conformance.checks.context import CheckContext, LostReplyError, UnsupportedError, quote_text
+from antiphon.kit.conformance.checks.context import CheckContext, LostReplyError, UnsupportedError
 from antiphon.kit.conformance.checks.registry import CHECKS
 from antiphon.kit.conformance.client import LiveClient, LiveReply, UnreachableError
 from antiphon.kit.conformance.exchanges import Exchange, check_arrival, check_error_body, read_events, read_reply
@@ -17,7 +17,7 @@ from antiphon.kit.conformance.request_builder import BodyBuilder
 from antiphon.kit.conformance.sockets import LiveSocket, RefusedUpgradeError, is_last_event
 from antiphon.kit.conformance.suites import CaseSuite, LiveCase, LiveStep
 from antiphon.kit.conformance.templates import MissingValueError
-from antiphon.kit.findings import Finding, FindingList, load_codes, quote
+from antiphon.kit.findings import Finding, FindingList, load_codes, quote, quote_start
 
 Json = dict[str, Any]
 Outcome = Literal["passed", "failed", "skipped", "unsupported"]
@@ -219,7 +219,7 @@ class _CaseRun:
 
     def _report_status(self, step: LiveStep, reply: LiveReply, verdict: StepVerdict) -> None:
         """Reports an unexpected status, and ends the case."""
-        expected, actual = _join_statuses(step), f"{reply.status}: {quote_text(reply.body)}"
+        expected, actual = _join_statuses(step), f"{reply.status}: {quote_start(reply.body)}"
         if reply.status == 0:
             check_arrival(reply, verdict.findings)
         elif reply.status == 422 and 400 in step.expect.status:
@@ -239,7 +239,7 @@ class _CaseRun:
         words = [word for need in self._case.needs for word in FIELDS_OF_CAPABILITIES.get(need, ())]
         is_named = status in (400, 422) and any(word in text for word in words)
         if status in (*ABSENT_STATUSES, *step.lenient_status) or is_named:
-            raise UnsupportedError(f"{step.method} {step.path.partition('?')[0]} gets {status}: {quote_text(body)}")
+            raise UnsupportedError(f"{step.method} {step.path.partition('?')[0]} gets {status}: {quote_start(body)}")
 
     def _run_checks(self, step: LiveStep, exchange: Exchange, place: str) -> None:
         if step.checks and not exchange.value:

@@ -1,15 +1,14 @@
 """Turns over a WebSocket."""
 
 import contextlib
-import json
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import connect
 
 from antiphon.kit.checker.lifecycle import TERMINAL_TYPES
+from antiphon.kit.checker.schema import decode_object
 from antiphon.kit.conformance.client import LiveClient, UnreachableError
 from antiphon.kit.findings import FindingList, quote
 
@@ -63,14 +62,6 @@ class LiveSocket:
         with contextlib.suppress(OSError, ConnectionClosed):
             self._stack.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def is_last_event(events: list[Json]) -> bool:
     """Returns whether the last event ends a turn: a terminal one, or an error before the response was created."""
@@ -82,12 +73,7 @@ def _read_message(message: str | bytes, findings: FindingList) -> Json | None:
     if isinstance(message, bytes):
         findings.add("websocket-frame", "a text message", "a binary one")
         message = message.decode(errors="replace")
-    try:
-        event = json.loads(message)
-    except ValueError:
+    event = decode_object(message)
+    if event is None:
         findings.add("websocket-frame", "a JSON object", quote(message))
-        return None
-    if not isinstance(event, dict):
-        findings.add("websocket-frame", "a JSON object", quote(message))
-        return None
     return event

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.kit.checker.items import CALL_TYPES
-from antiphon.kit.checker.schema import as_list, as_text
+from antiphon.kit.checker.schema import as_objects, as_text
 
 _TEMPLATE = re.compile(r"\{(\*?)((?:step\d+|model|marker|long_text)(?:\.\w+)*)\}")
-_OUTPUT_TYPES = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 
 
 class MissingValueError(LookupError):
@@ -46,19 +45,16 @@ def find_value(scope: Any, path: str) -> Any:
 
 def list_calls(response: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the calls in the output of a response."""
-    return [
-        item for item in as_list(response.get("output")) if isinstance(item, dict) and item.get("type") in CALL_TYPES
-    ]
+    return [item for item in as_objects(response.get("output")) if item.get("type") in CALL_TYPES]
 
 
 def join_text(response: Mapping[str, Any]) -> str:
     """Returns the text of all messages of a response."""
     return "".join(
         as_text(part.get("text"))
-        for item in as_list(response.get("output"))
-        if isinstance(item, dict) and item.get("type") == "message"
-        for part in as_list(item.get("content"))
-        if isinstance(part, dict)
+        for item in as_objects(response.get("output"))
+        if item.get("type") == "message"
+        for part in as_objects(item.get("content"))
     )
 
 
@@ -67,7 +63,7 @@ def step_scope(reply: Mapping[str, Any], marker: str) -> dict[str, Any]:
     calls = list_calls(reply)
     outputs = [
         {
-            "type": _OUTPUT_TYPES[call["type"]],
+            "type": f"{call['type']}_output",
             "call_id": call.get("call_id"),
             "output": f"Done: 4 degrees and rain in city {number}. {marker}",
         }

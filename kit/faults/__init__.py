@@ -25,6 +25,7 @@ The marked event is the `number`-th of the type `at`, from 1; without `at`, of t
 Example: `FaultInjector(fault)` takes one frame after the other, and returns what to write instead.
 """
 
+from antiphon.kit.faults.arguments import break_json_reply
 from antiphon.kit.faults.fault import CountedFault, FaultError, WireFault, parse_fault
 from antiphon.kit.faults.frames import split_frames
 from antiphon.kit.faults.injector import (
@@ -36,7 +37,6 @@ from antiphon.kit.faults.injector import (
     WriteBytes,
     apply_fault,
 )
-from antiphon.kit.faults.json_reply import break_json_reply
 
 __all__ = [
     "CloseConnection",

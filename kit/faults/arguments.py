@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import msgspec
+
+from antiphon.kit.faults.fault import WireFault
 from antiphon.kit.faults.frames import EventFrame
 
 Json = dict[str, Any]
@@ -17,7 +20,21 @@ def break_arguments(arguments: str) -> str:
     return arguments.rstrip()[:-1]
 
 
-class ArgumentsEditor:
+class StreamEditor:
+    """Changes a stream frame by frame. `is_applied` is true once something was changed."""
+
+    is_applied = False
+
+    def edit(self, frame: EventFrame) -> list[bytes]:
+        """Returns the frames to write instead of this one."""
+        return [frame.raw]
+
+    def finish(self) -> list[bytes]:
+        """Returns the frames that are still held back."""
+        return []
+
+
+class ArgumentsEditor(StreamEditor):
     """Breaks the arguments of the `number`-th function call in the events of Responses, Chat or Messages.
 
     Only the event after the arguments shows which fragment was the last one, so the latest one is held back.
@@ -30,7 +47,6 @@ class ArgumentsEditor:
         """Id of the call's item, or index of its block or fragments. None before the call."""
         self._held: list[EventFrame] = []
         self._num_dropped = 0
-        self.is_applied = False
 
     def edit(self, frame: EventFrame) -> list[bytes]:
         """Returns the frames to write instead of this one."""
@@ -130,3 +146,24 @@ class ArgumentsEditor:
         if kind == DONE_TYPE and event.get("item_id") == self._call:
             owners.append(event)
         return [owner for owner in owners if owner.get("arguments")]
+
+
+def break_json_reply(fault: WireFault, body: bytes) -> bytes:
+    """Returns the body with broken arguments: of the `number`-th function call of a response or chat completion."""
+    reply = msgspec.json.decode(body)
+    owners = list(_find_arguments(reply))
+    number = fault.number or 1
+    if len(owners) < number:
+        return body
+    owner = owners[number - 1]
+    owner["arguments"] = break_arguments(owner["arguments"])
+    return msgspec.json.encode(reply)
+
+
+def _find_arguments(reply: Json) -> list[Json]:
+    """Returns the objects that have the arguments of calls, in order."""
+    owners = [item for item in reply.get("output") or () if item.get("type") == "function_call"]
+    for choice in (reply.get("choices") or ())[:1]:
+        calls = (choice.get("message") or {}).get("tool_calls") or ()
+        owners += [call["function"] for call in calls if "function" in call]
+    return owners

@@ -1,8 +1,8 @@
 """Faults that change a stream wherever a value occurs: repeated ids, changed ids; broken arguments elsewhere."""
 
-from typing import Any, Protocol
+from typing import Any
 
-from antiphon.kit.faults.arguments import ArgumentsEditor
+from antiphon.kit.faults.arguments import ArgumentsEditor, StreamEditor
 from antiphon.kit.faults.fault import WireFault
 from antiphon.kit.faults.frames import EventFrame
 
@@ -10,20 +10,6 @@ Json = dict[str, Any]
 
 CHANGED_SUFFIX = "_changed"
 """Suffix of an id that changes."""
-
-
-class StreamEditor(Protocol):
-    """Changes a stream frame by frame."""
-
-    @property
-    def is_applied(self) -> bool:
-        """True once something was changed."""
-
-    def edit(self, frame: EventFrame) -> list[bytes]:
-        """Returns the frames to write instead of this one."""
-
-    def finish(self) -> list[bytes]:
-        """Returns the frames that are still held back."""
 
 
 def create_editor(fault: WireFault) -> StreamEditor | None:
@@ -36,14 +22,13 @@ def create_editor(fault: WireFault) -> StreamEditor | None:
     return ChangedIdEditor(number) if fault.kind == "id_changed" else None
 
 
-class RepeatedIdEditor:
+class RepeatedIdEditor(StreamEditor):
     """Gives the item after the `number`-th one its id, in all events and in the terminal response."""
 
     def __init__(self, number: int) -> None:
         self._index = number
         self._num_items = 0
         self._first_id = self._second_id = ""
-        self.is_applied = False
 
     def edit(self, frame: EventFrame) -> list[bytes]:
         """Returns the frame with the repeated id."""
@@ -60,17 +45,12 @@ class RepeatedIdEditor:
             return [frame.replace_event(event)]
         return [frame.raw]
 
-    def finish(self) -> list[bytes]:
-        """Returns no frames: none is held back."""
-        return []
 
-
-class ChangedIdEditor:
+class ChangedIdEditor(StreamEditor):
     """Gives the `number`-th item another id in the terminal response."""
 
     def __init__(self, number: int) -> None:
         self._index = number - 1
-        self.is_applied = False
 
     def edit(self, frame: EventFrame) -> list[bytes]:
         """Returns the frame, with the changed id if it is the terminal one."""
@@ -81,10 +61,6 @@ class ChangedIdEditor:
         output[self._index]["id"] += CHANGED_SUFFIX
         self.is_applied = True
         return [frame.replace_event(event)]
-
-    def finish(self) -> list[bytes]:
-        """Returns no frames: none is held back."""
-        return []
 
 
 def _replace_id(event: Json, old_id: str, new_id: str) -> bool:

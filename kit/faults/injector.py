@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from antiphon.kit.faults.edits import StreamEditor, create_editor
+from antiphon.kit.faults.edits import create_editor
 from antiphon.kit.faults.failure import FailureBuilder
 from antiphon.kit.faults.fault import POSITIONAL_KINDS, WireFault
 from antiphon.kit.faults.frames import EventFrame, parse_frame
@@ -48,7 +48,7 @@ class FaultInjector:
         self._number = 0
         self._held: list[bytes] = []
         self._failure = FailureBuilder() if fault.kind == "failed" else None
-        self._editor: StreamEditor | None = create_editor(fault)
+        self._editor = create_editor(fault)
         self._handlers: dict[str, Callable[[EventFrame], list[WireAction]]] = {
             "cut": self._cut,
             "reset": self._reset,

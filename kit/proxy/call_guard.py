@@ -1,9 +1,30 @@
-"""Keeps the errors of whatever observes traffic from the traffic itself."""
+"""Observers of traffic, and a guard that keeps their errors from the traffic itself."""
 
 import logging
 from collections.abc import Callable
 
+from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList
+
 _log = logging.getLogger(__name__)
+
+
+class ExchangeObserver:
+    """Sees one exchange, after its bytes have been passed on. This class does nothing with them."""
+
+    def on_request(self, body: bytes) -> None:
+        """The request has been sent."""
+
+    def on_reply(self, status: int, headers: HeaderList) -> None:
+        """The head of the reply."""
+
+    def on_data(self, data: bytes) -> None:
+        """A part of the reply's body."""
+
+    def on_end(self, ending: ExchangeEnding) -> None:
+        """The end of the exchange. It comes once, whatever happened before."""
+
+    def on_failure(self) -> None:
+        """One of the methods above raised. No further one is called."""
 
 
 class CallGuard:

@@ -1,6 +1,5 @@
 """`antiphon check --proxy`: a proxy between a client and a server that checks their traffic."""
 
-import asyncio
 import itertools
 import sys
 from collections import Counter
@@ -11,7 +10,7 @@ import click
 
 from antiphon.kit.findings import escape_controls, load_codes
 from antiphon.kit.proxy.messages import IncomingRequest
-from antiphon.kit.proxy.proxy import open_proxy, wait_for_signal
+from antiphon.kit.proxy.proxy import open_proxy, run_until_signal
 from antiphon.kit.proxy.traffic_check import ExchangeChecker, ExchangeReport, KnownStreams
 from antiphon.kit.proxy.websocket_check import WebSocketChecker
 
@@ -33,26 +32,6 @@ def open_check_proxy(
     return open_proxy(upstream_url, host, port, create_checker, create_tap)
 
 
-def run_check_proxy(
-    upstream_url: str,
-    host: str,
-    port: int,
-    report: ReportExchange,
-    on_ready: Callable[[str], None],
-) -> None:
-    """Runs the proxy until SIGINT or SIGTERM. `on_ready` gets the base URL for clients.
-
-    Raises `UpstreamUrlError` and `WireServerError`.
-    """
-
-    async def run() -> None:
-        async with open_check_proxy(upstream_url, host, port, report) as url:
-            on_ready(url)
-            await wait_for_signal()
-
-    asyncio.run(run())
-
-
 class TrafficPrinter:
     """Prints each exchange with its findings, and a summary. `exit_status` is 1 if an error was found."""
 
@@ -66,10 +45,6 @@ class TrafficPrinter:
     def exit_status(self) -> int:
         """Status of the process."""
         return int(self._has_error)
-
-    def print_start(self, url: str, upstream_url: str) -> None:
-        """Prints how clients use the proxy."""
-        self._print_line(f"checking the traffic to {upstream_url}: give your client the base URL {url}; Ctrl-C ends")
 
     def print_exchange(self, report: ExchangeReport) -> None:
         """Prints one exchange."""
@@ -123,11 +98,13 @@ ENDING_TEXTS = {
 
 
 def run_proxy_command(upstream_url: str, host: str, port: int) -> int:
-    """Runs the proxy until a signal, and prints. Returns the status of the process."""
+    """Runs the proxy until a signal, and prints. Returns the status of the process.
+
+    Raises `UpstreamUrlError` and `WireServerError`.
+    """
     printer = TrafficPrinter()
-    run_check_proxy(
-        upstream_url, host, port, printer.print_exchange, lambda url: printer.print_start(url, upstream_url)
-    )
+    server = open_check_proxy(upstream_url, host, port, printer.print_exchange)
+    run_until_signal(server, f"checking the traffic to {upstream_url}")
     printer.print_summary()
     sys.stdout.flush()
     return printer.exit_status

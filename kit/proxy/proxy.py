@@ -2,45 +2,28 @@
 
 import asyncio
 import ipaddress
-import logging
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
+import click
 import httpx
 
-from antiphon.kit.proxy.call_guard import CallGuard
+from antiphon.kit.proxy.call_guard import CallGuard, ExchangeObserver
 from antiphon.kit.proxy.exchange import ServerExchange
-from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, drop_hop_by_hop, find_header
+from antiphon.kit.proxy.messages import ExchangeEnding, IncomingRequest, drop_hop_by_hop, find_header
 from antiphon.kit.proxy.server import Handler, make_error, run_server
-from antiphon.kit.proxy.tunnel import WebSocketTap, tunnel_websocket
+from antiphon.kit.proxy.tunnel import tunnel_websocket
 from antiphon.kit.proxy.upstream import UpstreamServer
 
-_log = logging.getLogger("antiphon.kit.proxy")
-
-
-class ExchangeObserver(Protocol):
-    """Sees one exchange. Its methods are called after the bytes have been passed on."""
-
-    def on_request(self, body: bytes) -> None:
-        """The request has been sent."""
-
-    def on_reply(self, status: int, headers: HeaderList) -> None:
-        """The head of the reply."""
-
-    def on_data(self, data: bytes) -> None:
-        """A part of the reply's body."""
-
-    def on_end(self, ending: ExchangeEnding) -> None:
-        """The end of the exchange. It comes once, whatever happened before."""
-
-    def on_failure(self) -> None:
-        """One of the methods above raised. No further one is called."""
+if TYPE_CHECKING:
+    from antiphon.kit.proxy.websocket_check import WebSocketChecker
 
 
 CreateObserver = Callable[[IncomingRequest], ExchangeObserver]
-CreateTap = Callable[[IncomingRequest], WebSocketTap]
+CreateTap = Callable[[IncomingRequest], "WebSocketChecker"]
 
 
 class ReverseProxy:
@@ -57,19 +40,22 @@ class ReverseProxy:
         if request.is_websocket:
             await self._forward_websocket(exchange)
             return
-        observer = _ObserverGuard(self._create_observer(request))
+        observer = self._create_observer(request)
+        guard = CallGuard("the observer of an exchange", observer.on_failure)
         ending: ExchangeEnding = "client_left"
         try:
-            ending = await self._forward_http(exchange, observer)
+            ending = await self._forward_http(exchange, observer, guard)
         finally:
-            observer.on_end(ending)
+            guard.call(observer.on_end, ending)
 
-    async def _forward_http(self, exchange: ServerExchange, observer: "_ObserverGuard") -> ExchangeEnding:
+    async def _forward_http(
+        self, exchange: ServerExchange, observer: ExchangeObserver, guard: CallGuard
+    ) -> ExchangeEnding:
         sent: list[bytes] = []
         try:
             reply = await self._upstream.send_request(exchange.request, _read_parts(exchange, sent))
         except httpx.TransportError as error:
-            observer.on_request(b"".join(sent))
+            guard.call(observer.on_request, b"".join(sent))
             reason = str(error) or type(error).__name__
             await exchange.send_json(502, make_error(f"the server did not answer: {reason}", "upstream_unreachable"))
             return "unreachable"
@@ -77,21 +63,21 @@ class ReverseProxy:
             exchange.start_reply(
                 reply.status_code, drop_hop_by_hop(reply.headers.raw), reply.extensions.get("reason_phrase", b"")
             )
-            observer.on_request(b"".join(sent))
-            observer.on_reply(reply.status_code, reply.headers.raw)
-            return await self._forward_body(exchange, reply, observer)
+            guard.call(observer.on_request, b"".join(sent))
+            guard.call(observer.on_reply, reply.status_code, reply.headers.raw)
+            return await self._forward_body(exchange, reply, partial(guard.call, observer.on_data))
         finally:
             # Cancelled in the middle, httpx would forget to close the connection.
             await asyncio.shield(asyncio.ensure_future(reply.aclose()))
 
     async def _forward_body(
-        self, exchange: ServerExchange, reply: httpx.Response, observer: "_ObserverGuard"
+        self, exchange: ServerExchange, reply: httpx.Response, observe: Callable[[bytes], None]
     ) -> ExchangeEnding:
         assert isinstance(reply.stream, httpx.AsyncByteStream)
         try:
             async for data in reply.stream:
                 exchange.write_data(data)
-                observer.on_data(data)
+                observe(data)
                 await exchange.drain()
         except httpx.RemoteProtocolError:
             exchange.cut_connection()
@@ -108,26 +94,6 @@ class ReverseProxy:
             await exchange.send_json(426, make_error("this server takes no WebSockets; use POST", "upgrade_required"))
             return
         await tunnel_websocket(exchange, self._upstream, self._create_tap(exchange.request))
-
-
-class _ObserverGuard:
-    """Keeps an observer's errors from the traffic: they are logged, and the observer sees nothing more."""
-
-    def __init__(self, observer: ExchangeObserver) -> None:
-        self._observer = observer
-        self._guard = CallGuard("the observer of an exchange", observer.on_failure)
-
-    def on_request(self, body: bytes) -> None:
-        self._guard.call(self._observer.on_request, body)
-
-    def on_reply(self, status: int, headers: HeaderList) -> None:
-        self._guard.call(self._observer.on_reply, status, headers)
-
-    def on_data(self, data: bytes) -> None:
-        self._guard.call(self._observer.on_data, data)
-
-    def on_end(self, ending: ExchangeEnding) -> None:
-        self._guard.call(self._observer.on_end, ending)
 
 
 async def _read_parts(exchange: ServerExchange, sent: list[bytes]) -> AsyncIterator[bytes]:
@@ -200,9 +166,15 @@ def make_base_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-async def wait_for_signal() -> None:
-    """Waits for SIGINT or SIGTERM."""
-    loop, received = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, received.set)
-    await received.wait()
+def run_until_signal(server: AbstractAsyncContextManager[str], task: str) -> None:
+    """Runs a server until SIGINT or SIGTERM. Prints what it does, `task`, and the base URL for clients."""
+
+    async def run() -> None:
+        async with server as url:
+            click.echo(f"{task}: give your client the base URL {url}; Ctrl-C ends")
+            loop, received = asyncio.get_running_loop(), asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, received.set)
+            await received.wait()
+
+    asyncio.run(run())

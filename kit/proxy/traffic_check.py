@@ -7,12 +7,13 @@ from typing import Any, Literal
 import msgspec
 
 from antiphon.kit.chat.stream import ChatStreamChecker
-from antiphon.kit.checker.sse import Frame, SseReader
+from antiphon.kit.checker.sse import SseReader
 from antiphon.kit.checker.stream import ENDED_STATUSES, StreamChecker, check_whole_response
 from antiphon.kit.checker.terminal import compare_responses
 from antiphon.kit.conformance.client import LiveReply
-from antiphon.kit.conformance.exchanges import check_error_body
-from antiphon.kit.findings import Finding, FindingList, quote
+from antiphon.kit.conformance.exchanges import check_error_body, decode_event
+from antiphon.kit.findings import Finding, FindingList, quote, quote_start
+from antiphon.kit.proxy.call_guard import ExchangeObserver
 from antiphon.kit.proxy.decoding import BodyDecoder, UnknownEncodingError, create_decoder, decode_body
 from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header, media_type
 
@@ -66,7 +67,7 @@ class KnownStreams:
         return self._streams.get(response_id)
 
 
-class ExchangeChecker:
+class ExchangeChecker(ExchangeObserver):
     """Checks one exchange, and reports at its end."""
 
     def __init__(
@@ -203,7 +204,7 @@ class ExchangeChecker:
             findings.add("http-content-type", expected, quote(reply.content_type))
         value = reply.read_object()
         if value is None:
-            findings.add("http-not-json", "a JSON object", quote(reply.body[:200].decode(errors="replace")))
+            findings.add("http-not-json", "a JSON object", quote_start(reply.body))
             return
         check_whole_response(value, self._request if self._head.method == "POST" else None, findings)
         streamed = _find_final_response(self._known.find_stream(str(value.get("id"))) or [])
@@ -238,7 +239,7 @@ class _CheckedStream:
         for frame in self._reader.feed(data):
             self.num_events += 1
             self._checker.check_frame(frame)
-            event = _decode_event(frame)
+            event = decode_event(frame.data)
             if event is not None:
                 self._events.append(event)
                 self._compare_with_recorded(event)
@@ -268,14 +269,6 @@ class _CheckedStream:
         self._next += 1
         if event != expected:
             self._checker.findings.add("replay-differs", quote(expected), quote(event), str(event.get("type")))
-
-
-def _decode_event(frame: Frame) -> Json | None:
-    try:
-        event = msgspec.json.decode(frame.data)
-    except (msgspec.DecodeError, ValueError):
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def _find_response_id(events: list[Json]) -> str | None:

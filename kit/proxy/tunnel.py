@@ -1,63 +1,28 @@
 """WebSockets through the proxy: the handshake is passed on, then the bytes of both sides as they are."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import h11
 
 from antiphon.kit.proxy.call_guard import CallGuard
 from antiphon.kit.proxy.exchange import READ_BYTES, ServerExchange
-from antiphon.kit.proxy.messages import HeaderList, drop_hop_by_hop
+from antiphon.kit.proxy.messages import drop_hop_by_hop
 from antiphon.kit.proxy.server import make_error
 from antiphon.kit.proxy.upstream import UpstreamServer
 
-_log = logging.getLogger("antiphon.kit.proxy")
+if TYPE_CHECKING:
+    from antiphon.kit.proxy.websocket_check import WebSocketChecker
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class WebSocketTap(Protocol):
-    """Sees the bytes of a WebSocket, after they have been passed on."""
-
-    def on_handshake(self, status: int, headers: HeaderList) -> None:
-        """The server's answer to the handshake."""
-
-    def on_client_data(self, data: bytes) -> None:
-        """Bytes of the client."""
-
-    def on_server_data(self, data: bytes) -> None:
-        """Bytes of the server."""
-
-    def on_close(self) -> None:
-        """The end of the connection."""
-
-
-class _TapGuard:
-    """Keeps a tap's errors from the traffic: they are logged, and the tap sees nothing more."""
-
-    def __init__(self, tap: WebSocketTap) -> None:
-        self._tap = tap
-        self._guard = CallGuard("the check of a WebSocket")
-
-    def on_handshake(self, status: int, headers: HeaderList) -> None:
-        self._guard.call(self._tap.on_handshake, status, headers)
-
-    def on_client_data(self, data: bytes) -> None:
-        self._guard.call(self._tap.on_client_data, data)
-
-    def on_server_data(self, data: bytes) -> None:
-        self._guard.call(self._tap.on_server_data, data)
-
-    def on_close(self) -> None:
-        self._guard.call(self._tap.on_close)
-
-
-async def tunnel_websocket(exchange: ServerExchange, upstream: UpstreamServer, observer: WebSocketTap) -> None:
-    """Passes on the handshake, and the bytes of both sides until one of them closes."""
-    tap = _TapGuard(observer)
+async def tunnel_websocket(exchange: ServerExchange, upstream: UpstreamServer, tap: "WebSocketChecker") -> None:
+    """Passes on the handshake, and the bytes of both sides until one of them closes. `tap` sees them afterwards."""
+    guard = CallGuard("the check of a WebSocket")
     await exchange.read_body()
     try:
         streams = await upstream.open_connection()
@@ -66,13 +31,15 @@ async def tunnel_websocket(exchange: ServerExchange, upstream: UpstreamServer, o
         await exchange.send_json(502, make_error(message, "upstream_unreachable"))
         return
     try:
-        await _run_tunnel(exchange, upstream, streams, tap)
+        await _run_tunnel(exchange, upstream, streams, tap, guard)
     finally:
         streams[1].close()
-        tap.on_close()
+        guard.call(tap.on_close)
 
 
-async def _run_tunnel(exchange: ServerExchange, upstream: UpstreamServer, streams: Streams, tap: WebSocketTap) -> None:
+async def _run_tunnel(
+    exchange: ServerExchange, upstream: UpstreamServer, streams: Streams, tap: "WebSocketChecker", guard: CallGuard
+) -> None:
     reader, writer = streams
     connection = h11.Connection(h11.CLIENT)
     request = exchange.request
@@ -81,7 +48,7 @@ async def _run_tunnel(exchange: ServerExchange, upstream: UpstreamServer, stream
     head = h11.Request(method=request.method, target=upstream.make_target(request), headers=headers)
     writer.write((connection.send(head) or b"") + (connection.send(h11.EndOfMessage()) or b""))
     answer = await _read_answer(connection, reader)
-    tap.on_handshake(answer.status_code, list(answer.headers))
+    guard.call(tap.on_handshake, answer.status_code, list(answer.headers))
     if isinstance(answer, h11.Response):
         await _pass_refusal(exchange, connection, reader, answer)
         return
@@ -89,11 +56,10 @@ async def _run_tunnel(exchange: ServerExchange, upstream: UpstreamServer, stream
     early_reply = connection.trailing_data[0]
     writer.write(early)
     client_writer.write(early_reply)
-    tap.on_client_data(early)
-    tap.on_server_data(early_reply)
-    await asyncio.gather(
-        _pass_bytes(client_reader, writer, tap.on_client_data), _pass_bytes(reader, client_writer, tap.on_server_data)
-    )
+    see_client, see_server = partial(guard.call, tap.on_client_data), partial(guard.call, tap.on_server_data)
+    see_client(early)
+    see_server(early_reply)
+    await asyncio.gather(_pass_bytes(client_reader, writer, see_client), _pass_bytes(reader, client_writer, see_server))
 
 
 async def _read_answer(

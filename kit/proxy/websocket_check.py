@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-import msgspec
 from websockets.exceptions import WebSocketException
 from websockets.extensions.permessage_deflate import PerMessageDeflate
 from websockets.frames import Frame as WebSocketFrame
@@ -13,6 +12,7 @@ from websockets.frames import Opcode
 from websockets.streams import StreamReader
 
 from antiphon.kit.checker.stream import StreamChecker
+from antiphon.kit.conformance.exchanges import decode_event
 from antiphon.kit.proxy.messages import HeaderList, IncomingRequest, find_header
 from antiphon.kit.proxy.traffic_check import ExchangeReport
 
@@ -107,8 +107,7 @@ class WebSocketChecker:
         except (WebSocketException, UnicodeDecodeError) as error:
             self._remark = f"frames that cannot be read: {error}"
             return []
-        values = [_decode_object(text) for text in texts]
-        return [value for value in values if value is not None]
+        return [event for text in texts if (event := decode_event(text)) is not None]
 
 
 class _WebSocketReader:
@@ -154,11 +153,3 @@ def _read_deflate(accepted: str, sender: str) -> PerMessageDeflate | None:
         remote_max_window_bits=int(bits[1]) if bits else DEFAULT_WINDOW_BITS,
         local_max_window_bits=DEFAULT_WINDOW_BITS,
     )
-
-
-def _decode_object(text: str) -> Json | None:
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return None
-    return value if isinstance(value, dict) else None

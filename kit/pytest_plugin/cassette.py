@@ -1,13 +1,9 @@
 """The cassettes of a test: recorded from a server once, replayed from then on, both inside pytest's process."""
 
-import asyncio
 import os
 import re
-import threading
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -19,54 +15,12 @@ from antiphon.kit.cassette.reading import CassetteError, read_cassette
 from antiphon.kit.cassette.recorder import open_recorder
 from antiphon.kit.proxy.server import WireServerError
 from antiphon.kit.proxy.upstream import UpstreamUrlError
+from antiphon.kit.pytest_plugin.relay import OpenServer, ServerThread
 from antiphon.kit.pytest_plugin.relayed_server import RelayedServer
 
-OpenServer = Callable[[], AbstractAsyncContextManager[str]]
 FOLDER = "__cassettes__"
 KEY_VARIABLE = "OPENAI_API_KEY"
 _UNSAFE = re.compile(r"[^\w.-]+")
-
-
-class ServerThread:
-    """Runs an asynchronous server in a thread with an event loop of its own."""
-
-    def __init__(self, open_server: OpenServer) -> None:
-        self._open_server = open_server
-        self.url = ""
-        """Base URL of the server."""
-        self._error: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped: asyncio.Event | None = None
-        self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=self._run_thread, name="antiphon cassette", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._is_ready.wait()
-        if self._error is not None:
-            raise self._error
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._loop is not None and self._stopped is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join()
-
-    def _run_thread(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except BaseException as error:  # noqa: BLE001  raised in the thread of the test
-            self._error = error
-        finally:
-            self._is_ready.set()
-
-    async def _run(self) -> None:
-        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        async with self._open_server() as self.url:
-            self._is_ready.set()
-            await self._stopped.wait()
 
 
 class CassetteServer(RelayedServer):
@@ -96,9 +50,7 @@ class CassettePool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
         if self._misses:
             pytest.fail("\n".join(["requests that the cassette does not have:", *self._misses]), pytrace=False)
@@ -160,9 +112,11 @@ class CassettePool:
     def _start(self, open_server: OpenServer, file: Path, *, is_recording: bool) -> CassetteServer:
         __tracebackhide__ = True
         try:
-            thread = self._stack.enter_context(ServerThread(open_server))
+            thread = ServerThread(open_server, "antiphon cassette")
+            thread.start()
         except (CassetteError, UpstreamUrlError, WireServerError) as error:
             pytest.fail(f"responses_cassette: {error}", pytrace=False)
+        self._stack.callback(thread.stop)
         port = urlsplit(thread.url).port or 0
         return self._stack.enter_context(CassetteServer(port, file, is_recording=is_recording))
 

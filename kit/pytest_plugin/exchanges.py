@@ -5,7 +5,8 @@ from typing import Any
 
 import h11
 
-from antiphon.kit.snapshot.recorded_stream import RecordedStream, decode_body
+from antiphon.kit.checker.schema import decode_object
+from antiphon.kit.snapshot.recorded_stream import RecordedStream
 
 
 class RelayedExchange:
@@ -29,7 +30,7 @@ class RelayedExchange:
     @property
     def request(self) -> dict[str, Any] | None:
         """The body of the request; None if it is no JSON object."""
-        return decode_body(self.request_body)
+        return decode_object(self.request_body)
 
     @property
     def is_stream(self) -> bool:

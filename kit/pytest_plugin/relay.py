@@ -8,7 +8,8 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 
 from antiphon.kit.pytest_plugin.exchanges import ConnectionRecorder, RelayedExchange
 
@@ -17,44 +18,65 @@ CLOSE_WITH_RESET = struct.pack("ii", 1, 0)
 """Value of SO_LINGER with which `close` sends RST."""
 
 
-class RecordingRelay:
-    """Relays connections to a port of this machine, in a thread of its own."""
+OpenServer = Callable[[], AbstractAsyncContextManager[str]]
 
-    def __init__(self, upstream_port: int) -> None:
-        self.exchanges: list[RelayedExchange] = []
-        """All exchanges, in the order in which their requests came."""
-        self.port = 0
-        self._upstream_port = upstream_port
-        self._thread = threading.Thread(target=self._run_thread, name="antiphon relay", daemon=True)
-        self._listening = threading.Event()
+
+class ServerThread:
+    """Runs an asynchronous server in a thread with an event loop of its own."""
+
+    def __init__(self, open_server: OpenServer, name: str) -> None:
+        self._open_server = open_server
+        self.url = ""
+        """Base URL of the server."""
+        self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts to listen on a free port."""
+        """Starts the server, and returns when it listens. Raises the error of a server that cannot."""
         self._thread.start()
-        self._listening.wait()
+        self._is_ready.wait()
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
-        """Closes all connections."""
+        """Stops the server."""
         if self._loop is not None and self._stopped is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._stopped.set)
-            self._thread.join()
+        self._thread.join()
 
     def _run_thread(self) -> None:
         try:
             asyncio.run(self._run())
+        except BaseException as error:  # noqa: BLE001  raised in the thread of the test
+            self._error = error
         finally:
-            self._listening.set()
+            self._is_ready.set()
 
     async def _run(self) -> None:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        async with self._open_server() as self.url:
+            self._is_ready.set()
+            await self._stopped.wait()
+
+
+class RecordingRelay(ServerThread):
+    """Relays connections to a port of this machine, in a thread of its own."""
+
+    def __init__(self, upstream_port: int) -> None:
+        super().__init__(self._listen, "antiphon relay")
+        self.exchanges: list[RelayedExchange] = []
+        """All exchanges, in the order in which their requests came."""
+        self._upstream_port = upstream_port
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def _listen(self) -> AsyncIterator[str]:
         server = await asyncio.start_server(self._accept_client, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._listening.set()
-        await self._stopped.wait()
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         server.close()
         for task in self._connections:
             task.cancel()
@@ -65,7 +87,7 @@ class RecordingRelay:
         assert task is not None
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
-        # Only `_run` cancels. asyncio of Python 3.11 logs an error for a handler that ends as cancelled.
+        # Only `_listen` cancels. asyncio of Python 3.11 logs an error for a handler that ends as cancelled.
         with contextlib.suppress(asyncio.CancelledError):
             try:
                 await self._relay_connection(reader, writer)

@@ -1,6 +1,5 @@
 """A server of a test behind a relay, and what went over its connections."""
 
-from types import TracebackType
 from typing import Any, Self
 
 from antiphon.kit.pytest_plugin.exchanges import RelayedExchange
@@ -17,7 +16,7 @@ class RelayedServer:
     def __init__(self, upstream_port: int) -> None:
         self._relay = RecordingRelay(upstream_port)
         self._relay.start()
-        self.url = f"http://127.0.0.1:{self._relay.port}"
+        self.url = self._relay.url
         """URL of the server, for clients of Anthropic's API."""
         self.base_url = f"{self.url}/v1"
         """Base URL for clients of OpenAI's APIs."""
@@ -27,9 +26,7 @@ class RelayedServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

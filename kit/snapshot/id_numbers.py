@@ -4,27 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-KIND_OF_TYPE = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "compaction": "cmp",
-    "web_search_call": "ws",
-    "file_search_call": "fs",
-    "code_interpreter_call": "ci",
-    "image_generation_call": "ig",
-    "computer_call": "cu",
-    "mcp_call": "mcp",
-    "mcp_list_tools": "mcpl",
-    "mcp_approval_request": "mcpr",
-    "shell_call": "sh",
-    "shell_call_output": "sho",
-    "local_shell_call": "lsh",
-    "apply_patch_call": "apc",
-}
+from antiphon.kit.checker.schema import ID_PREFIXES
+
+KIND_OF_TYPE = ID_PREFIXES | {"function_call_output": "fco", "custom_tool_call_output": "ctco"}
 """Kind of an id by the type of its item. Servers choose different prefixes for the same kind of item."""
 
 KIND_OF_OBJECT = {"response": "resp", "chat.completion": "chatcmpl", "chat.completion.chunk": "chatcmpl"}

@@ -1,10 +1,11 @@
 """Streams as they came on the wire, with the requests that asked for them."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+
+from antiphon.kit.checker.schema import decode_object
 
 
 class RecordedStream(bytes):
@@ -19,21 +20,12 @@ class RecordedStream(bytes):
         return stream
 
 
-def decode_body(body: bytes) -> dict[str, Any] | None:
-    """Returns the body of a request; None if it is no JSON object."""
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def read_streams(cassette: str | os.PathLike[str]) -> list[RecordedStream]:
     """Returns the streams in a cassette of `antiphon record`, in order. Raises `CassetteError`, a `ValueError`."""
     from antiphon.kit.cassette.reading import read_cassette  # noqa: PLC0415  only these sources need it
 
     return [
-        RecordedStream(b"".join(frame.data for frame in frames), decode_body(exchange.request.body))
+        RecordedStream(b"".join(frame.data for frame in frames), decode_object(exchange.request.body))
         for exchange in read_cassette(Path(cassette))
         if (frames := exchange.response.frames) is not None
     ]

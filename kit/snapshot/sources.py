@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from antiphon.kit.checker.lifecycle import TERMINAL_TYPES
+from antiphon.kit.checker.schema import decode_object
 from antiphon.kit.checker.sse import END_MARKER, SseReader
 from antiphon.kit.findings import FindingList
 from antiphon.kit.snapshot.event_lines import UNREADABLE_TYPE
@@ -22,7 +24,6 @@ AGENTS_EVENT_TYPES = ("run_item_stream_event", "agent_updated_stream_event")
 """Events of openai-agents that it derives from the events of the API."""
 SDK_KEYS = ("parsed", "parsed_arguments")
 """Keys that the stream helpers of the openai SDK add to items and parts."""
-TERMINAL_TYPES = ("response.completed", "response.incomplete", "response.failed")
 
 
 def read_events(source: object) -> list[JsonEvent]:
@@ -102,11 +103,8 @@ def split_streams(events: Iterable[JsonEvent]) -> list[list[JsonEvent]]:
 
 
 def _parse_frame(data: str) -> JsonEvent:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"type": UNREADABLE_TYPE, "data": data}
+    value = decode_object(data)
+    return {"type": UNREADABLE_TYPE, "data": data} if value is None else value
 
 
 def _parse_json(data: bytes) -> list[JsonEvent]:

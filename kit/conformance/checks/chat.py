@@ -9,7 +9,7 @@ from antiphon.kit.checker.schema import as_list, as_text
 from antiphon.kit.checker.terminal import UNSTABLE_KEYS
 from antiphon.kit.conformance.checks.context import CheckContext
 from antiphon.kit.conformance.exchanges import CHAT_PATH, RESPONSES_PATH, check_arrival, read_stream
-from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.findings import FindingList, quote_start
 
 Json = dict[str, Any]
 SHARED_FIELDS = ("model", "temperature", "top_p", "parallel_tool_calls", "presence_penalty", "frequency_penalty")
@@ -35,7 +35,7 @@ def compare_with_chat(context: CheckContext) -> None:
         return
     check_arrival(reply, findings)
     if reply.status != 200 or not reply.is_stream:
-        actual = f"{reply.status} {reply.content_type}: {quote(reply.body[:200].decode(errors='replace'))}"
+        actual = f"{reply.status} {reply.content_type}: {quote_start(reply.body)}"
         findings.add("http-status", "200 and a stream", actual)
     else:
         chat = read_chat_sse(reply.body, request)

@@ -3,9 +3,9 @@
 from typing import Any
 
 from antiphon.kit.checker.schema import as_list, as_objects
-from antiphon.kit.conformance.checks.context import CheckContext, quote_body
+from antiphon.kit.conformance.checks.context import CheckContext
 from antiphon.kit.conformance.exchanges import RESPONSES_PATH, check_arrival, read_json_reply, read_stream
-from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.findings import FindingList, quote, quote_start
 
 Json = dict[str, Any]
 CATALOG_KEYS = (
@@ -39,7 +39,7 @@ def check_unstreamed(context: CheckContext) -> None:
     request["stream"] = False
     reply = context.fetch("POST", RESPONSES_PATH, request)
     if reply.status != 200:
-        findings.add("http-status", "200 without a stream, as with one", f"{reply.status}: {quote_body(reply)}")
+        findings.add("http-status", "200 without a stream, as with one", f"{reply.status}: {quote_start(reply.body)}")
     else:
         check_arrival(reply, findings)
         body = read_json_reply(RESPONSES_PATH, request, reply, findings)
@@ -57,7 +57,7 @@ def check_same_as_stream(context: CheckContext) -> None:
     request = {key: value for key, value in context.exchange.request.items() if key not in ("type", "generate")}
     reply = context.fetch("POST", RESPONSES_PATH, request | {"stream": True})
     if reply.status != 200:
-        findings.add("http-status", "200, as over the WebSocket", f"{reply.status}: {quote_body(reply)}")
+        findings.add("http-status", "200, as over the WebSocket", f"{reply.status}: {quote_start(reply.body)}")
     over_http = read_stream(reply.body, request, FindingList()) if reply.status == 200 else context.exchange
     by_type = {str(event.get("type")): event for event in over_http.events}
     for event in context.exchange.events:

@@ -7,7 +7,7 @@ import msgspec
 
 from antiphon.kit.conformance.client import LiveClient, LiveReply
 from antiphon.kit.conformance.exchanges import Exchange, check_arrival
-from antiphon.kit.findings import Finding, FindingList, quote
+from antiphon.kit.findings import Finding, FindingList
 
 Json = dict[str, Any]
 
@@ -60,13 +60,3 @@ class CheckContext(msgspec.Struct, kw_only=True):
     def report(self, place: str, findings: FindingList) -> None:
         """Adds the findings about one request."""
         self.findings += [(place, finding) for finding in findings.list_findings()]
-
-
-def quote_body(reply: LiveReply) -> str:
-    """Returns the beginning of a reply's body, for a finding."""
-    return quote_text(reply.body)
-
-
-def quote_text(body: bytes) -> str:
-    """Returns the beginning of a text, for a finding."""
-    return quote(body[:200].decode(errors="replace"))

@@ -6,10 +6,10 @@ from typing import Any
 from antiphon.kit.checker.schema import as_objects
 from antiphon.kit.checker.stream import ENDED_STATUSES
 from antiphon.kit.checker.terminal import compare_responses
-from antiphon.kit.conformance.checks.context import CheckContext, quote_body
+from antiphon.kit.conformance.checks.context import CheckContext
 from antiphon.kit.conformance.client import LiveReply
 from antiphon.kit.conformance.exchanges import RESPONSES_PATH, check_arrival, list_frames, read_json_reply
-from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.findings import FindingList, quote, quote_start
 
 Json = dict[str, Any]
 STATUS_POLL_INTERVAL_S = 0.05
@@ -28,7 +28,7 @@ def check_deleted(context: CheckContext) -> None:
     findings, path = FindingList(), f"{RESPONSES_PATH}/{context.response_id}"
     deleted = context.fetch("DELETE", path)
     if deleted.status != 200 or (deleted.read_object() or {}).get("deleted") is not True:
-        findings.add("live-delete", '200 with "deleted": true', f"{deleted.status}: {quote_body(deleted)}")
+        findings.add("live-delete", '200 with "deleted": true', f"{deleted.status}: {quote_start(deleted.body)}")
     after = context.send("GET", path)
     if after.status != 404:
         findings.add("live-delete", "404 after DELETE", str(after.status), "GET")
@@ -83,7 +83,7 @@ def check_cancel(context: CheckContext) -> None:
     reply = context.fetch("POST", f"{RESPONSES_PATH}/{context.response_id}/cancel")
     value = reply.read_object() or {}
     if reply.status != 200 or value.get("status") not in ENDED_STATUSES:
-        findings.add("live-cancel", "200 with an ended response", f"{reply.status}: {quote_body(reply)}")
+        findings.add("live-cancel", "200 with an ended response", f"{reply.status}: {quote_start(reply.body)}")
     context.report("POST cancel", findings)
 
 
@@ -117,7 +117,7 @@ def read_list(reply: LiveReply, findings: FindingList) -> list[Json] | None:
     value = reply.read_object() or {}
     data = value.get("data")
     if reply.status != 200 or value.get("object") != "list" or not isinstance(data, list):
-        findings.add("live-list", '{"object": "list", "data": […]}', f"{reply.status}: {quote_body(reply)}")
+        findings.add("live-list", '{"object": "list", "data": […]}', f"{reply.status}: {quote_start(reply.body)}")
         return None
     for key, entry in (("first_id", data[:1]), ("last_id", data[-1:])):
         expected = entry[0].get("id") if entry and isinstance(entry[0], dict) else None
@@ -132,7 +132,7 @@ def _check_one_replay(context: CheckContext, after: int | None, findings: Findin
     query = "" if after is None else f"&starting_after={after}"
     reply = context.fetch("GET", f"{RESPONSES_PATH}/{context.response_id}?stream=true{query}")
     if reply.status != 200 or not reply.is_stream:
-        findings.add("replay-differs", "a stream", f"{reply.status} {reply.content_type}: {quote_body(reply)}")
+        findings.add("replay-differs", "a stream", f"{reply.status} {reply.content_type}: {quote_start(reply.body)}")
         return
     check_arrival(reply, findings)
     start = -1 if after is None else after
@@ -158,6 +158,6 @@ def _has_number_after(event: Json, start: int) -> bool:
 def _fetch_response(context: CheckContext, findings: FindingList) -> Json | None:
     reply = context.fetch("GET", f"{RESPONSES_PATH}/{context.response_id}")
     if reply.status != 200:
-        findings.add("http-status", "200", f"{reply.status}: {quote_body(reply)}")
+        findings.add("http-status", "200", f"{reply.status}: {quote_start(reply.body)}")
         return None
     return read_json_reply(f"{RESPONSES_PATH}/ID", {}, reply, findings)

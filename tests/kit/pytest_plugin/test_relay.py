@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -67,7 +68,7 @@ def test_bytes_pass_unchanged_and_are_recorded(start_relay: StartRelay) -> None:
             connection.sendall(b"1\r\n%d\r\n0\r\n\r\n" % number)
 
     relay = start_relay(handle)
-    with httpx.Client(base_url=f"http://127.0.0.1:{relay.port}") as client:
+    with httpx.Client(base_url=relay.url) as client:
         assert [client.get(f"/{number}").text for number in range(2)] == ["hello0", "hello1"]
     assert [(exchange.path, exchange.stream, exchange.is_complete) for exchange in relay.exchanges] == [
         ("/0", b"hello0", True),
@@ -83,7 +84,7 @@ def test_a_reset_reaches_the_client_as_a_reset(start_relay: StartRelay) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_WITH_RESET)
 
     relay = start_relay(handle)
-    with socket.create_connection(("127.0.0.1", relay.port)) as client:
+    with socket.create_connection(("127.0.0.1", urlsplit(relay.url).port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         while b"hello" not in client.recv(65_536):
             pass
@@ -100,7 +101,7 @@ def test_an_early_end_reaches_the_client_as_an_end(start_relay: StartRelay) -> N
         connection.sendall(REPLY + b"5\r\nhel")
 
     relay = start_relay(handle)
-    with httpx.Client(base_url=f"http://127.0.0.1:{relay.port}") as client, pytest.raises(httpx.RemoteProtocolError):
+    with httpx.Client(base_url=relay.url) as client, pytest.raises(httpx.RemoteProtocolError):
         client.get("/")
     assert relay.exchanges[0].reply_body == b"hel"
 
@@ -114,7 +115,7 @@ def test_a_client_that_leaves_ends_the_connection_to_the_server(start_relay: Sta
             left.set()
 
     relay = start_relay(handle)
-    with socket.create_connection(("127.0.0.1", relay.port)) as client:
+    with socket.create_connection(("127.0.0.1", urlsplit(relay.url).port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert left.wait(30)
 
@@ -126,7 +127,7 @@ def test_a_client_may_stop_sending_before_the_reply(start_relay: StartRelay) -> 
         connection.sendall(REPLY + b"5\r\nhello\r\n0\r\n\r\n")
 
     relay = start_relay(handle)
-    with socket.create_connection(("127.0.0.1", relay.port)) as client:
+    with socket.create_connection(("127.0.0.1", urlsplit(relay.url).port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         client.shutdown(socket.SHUT_WR)
         received = b"".join(iter(lambda: client.recv(65_536), b""))
@@ -146,7 +147,7 @@ def test_stopping_does_not_wait_for_a_client_that_does_not_read(start_relay: Sta
             full.set()
 
     relay = start_relay(handle)
-    with socket.create_connection(("127.0.0.1", relay.port)) as client:
+    with socket.create_connection(("127.0.0.1", urlsplit(relay.url).port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert full.wait(30)
         relay.stop()
