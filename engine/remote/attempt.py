@@ -108,22 +108,22 @@ class AttemptRunner:
             replica.stats.running += 1
 
         try:
-            surface = profile.surface if run.job.sampling.top_logprobs is None else profile.logprobs_surface
+            api = profile.api if run.job.sampling.top_logprobs is None else profile.logprobs_api
             target, follower = self._build_target(run.job, profile), None
             if run.job.grammar is not None:
-                prepared = await self._prepare_grammar(run.job.grammar, surface.grammar_syntax)
+                prepared = await self._prepare_grammar(run.job.grammar, api.grammar_syntax)
                 target, follower = prepared.apply_to(target), prepared.create_follower(target.stop_ids)
             stream = JobStream(
                 run.job,
                 run.receive_chunk,
                 target=target,
                 vocab_size=self._model.vocab_size,
-                decode=surface.create_decoder(run.job),
+                decode=api.create_decoder(run.job),
                 follower=follower,
                 is_admitted=run.is_admitted,
                 on_first_token=count_running,
             )
-            return await self._run_stream(run.job, stream, target, replica, surface, headers)
+            return await self._run_stream(run.job, stream, target, replica, api, headers)
         finally:
             if stream is not None and stream.num_tokens:
                 replica.stats.running -= 1
@@ -136,12 +136,12 @@ class AttemptRunner:
         stream: JobStream,
         target: JobTarget,
         replica: Replica,
-        surface: BackendApi,
+        api: BackendApi,
         headers: dict[str, str],
     ) -> FailedAttempt | None:
         client, sink = replica.client, stream if job.prompt_logprobs is None else None
-        body, limit = surface.encode_job(job, target), max_reply_bytes(job)
-        request = asyncio.ensure_future(client.request("POST", surface.path, body, headers, sink, limit))
+        body, limit = api.encode_job(job, target), max_reply_bytes(job)
+        request = asyncio.ensure_future(client.request("POST", api.path, body, headers, sink, limit))
         lost: str | None = None
         try:
             response = await self._wait_for_end(request, stream)
@@ -155,7 +155,7 @@ class AttemptRunner:
             stream.finish_reply()
             if stream.has_left_grammar:
                 replica.stats.grammar_departures += 1
-                if surface.grammar_syntax == "gbnf":  # llama.cpp takes some bytes that are not UTF-8 for characters
+                if api.grammar_syntax == "gbnf":  # llama.cpp takes some bytes that are not UTF-8 for characters
                     log.warning("engine %s left the grammar of a job", replica.name)
                 else:
                     replica.request_handshake("left the grammar of a job; its grammars are probed again")

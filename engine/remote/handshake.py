@@ -60,8 +60,8 @@ class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     max_model_len: int
     capabilities: Capabilities
-    surface: BackendApi
-    logprobs_surface: BackendApi
+    api: BackendApi
+    logprobs_api: BackendApi
     """Interface for jobs with log-probabilities."""
     warnings: tuple[str, ...] = ()
     """Lines for the operator: what the server does not do, and the flag that mends it."""
@@ -110,21 +110,21 @@ class Handshake:
         checks = TokenizerChecks(self._queries, self._model, kind, listed.id)
         self._warnings += [*await checks.compare_text(), *await checks.compare_vocabulary(max_model_len)]
         probes = ServerProbes(self._queries, self._model, self._followers, listed.id)
-        surface, logprobs_surface = await self._choose_surfaces(kind, probes)
-        capabilities, surface = await self._find_capabilities(kind, probes, surface, logprobs_surface)
+        api, logprobs_api = await self._choose_apis(kind, probes)
+        capabilities, api = await self._find_capabilities(kind, probes, api, logprobs_api)
         if kind == "llama.cpp":
-            logprobs_surface = surface
+            logprobs_api = api
         if server_info.get("enable_deterministic_inference"):
             capabilities = msgspec.structs.replace(capabilities, seed=True)
-        self._warn_about(kind, capabilities, surface)
+        self._warn_about(kind, capabilities, api)
         return ServerProfile(
             kind=kind,
             version=version,
             model=listed.id,
             max_model_len=max_model_len,
             capabilities=capabilities,
-            surface=surface,
-            logprobs_surface=logprobs_surface,
+            api=api,
+            logprobs_api=logprobs_api,
             warnings=tuple(self._warnings),
         )
 
@@ -182,7 +182,7 @@ class Handshake:
             raise self._queries.mismatch("does not tell its context length: set --max-model-len")
         return min(value for value in (length, ours) if value is not None)
 
-    async def _choose_surfaces(self, kind: EngineKind, probes: ServerProbes) -> tuple[BackendApi, BackendApi]:
+    async def _choose_apis(self, kind: EngineKind, probes: ServerProbes) -> tuple[BackendApi, BackendApi]:
         """Returns the interface of most jobs, and that of jobs with log-probabilities."""
         wants_generate = self._options.surface == "generate"
         if kind == "llama.cpp":
@@ -191,10 +191,10 @@ class Handshake:
             generate = SglangGenerateApi()
             return (generate if wants_generate else CompletionsApi(kind)), generate
         if kind == "vllm" and wants_generate:
-            surface = VllmGenerateApi()
-            if (await probes.run_probe(surface, Sampling(max_tokens=1))).failure is not None:
+            api = VllmGenerateApi()
+            if (await probes.run_probe(api, Sampling(max_tokens=1))).failure is not None:
                 raise self._queries.mismatch("does not serve /inference/v1/generate: start it with --enable-scale-out")
-            return surface, surface
+            return api, api
         if wants_generate:
             raise self._queries.mismatch(
                 f"is {kind}, which has no generate interface: use --engine-surface completions"
@@ -202,28 +202,28 @@ class Handshake:
         return CompletionsApi(kind), CompletionsApi(kind)
 
     async def _find_capabilities(
-        self, kind: EngineKind, probes: ServerProbes, surface: BackendApi, logprobs_surface: BackendApi
+        self, kind: EngineKind, probes: ServerProbes, api: BackendApi, logprobs_api: BackendApi
     ) -> tuple[Capabilities, BackendApi]:
         """Returns what the server's interface expresses and its settings honor, and the interface of most jobs."""
         self._on_step(f"probing the log-probabilities of {self._name}")
-        max_top_logprobs = await probes.count_top_logprobs(logprobs_surface)
+        max_top_logprobs = await probes.count_top_logprobs(logprobs_api)
         self._on_step(f"probing the grammars of {self._name}")
-        result, grammar_surface = await self._probe_grammar(kind, probes, surface)
+        result, grammar_api = await self._probe_grammar(kind, probes, api)
         capabilities = msgspec.structs.replace(
-            surface.capabilities,
-            grammar=grammar_surface is not None,
+            api.capabilities,
+            grammar=grammar_api is not None,
             max_top_logprobs=max_top_logprobs,
             counts_cached_tokens=result.counts_cached_tokens,
             grammar_remedy="" if self._options.grammar == "off" else GRAMMAR_REMEDIES[kind],
         )
-        return capabilities, grammar_surface or surface
+        return capabilities, grammar_api or api
 
     async def _probe_grammar(
-        self, kind: EngineKind, probes: ServerProbes, surface: BackendApi
+        self, kind: EngineKind, probes: ServerProbes, api: BackendApi
     ) -> tuple[ProbeResult, BackendApi | None]:
         """Returns the result of a successful probe, and the interface with which it followed a grammar."""
         can_try = self._followers is not None and self._model.grammar_probe is not None
-        candidates = [surface] if can_try and self._options.grammar != "off" else []
+        candidates = [api] if can_try and self._options.grammar != "off" else []
         if candidates and kind == "llama.cpp":
             candidates.append(LlamaCppApi("gbnf"))
         for candidate in candidates:
@@ -235,15 +235,15 @@ class Handshake:
         if self._options.grammar == "require":
             remedy = GRAMMAR_REMEDIES[kind]
             raise self._queries.mismatch(f"does not follow grammars from the first token: start it with {remedy}")
-        result = await probes.run_probe(surface, Sampling(max_tokens=1))
+        result = await probes.run_probe(api, Sampling(max_tokens=1))
         if (failure := result.failure) is not None:
             is_refused = 400 <= failure.status < 500 and failure.status != 429
             raise self._queries.mismatch(f"cannot run a job: {failure.message}", is_permanent=is_refused)
         return result, None
 
-    def _warn_about(self, kind: EngineKind, capabilities: Capabilities, surface: BackendApi) -> None:
+    def _warn_about(self, kind: EngineKind, capabilities: Capabilities, api: BackendApi) -> None:
         name = self._name
-        if surface.grammar_syntax == "gbnf":
+        if api.grammar_syntax == "gbnf":
             self._warnings.append(
                 f"{name} is built without llguidance: grammars are translated to GBNF. Refused are {REFUSED_IN_GBNF}"
             )

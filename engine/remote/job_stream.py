@@ -146,15 +146,19 @@ class JobStream:
             return self._fail(BROKEN_REPLY)
         if self.num_tokens + len(tokens) >= self._max_tokens or not self._stop_ids.isdisjoint(tokens):
             output = self._cut_output(output)
-            tokens = output.tokens
-        finish = output.finish
         if self._has_logprobs and not self._are_logprobs_valid(output):
             return self._fail(BROKEN_REPLY)
-        if not self._keeps_grammar(tokens, finish):
+        if not self._keeps_grammar(output.tokens, output.finish):
             self.has_left_grammar = True
             self._admit()
             self.end_with("error", GRAMMAR_LEFT)
             return True
+        self._pass_on(output)
+        return False
+
+    def _pass_on(self, output: RemoteOutput) -> None:
+        """Makes a chunk of a checked output. The last one is kept until the server's final event."""
+        tokens = output.tokens
         if tokens and self.num_tokens == 0:
             self._on_first_token()
         self._admit()
@@ -163,16 +167,15 @@ class JobStream:
         self.num_tokens += len(tokens)
         chunk = Chunk(tokens=tokens, logprobs=output.logprobs, prompt_logprobs=self._prompt_logprobs)
         self._prompt_logprobs = ()
-        if finish is None:
+        if output.finish is None:
             self._on_chunk(chunk)
-            return False
-        stop_id = tokens[-1] if finish == "stop" and tokens else None
-        self._final = msgspec.structs.replace(chunk, finish=finish, stop_id=stop_id)
+            return
+        stop_id = tokens[-1] if output.finish == "stop" and tokens else None
+        self._final = msgspec.structs.replace(chunk, finish=output.finish, stop_id=stop_id)
         if output.is_last:
             self._deliver_final()
         if not self.finishing.done():
             self.finishing.set_result(None)
-        return False
 
     def _cut_output(self, output: RemoteOutput) -> RemoteOutput:
         """Ends the output after a stop token and at the limit of tokens: not every server does both."""

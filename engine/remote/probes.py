@@ -33,23 +33,23 @@ class ServerProbes:
         self._queries, self._model, self._followers = queries, model, followers
         self._model_name = model_name
 
-    async def count_top_logprobs(self, surface: BackendApi) -> int:
+    async def count_top_logprobs(self, api: BackendApi) -> int:
         """Returns the largest number of log-probabilities that the server reports, -1 if it reports none."""
-        if surface.capabilities.max_top_logprobs == -1:
+        if api.capabilities.max_top_logprobs == -1:
             return -1
         for count in TOP_LOGPROBS_TO_TRY:
-            result = await self.run_probe(surface, Sampling(max_tokens=1, top_logprobs=count))
+            result = await self.run_probe(api, Sampling(max_tokens=1, top_logprobs=count))
             if result.failure is None:
                 return count
         return -1
 
-    async def probe_grammar(self, surface: BackendApi) -> ProbeResult:
+    async def probe_grammar(self, api: BackendApi) -> ProbeResult:
         """Runs a job under a grammar. It fails if the output is not of the grammar from the first token on."""
         probe = self._model.grammar_probe
         grammar = None if probe is None else probe.grammar
-        return await self.run_probe(surface, Sampling(max_tokens=GRAMMAR_PROBE_TOKENS), grammar)
+        return await self.run_probe(api, Sampling(max_tokens=GRAMMAR_PROBE_TOKENS), grammar)
 
-    async def run_probe(self, surface: BackendApi, sampling: Sampling, grammar: str | None = None) -> ProbeResult:
+    async def run_probe(self, api: BackendApi, sampling: Sampling, grammar: str | None = None) -> ProbeResult:
         """Runs a short job. Raises `HandshakeError` if the server does not answer."""
         stop_ids = self._model.eos_ids
         prompt = self._model.tokenizer_check.probe_prompt
@@ -59,9 +59,9 @@ class ServerProbes:
             None,
         )
         if grammar is not None and self._followers is not None:
-            prepared = await self._followers.prepare_grammar(grammar, surface.grammar_syntax)
+            prepared = await self._followers.prepare_grammar(grammar, api.grammar_syntax)
             target, follower = prepared.apply_to(target), prepared.create_follower(stop_ids)
-        decode, counts = surface.create_decoder(job), list[int]()
+        decode, counts = api.create_decoder(job), list[int]()
 
         def decode_and_count(payload: bytes) -> RemoteOutput:
             output = decode(payload)
@@ -78,8 +78,8 @@ class ServerProbes:
             decode=decode_and_count,
             follower=follower,
         )
-        body = surface.encode_job(job, target)
-        response = await self._queries.request("POST", surface.path, body, sink=stream)
+        body = api.encode_job(job, target)
+        response = await self._queries.request("POST", api.path, body, sink=stream)
         if response.status != 200:
             return ProbeResult(read_error_body(response.status, response.body))
         stream.finish_reply()

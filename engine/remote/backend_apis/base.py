@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -63,26 +63,23 @@ class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that must not be generated, because the grammar would take them for their text."""
 
 
-class BackendApi(Protocol):
+class BackendApi:
     """One HTTP interface of one kind of server. It has no state."""
 
-    @property
-    def path(self) -> str:
-        """Path of the endpoint."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Fields of a job that this interface can express."""
-
-    @property
-    def grammar_syntax(self) -> GrammarSyntax:
-        """Syntax in which it takes grammars."""
+    path: str
+    """Path of the endpoint."""
+    capabilities: Capabilities
+    """Fields of a job that this interface can express."""
+    grammar_syntax: GrammarSyntax = "lark"
+    """Syntax in which it takes grammars."""
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
         """Returns the body of the request. A job with prompt log-probabilities is not streamed, every other one is."""
+        raise NotImplementedError
 
     def create_decoder(self, job: Job) -> Decoder:
-        """Returns a decoder for the events of one stream."""
+        """Returns a decoder of this job's events. Each event carries the tokens since the one before."""
+        raise NotImplementedError
 
 
 class ErrorReport(msgspec.Struct):
@@ -135,6 +132,15 @@ def create_event_decoder(decode: Callable[[bytes], EventT], read_event: Callable
         return read_event(event) if event.error is None else RemoteOutput(failure=_event_failure(event.error))
 
     return decode_event
+
+
+FINISH_REASONS: dict[str, Finish] = {"stop": "stop", "length": "length"}
+"""Regular ends. Any other reason, such as `abort`, is a failure."""
+
+
+def read_finish(reason: str | None) -> Finish | None:
+    """Returns how a generation ended; None if it has not."""
+    return None if reason is None else FINISH_REASONS.get(reason, "abort")
 
 
 def select_top(candidates: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:

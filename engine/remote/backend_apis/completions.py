@@ -6,19 +6,17 @@ import msgspec
 
 from antiphon.engine.protocol import Capabilities, Job, TokenLogprob
 from antiphon.engine.remote.backend_apis.base import (
+    BackendApi,
     Decoder,
     EngineKind,
-    Finish,
-    GrammarSyntax,
     JobTarget,
     RemoteEvent,
     RemoteOutput,
     create_event_decoder,
+    read_finish,
     select_top,
 )
 
-FINISH_REASONS: dict[str, Finish] = {"stop": "stop", "length": "length"}
-"""Regular ends. Any other reason, such as `abort`, is a failure."""
 TOKEN_ID_PREFIX = "token_id:"  # noqa: S105  not a password
 
 VLLM_CAPABILITIES = Capabilities()
@@ -71,11 +69,10 @@ class CompletionsEvent(RemoteEvent):
 decode_event = msgspec.json.Decoder(CompletionsEvent).decode
 
 
-class CompletionsApi:
+class CompletionsApi(BackendApi):
     """`/v1/completions` of one kind of server."""
 
     path = "/v1/completions"
-    grammar_syntax: GrammarSyntax = "lark"
 
     def __init__(self, kind: EngineKind) -> None:
         self.kind = kind
@@ -92,11 +89,10 @@ class CompletionsApi:
 
     def create_decoder(self, job: Job) -> Decoder:
         """Returns a decoder of this job's events. Each event carries the tokens since the one before."""
-        num_top = job.sampling.top_logprobs
 
         def read_event(event: CompletionsEvent) -> RemoteOutput:
             if event.choices:
-                return _read_choice(event, num_top, job)
+                return _read_choice(event, job)
             return RemoteOutput(cached_tokens=read_cached(event.usage), is_last=event.usage is not None)
 
         return create_event_decoder(decode_event, read_event)
@@ -157,16 +153,15 @@ def _encode_trtllm(job: Job, target: JobTarget) -> dict[str, Any]:
     return body
 
 
-def _read_choice(event: CompletionsEvent, num_top: int | None, job: Job) -> RemoteOutput:
-    choice = event.choices[0]
-    finish = choice.finish_reason
+def _read_choice(event: CompletionsEvent, job: Job) -> RemoteOutput:
+    choice, num_top = event.choices[0], job.sampling.top_logprobs
     return RemoteOutput(
         tokens=choice.token_ids or (),
         logprobs=() if num_top is None else _read_logprobs(choice.logprobs, num_top),
         prompt_logprobs=_read_prompt_logprobs(choice, job),
-        finish=None if finish is None else FINISH_REASONS.get(finish, "abort"),
+        finish=read_finish(choice.finish_reason),
         cached_tokens=read_cached(event.usage),
-        is_last=event.usage is not None and finish is not None,
+        is_last=event.usage is not None and choice.finish_reason is not None,
     )
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from antiphon.engine.protocol import Capabilities, Job, TokenLogprob
 from antiphon.engine.remote.backend_apis.base import (
+    BackendApi,
     Decoder,
     Finish,
     GrammarSyntax,
@@ -74,7 +75,7 @@ class LlamaEvent(RemoteEvent):
 decode_event = msgspec.json.Decoder(LlamaEvent).decode
 
 
-class LlamaCppApi:
+class LlamaCppApi(BackendApi):
     """`/completion`. The server knows neither stop ids, owners nor priorities.
 
     `grammar_syntax`: every build reads GBNF, one with llguidance reads Lark, too.

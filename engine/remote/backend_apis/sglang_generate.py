@@ -7,17 +7,17 @@ import msgspec
 from antiphon.engine.protocol import Capabilities, Job, TokenLogprob
 from antiphon.engine.remote.backend_apis.base import (
     NO_OUTPUT,
+    BackendApi,
     Decoder,
-    Finish,
-    GrammarSyntax,
     JobTarget,
     RemoteEvent,
     RemoteFailure,
     RemoteOutput,
     create_event_decoder,
+    read_finish,
     select_top,
 )
-from antiphon.engine.remote.backend_apis.completions import FINISH_REASONS, encode_sampling
+from antiphon.engine.remote.backend_apis.completions import encode_sampling
 
 RENAMED_FIELDS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
@@ -53,11 +53,10 @@ class SglangEvent(RemoteEvent):
 decode_event = msgspec.json.Decoder(SglangEvent).decode
 
 
-class SglangGenerateApi:
+class SglangGenerateApi(BackendApi):
     """`/generate`. Events are cumulative or incremental, as the server was started."""
 
     path = "/generate"
-    grammar_syntax: GrammarSyntax = "lark"
     capabilities = Capabilities(prompt_logprobs=False, seed=False)
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
@@ -85,9 +84,11 @@ class SglangGenerateApi:
             num_new, num_seen = meta.completion_tokens - num_seen, meta.completion_tokens
             if num_new > len(event.output_ids):
                 raise ValueError("the event lacks tokens that its count includes")
-            finish = _read_finish(meta.finish_reason)
-            if meta.finish_reason is not None and finish == "abort":
-                return RemoteOutput(failure=_read_abort(meta.finish_reason))
+            end = meta.finish_reason
+            finish = None if end is None else read_finish(end.type)
+            if end is not None and finish == "abort":
+                message = end.message or "the engine aborted the request"
+                return RemoteOutput(failure=RemoteFailure(end.status_code or 500, message))
             return RemoteOutput(
                 tokens=event.output_ids[-num_new:] if num_new > 0 else (),
                 logprobs=() if num_top is None or num_new <= 0 else _read_logprobs(meta, num_new, num_top),
@@ -97,14 +98,6 @@ class SglangGenerateApi:
             )
 
         return create_event_decoder(decode_event, read_event)
-
-
-def _read_finish(finish: SglangFinish | None) -> Finish | None:
-    return None if finish is None else FINISH_REASONS.get(finish.type, "abort")
-
-
-def _read_abort(finish: SglangFinish) -> RemoteFailure:
-    return RemoteFailure(finish.status_code or 500, finish.message or "the engine aborted the request")
 
 
 def _read_logprobs(meta: SglangMeta, num_new: int, num_top: int) -> tuple[TokenLogprob, ...]:

@@ -6,20 +6,16 @@ import msgspec
 
 from antiphon.engine.protocol import Capabilities, Job, TokenLogprob
 from antiphon.engine.remote.backend_apis.base import (
+    BackendApi,
     Decoder,
-    GrammarSyntax,
     JobTarget,
     RemoteEvent,
     RemoteOutput,
     create_event_decoder,
+    read_finish,
     select_top,
 )
-from antiphon.engine.remote.backend_apis.completions import (
-    FINISH_REASONS,
-    RemoteUsage,
-    encode_sampling,
-    read_cached,
-)
+from antiphon.engine.remote.backend_apis.completions import RemoteUsage, encode_sampling, read_cached
 
 
 class GenerateCandidate(msgspec.Struct):
@@ -61,11 +57,10 @@ class GenerateEvent(RemoteEvent):
 decode_event = msgspec.json.Decoder(GenerateEvent).decode
 
 
-class VllmGenerateApi:
+class VllmGenerateApi(BackendApi):
     """`/inference/v1/generate`. Since vLLM 0.30 the server needs `--enable-scale-out` for it."""
 
     path = "/inference/v1/generate"
-    grammar_syntax: GrammarSyntax = "lark"
     capabilities = Capabilities(prompt_logprobs=False)
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
@@ -91,11 +86,10 @@ class VllmGenerateApi:
             if not event.choices:
                 return RemoteOutput(cached_tokens=cached, is_last=event.usage is not None)
             choice = event.choices[0]
-            finish = choice.finish_reason
             return RemoteOutput(
                 tokens=choice.token_ids,
                 logprobs=() if num_top is None else _read_logprobs(choice.logprobs, num_top),
-                finish=None if finish is None else FINISH_REASONS.get(finish, "abort"),
+                finish=read_finish(choice.finish_reason),
                 cached_tokens=cached,
             )
 

@@ -111,11 +111,11 @@ def make_job(**fields: Any) -> Job:
     return Job(id="j", tokens=(1, 2), **{"sampling": SAMPLING, **fields})
 
 
-def play(surface: BackendApi, data: bytes, size: int, **fields: Any) -> list[Chunk]:
+def play(api: BackendApi, data: bytes, size: int, **fields: Any) -> list[Chunk]:
     """Returns the chunks of a reply whose bytes come in pieces of this size."""
     chunks: list[Chunk] = []
     job = make_job(**fields)
-    decode = surface.create_decoder(job)
+    decode = api.create_decoder(job)
     stream = JobStream(job, chunks.append, target=TARGET, vocab_size=100, decode=decode, follower=None)
     for start in range(0, len(data), size):
         if stream.on_body(data[start : start + size]):
@@ -130,10 +130,10 @@ def encode_events(events: list[Any]) -> bytes:
 
 @pytest.mark.parametrize("name", STREAMS)
 async def test_stream_in_every_chunking(name: str) -> None:
-    surface, events = STREAMS[name]
+    api, events = STREAMS[name]
     data = encode_events(events)
     for size in range(1, len(data) + 1):
-        chunks = play(surface, data, size)
+        chunks = play(api, data, size)
         check_rules(chunks)
         assert merge_chunks(chunks) == (5, 6, 7, EOS)
         assert (chunks[-1].finish, chunks[-1].stop_id) == ("stop", EOS)
@@ -143,10 +143,10 @@ async def test_stream_in_every_chunking(name: str) -> None:
 @pytest.mark.parametrize("name", STREAMS)
 async def test_stream_cut_at_every_byte_is_legal(name: str) -> None:
     """Before the first token there are no chunks but the admission; after it the last chunk is a fault or the end."""
-    surface, events = STREAMS[name]
+    api, events = STREAMS[name]
     data = encode_events(events)
     for end in range(len(data)):
-        chunks = play(surface, data[:end], 64)
+        chunks = play(api, data[:end], 64)
         if merge_chunks(chunks):
             check_rules(chunks)
         else:
@@ -155,8 +155,8 @@ async def test_stream_cut_at_every_byte_is_legal(name: str) -> None:
 
 @pytest.mark.parametrize("name", STREAMS)
 async def test_end_without_a_reason_is_no_end(name: str) -> None:
-    surface, events = STREAMS[name]
-    chunks = play(surface, encode_events(events[: 1 if "llama" not in name else 2]), 1000)
+    api, events = STREAMS[name]
+    chunks = play(api, encode_events(events[: 1 if "llama" not in name else 2]), 1000)
     assert chunks[-1].fault is not None and chunks[-1].fault.retryable
 
 
@@ -187,14 +187,14 @@ async def test_log_probabilities_of_every_kind() -> None:
         (LlamaCppApi(), {"tokens": [9], "stop": True, "stop_type": "eos", "completion_probabilities": [llama]}),
         (SglangGenerateApi(), sglang([9], 1, STOP, **meta)),
     ]
-    for surface, event in replies:
-        chunks = play(surface, encode_events([event]), 1000, sampling=sampling)
+    for api, event in replies:
+        chunks = play(api, encode_events([event]), 1000, sampling=sampling)
         assert chunks[-1].logprobs == (entry,)
 
 
-def body_of(surface: BackendApi, grammar: str | None = None, **fields: Any) -> dict[str, Any]:
+def body_of(api: BackendApi, grammar: str | None = None, **fields: Any) -> dict[str, Any]:
     target = msgspec.structs.replace(TARGET, grammar=grammar, banned_ids=(8,))
-    body: dict[str, Any] = json.loads(surface.encode_job(make_job(**fields), target))
+    body: dict[str, Any] = json.loads(api.encode_job(make_job(**fields), target))
     return body
 
 

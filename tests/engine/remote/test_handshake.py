@@ -273,7 +273,7 @@ class TestSurface:
         async with running_server(owned_by=owned_by, version=version) as server:
             server.overrides["/generate"] = Reply(sse({"output_ids": [50], "meta_info": meta}))
             profile = await shake_hands(server, surface=surface)
-            assert (profile.surface.path, profile.logprobs_surface.path) == (path, logprobs_path)
+            assert (profile.api.path, profile.logprobs_api.path) == (path, logprobs_path)
 
     async def test_missing_generate_interface(self) -> None:
         async with running_server() as server:
@@ -394,8 +394,8 @@ class TestLlamaCpp:
     async def test_build_without_llguidance_gets_gbnf(self) -> None:
         async with running_server(**LLAMA) as server:
             profile = await shake_hands(server)
-        assert profile.capabilities.grammar and profile.surface is profile.logprobs_surface
-        assert profile.surface.grammar_syntax == "gbnf"
+        assert profile.capabilities.grammar and profile.api is profile.logprobs_api
+        assert profile.api.grammar_syntax == "gbnf"
         assert any("translated to GBNF. Refused are left recursion" in line for line in profile.warnings)
         grammars = [request.body["grammar"] for request in server.requests if "grammar" in (request.body or {})]
         assert [grammar.startswith("%llguidance") for grammar in grammars] == [True, True, True, False]
@@ -410,12 +410,12 @@ class TestLlamaCpp:
 
         async with running_server(**{**LLAMA, "_probes": follow_lark}) as server:
             profile = await shake_hands(server)
-        assert profile.surface.grammar_syntax == "lark" and not any("GBNF" in line for line in profile.warnings)
+        assert profile.api.grammar_syntax == "lark" and not any("GBNF" in line for line in profile.warnings)
 
     async def test_gbnf_is_tried_with_llama_cpp_only(self) -> None:
         async with running_server(**LLAMA) as server:
             profile = await shake_hands(server, grammar="off")
-            assert not profile.capabilities.grammar and profile.surface.grammar_syntax == "lark"
+            assert not profile.capabilities.grammar and profile.api.grammar_syntax == "lark"
         async with running_server(_probes=drop_grammars) as server:
             assert not (await shake_hands(server)).capabilities.grammar
             assert "/completion" not in {request.path for request in server.requests}
