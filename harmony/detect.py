@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony import response_template
-from antiphon.harmony.calls.call_block import CallSection
+from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import DIALECTS, GPT_OSS, NAMES
@@ -114,24 +114,24 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
     if dialect not in (None, *NAMES):
         raise DialectError(f"Unknown dialect {dialect!r}. Use one of: {', '.join(NAMES)}.")
     if dialect == GPT_OSS or (dialect is None and config.get("model_type") == GPT_OSS_TYPE):
-        reason = "chosen by name" if dialect else f"its model_type is {GPT_OSS_TYPE}"
-        return LoadedFormat(GptOssFormat(), f"dialect {GPT_OSS}: {reason}", folder)
-    vocabulary = _read_vocabulary(folder)
-    added_tokens = vocabulary.added_tokens
+        vocabulary, added_tokens = None, None
+    else:
+        vocabulary = _read_vocabulary(folder)
+        added_tokens = vocabulary.added_tokens
     name, reason = (dialect, "chosen by name") if dialect else detect_dialect(config, templates.source, added_tokens)
-    if name == GPT_OSS:
-        return LoadedFormat(GptOssFormat(), f"dialect {name}: {reason}", folder)
+    if vocabulary is None or name == GPT_OSS:
+        return LoadedFormat(GptOssFormat(), f"dialect {GPT_OSS}: {reason}", folder)
     declaration, tokenizer_config = DIALECTS[name], read_json_object(folder / "tokenizer_config.json")
     if dialect is None and "response_template" in tokenizer_config:
         declaration, reason = _apply_response_template(declaration, tokenizer_config["response_template"], reason)
     if not templates.default and own_template is None:
+        templates = ModelTemplates(_CHATML.read_text("utf-8"), templates.for_tools)
         reason = f"{reason}; it has no chat template, so ChatML is used"
-    template = templates.default if templates.default or own_template is not None else _CHATML.read_text("utf-8")
     try:
         model_format = TemplateFormat(
             declaration,
             vocabulary,
-            ChatTemplate(template),
+            ChatTemplate(templates.default),
             _token_names(tokenizer_config),
             ChatTemplate(templates.for_tools) if templates.for_tools else None,
         )
@@ -206,8 +206,8 @@ def dialect_table() -> list[tuple[str, str, str, str, str]]:
     for dialect in DIALECTS.values():
         reasoning = " … ".join(marker.strip() for marker in dialect.think or ()) or "none"
         openers = dict.fromkeys(call_format.openers[0] for call_format in dialect.calls)
-        has_raw_values = any(isinstance(call_format, XmlTagCall | CallSection) for call_format in dialect.calls)
-        custom = "raw text" if dialect.freeform_call or has_raw_values else "a string" if dialect.calls else "none"
+        has_raw_values = any(isinstance(call_format, XmlTagCall | CallBlock) for call_format in dialect.calls)
+        custom = "raw text" if dialect.freeform or has_raw_values else "a string" if dialect.calls else "none"
         rows.append((dialect.name, dialect.models, reasoning, ", ".join(openers) or "none", custom))
     return rows
 

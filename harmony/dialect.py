@@ -5,23 +5,35 @@ the output from marker to marker. A marker counts only as part of something that
 """
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from antiphon.harmony.calls.base import CallFormat
+from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.citations import CitationFormat
+from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import Parser, literals
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 
 CODE_FENCE = "```"
+FREEFORM_INSTRUCTIONS = """# Freeform tools
+
+These tools take raw text instead of JSON:
+
+{tools}
+
+To call one, write its name and the text as it is, without quotes or escapes:
+{call}"""
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
     """Markers and call formats of a family of models. Call formats that share an opener are tried in order.
 
-    `think` is the opener and the closer of reasoning. `freeform_call` is the text of a custom tool's call in a
-    prompt, with `{name}` and `{input}` in it; if empty, the call is written as a function with one parameter `input`.
-    `freeform_instructions`, with `{tools}` in it, teach a model to write `freeform_call`.
+    `think` is the opener and the closer of reasoning. `freeform` is the opener and the closer of a custom tool's call
+    in dialects that write arguments as JSON: raw text in a frame between the dialect's own markers, since a patch or a
+    script inside a JSON string costs a model many escapes and many mistakes. A format for it is added to `calls`,
+    unless a block of calls has one. Without it, the call is written as a function with one parameter `input`.
     """
 
     name: str
@@ -47,9 +59,27 @@ class Dialect(Struct, frozen=True, kw_only=True):
     message_opener: str = ""
     """Text with which such models begin a message of their own, as between reasoning and answer. It is skipped."""
     calls: tuple[CallFormat, ...] = ()
-    freeform_call: str = ""
-    freeform_instructions: str = ""
+    freeform: tuple[str, str] | None = None
     stop: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+
+    def __post_init__(self) -> None:
+        if self.freeform and not any(isinstance(call_format, CallBlock | RawTextCall) for call_format in self.calls):
+            raw_text = RawTextCall(open=self.freeform[0], close=self.freeform[1])
+            force_setattr(self, "calls", (*self.calls, raw_text))
+
+    @property
+    def freeform_call(self) -> str:
+        """Text of a custom tool's call in a prompt, with `{name}` and `{input}` in it; empty without `freeform`."""
+        if self.freeform is None:
+            return ""
+        opener, closer = self.freeform
+        return f"{opener}\n<custom={{name}}>\n{{input}}\n</custom>\n{closer}".rstrip("\n")
+
+    @property
+    def freeform_instructions(self) -> str:
+        """Text, with `{tools}` in it, that teaches a model `freeform_call`, for which none was trained."""
+        call = self.freeform_call.replace("{name}", "NAME").replace("{input}", "raw text")
+        return FREEFORM_INSTRUCTIONS.format(tools="{tools}", call=call) if call else ""
 
     def find_template_markers(self, template: str) -> tuple[str, ...]:
         """Returns the first set of markers that all occur in a chat template; empty if there is none."""

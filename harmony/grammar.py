@@ -73,6 +73,14 @@ class GrammarBuilder:
         """Matches exactly this text."""
         return json.dumps(text, ensure_ascii=False)
 
+    def optional_text(self, text: str) -> str:
+        """Matches exactly this text; an empty rule if there is none."""
+        return self.literal_text(text) if text else ""
+
+    def after_blanks(self, marker: str) -> str:
+        """Matches a marker after any blanks; an empty rule if there is none."""
+        return f"BLANKS {self.marker_symbol(marker)}" if marker else ""
+
     def json_value(self, schema: Mapping[str, Any] | None) -> str:
         """Matches any JSON value of the schema, with closed objects and a bounded number of blanks between tokens."""
         annotated_schema = {
@@ -121,15 +129,15 @@ class GrammarBuilder:
         first = next((index for index, part in enumerate(parts) if part in self._added), len(parts))
         return "".join(parts[:first]), self.marker_symbol("".join(parts[first:])) if first < len(parts) else ""
 
-    def constrained_text(self, schema: Mapping[str, Any], end: str, ruin: str = "") -> str:
+    def constrained_text(self, schema: Mapping[str, Any], end: str, forbidden_pattern: str = "") -> str:
         """Matches text that a string schema allows (length, pattern), up to and including its first `end`."""
-        return self.text_until(end, forbidden_pattern=ruin, bounds=_string_bounds(schema))
+        return self.text_until(end, forbidden_pattern=forbidden_pattern, bounds=_string_bounds(schema))
 
-    def custom_input(self, tool: ToolSpec, end: str, ruin: str = "") -> str:
+    def custom_input(self, tool: ToolSpec, end: str, forbidden_pattern: str = "") -> str:
         """Matches a custom tool's input and the `end` after it. The tool's own grammar applies if it has one."""
         spec = tool.format
         if not isinstance(spec, GrammarFormat):
-            return self.text_until(end, forbidden_pattern=ruin)
+            return self.text_until(end, forbidden_pattern=forbidden_pattern)
         form = self.pattern if spec.syntax == "regex" else self.nested_grammar
         return f"{form(spec.definition)} {self.marker_symbol(end)}"
 
@@ -233,7 +241,7 @@ def _answer_rule(
         opener_rule = (
             grammar.text_until(opener, *markers, head=head_only_openers)
             if not starts_immediately and opener not in head_only_openers
-            else _opener_rule(grammar, opener)
+            else grammar.after_blanks(opener)
         )
         call_rules.append(f"{opener_rule} ({' | '.join(body_rules)})")
     text = (
@@ -265,10 +273,6 @@ def _string_bounds(schema: Mapping[str, Any]) -> list[str]:
         prefix = "" if pattern.startswith("^") else "(?s:.*)"
         bounds.append(f"{prefix}({body}){'(?s:.*)' if is_open else ''}")
     return bounds
-
-
-def _opener_rule(grammar: GrammarBuilder, opener: str) -> str:
-    return f"BLANKS {grammar.marker_symbol(opener)}"
 
 
 def _not_starting_with(head: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Converts a repository's `response_template` (in its `tokenizer_config.json`, version 1) to a dialect.
 
 Source: transformers' documentation of response parsing. If the template describes a call format of this package, that
-format is used, with its grammar and its streamed arguments; otherwise a `RegionCall` parses each call once it is
+format is used, with its grammar and its streamed arguments; otherwise a `TextSpanCall` parses each call once it is
 complete. An unsupported template raises `UnsupportedTemplate`; the caller then uses the dialect detected otherwise.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 from antiphon.harmony.calls.base import CallFormat
 from antiphon.harmony.calls.json_array import JsonArrayCall
 from antiphon.harmony.calls.json_object import JsonCall
-from antiphon.harmony.calls.region_parsers import PARSERS, parse_tag_pattern
-from antiphon.harmony.calls.text_span import RegionCall, RegionParser
+from antiphon.harmony.calls.span_parsers import PARSERS, parse_tag_pattern
+from antiphon.harmony.calls.text_span import TextSpanCall, TextSpanParser
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.patterns import find_complex_part
 
@@ -71,14 +71,14 @@ def _parse_calls(field: object) -> tuple[CallFormat, ...]:
             call_format(open=opener[0], close=closers[0][0], name=name_member, arguments=(arguments_member,))
             for opener in openers
         )
-    region = RegionParser(
+    region = TextSpanParser(
         opener=_compile_pattern(field.get("open_pattern")),
         content=str(content),
         arguments=dict(arguments),
         transform=field.get("transform"),
         transform_each=bool(field.get("transform_each")),
     )
-    return tuple(RegionCall(open=opener[0], closers=tuple(map(tuple, closers)), region=region) for opener in openers)
+    return tuple(TextSpanCall(open=opener[0], closers=tuple(map(tuple, closers)), region=region) for opener in openers)
 
 
 def _check_content(content: str, arguments: Mapping[str, Any]) -> None:

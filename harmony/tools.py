@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
 
@@ -142,21 +143,7 @@ def _hash_name(namespace: str | None, name: str) -> str:
 
 
 def _create_spec(flat: str, namespace: str | None, tool: FunctionTool | CustomTool) -> ToolSpec:
-    description = tool.description or ""
+    spec = ToolSpec(model_name=flat, name=tool.name, namespace=namespace, description=tool.description or "")
     if isinstance(tool, CustomTool):
-        return ToolSpec(
-            model_name=flat,
-            name=tool.name,
-            namespace=namespace,
-            kind="custom",
-            description=description,
-            format=tool.format,
-        )
-    return ToolSpec(
-        model_name=flat,
-        name=tool.name,
-        namespace=namespace,
-        description=description,
-        parameters=tool.parameters,
-        strict=bool(tool.strict),
-    )
+        return replace(spec, kind="custom", format=tool.format)
+    return replace(spec, parameters=tool.parameters, strict=bool(tool.strict))

@@ -11,7 +11,7 @@ from antiphon.harmony.parsing.tape import MalformedText, Parser
 from antiphon.harmony.tools import ToolCall, ToolSpec
 
 
-class CallSection(Struct, frozen=True, kw_only=True):
+class CallBlock(Struct, frozen=True, kw_only=True):
     """`open call* close`. `aliases`: other openers and closers that models write. The closer may be missing.
 
     `close` is empty if the model's stop token ends the section.
@@ -94,9 +94,7 @@ class CallSection(Struct, frozen=True, kw_only=True):
         for call_format in self.calls:
             if (rule := call_format.grammar_rule(tool, grammar)) is not None:
                 opener = grammar.marker_symbol(call_format.openers[0])
-                return f"BLANKS {opener} {rule}" + (
-                    f" BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
-                )
+                return f"BLANKS {opener} {rule} {grammar.after_blanks(self.close)}".rstrip()
         return None
 
     def write_calls(self, calls: Sequence[ToolCall]) -> str | None:

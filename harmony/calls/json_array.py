@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from antiphon.harmony.calls.base import DelimitedCall, ListCall
-from antiphon.harmony.calls.json_object import JsonCall, read_arguments
+from antiphon.harmony.calls.json_object import JsonCall, read_arguments, write_head
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream
 from antiphon.harmony.parsing.reader import TapeReader
@@ -43,22 +43,19 @@ class JsonArrayCall(ListCall, frozen=True, kw_only=True):
 
     def _element_head(self, tool: ToolSpec) -> str:
         """Returns the text of an element up to its arguments."""
-        return (
-            f'{{"{tool.model_name}": '
-            if self.keyed
-            else f'{{"{self.name}": "{tool.model_name}", "{self.arguments[0]}": '
-        )
+        return f'{{"{tool.model_name}": ' if self.keyed else write_head(self.name, self.arguments, tool)
 
     def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
         """Returns the rule of what may follow the opener: a list of one call."""
         if tool.kind == "custom":
             return None
         value = grammar.json_value(tool.parameters)
-        begin, end = (grammar.literal_text(text) if text else "" for text in self.brackets_around)
-        closer = f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
+        begin, end = map(grammar.optional_text, self.brackets_around)
         head = grammar.literal_text(self._element_head(tool))
         brace = grammar.literal_text("}")
-        return f"{begin} {head} {value} BLANKS {brace} {end if self.brackets else ''} {closer}"
+        return (
+            f"{begin} {head} {value} BLANKS {brace} {end if self.brackets else ''} {grammar.after_blanks(self.close)}"
+        )
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
         """Writes an element of the array."""
@@ -96,21 +93,21 @@ class JsonSequenceCall(DelimitedCall, frozen=True, kw_only=True):
         """Returns the rule of what may follow the opener."""
         if tool.kind == "custom":
             return None
-        gap = "" if self.head_only else "BLANKS"
-        brace = "" if self.head_only else "{"
-        head = grammar.literal_text(f'{brace}"{self.name}": "{tool.model_name}", "{self.arguments[0]}": ')
-        return f"{gap} {head} {grammar.json_value(tool.parameters)} BLANKS {grammar.literal_text('}')}"
+        text = write_head(self.name, self.arguments, tool)
+        gap, head = ("", text[1:]) if self.head_only else ("BLANKS", text)
+        value = f"{grammar.json_value(tool.parameters)} BLANKS {grammar.literal_text('}')}"
+        return f"{gap} {grammar.literal_text(head)} {value}"
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
         """Writes an object of the row."""
-        prefix = f'{{"{self.name}": "{tool.model_name}", "{self.arguments[0]}": '
-        return None if tool.kind == "custom" else f"{prefix}{arguments}}}"
+        return None if tool.kind == "custom" else f"{write_head(self.name, self.arguments, tool)}{arguments}}}"
 
     def join_calls(self, written: Sequence[str]) -> str:
         """Joins objects that were written one by one."""
         return f"{'' if self.head_only else self.open}{self.separator.join(written)}"
 
 
-def _element_format(frame: JsonArrayCall | JsonSequenceCall) -> JsonCall:
+def _element_format(call_format: JsonArrayCall | JsonSequenceCall) -> JsonCall:
     """Returns the format of one object with a name and arguments."""
-    return JsonCall(open="", close="", name=frame.name, arguments=frame.arguments, needs_arguments=frame.head_only)
+    name, arguments, is_bare = call_format.name, call_format.arguments, call_format.head_only
+    return JsonCall(open="", name=name, arguments=arguments, needs_arguments=is_bare)

@@ -4,6 +4,8 @@ A format declares its marker texts together with the one way of parsing them. Pr
 outside this module.
 """
 
+from collections.abc import Sequence
+
 from antiphon.harmony.calls.base import DelimitedCall
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream
@@ -11,7 +13,6 @@ from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, Tape, TapeMark
 from antiphon.harmony.tools import INPUT, ToolSpec
 
-_LINE = "\n"
 _FUNCTION = "function"
 
 
@@ -57,25 +58,25 @@ class JsonCall(DelimitedCall, frozen=True, kw_only=True):
         yield from tape.skip_whitespace()
         while not (yield from tape.skip_literal("}")):
             key = yield from json_stream.skip_key(tape)
-            if key == self.name and tool is None:
+            if tool is None and key == self.name:
                 tool = reader.require_tool((yield from json_stream.skip_name(tape)))
                 if arguments_mark is not None or not self.needs_arguments:
                     reader.begin_call(tool)
                 if arguments_mark is not None:
                     yield from _emit_earlier_arguments(reader, arguments_mark)
                     return
-            elif key in self.arguments and tool is not None:
+            elif tool is not None and key in self.arguments:
                 if self.needs_arguments:
                     reader.begin_call(tool)
                 yield from read_arguments(reader)
                 return
-            elif key == _FUNCTION and not inside and tool is None and (yield from tape.skip_literal("{")):
+            elif tool is None and key == _FUNCTION and not inside and (yield from tape.skip_literal("{")):
                 yield from self.read_members(reader, inside=True)
                 yield from _skip_rest_of_object(tape)
                 return
             else:
-                has_other_members = has_other_members or key not in self.arguments
-                arguments_mark = tape.position() if key in self.arguments and arguments_mark is None else arguments_mark
+                has_other_members |= key not in self.arguments
+                arguments_mark = arguments_mark or (tape.position() if key in self.arguments else None)
                 yield from json_stream.read_value(tape, tape.skip)
             yield from json_stream.skip_comma(tape)
         if tool is None or (self.needs_arguments and has_other_members):
@@ -87,16 +88,20 @@ class JsonCall(DelimitedCall, frozen=True, kw_only=True):
         """Returns the rule of what may follow the opener."""
         if tool.kind == "custom":
             return None
-        prefix = grammar.literal_text(f'{{"{self.name}": "{tool.model_name}", "{self.arguments[0]}": ')
+        prefix = grammar.literal_text(write_head(self.name, self.arguments, tool))
         value = f"{grammar.json_value(tool.parameters)} BLANKS {grammar.literal_text('}')}"
-        return f"BLANKS {prefix} {value} {f'BLANKS {grammar.marker_symbol(self.close)}' if self.close else ''}"
+        return f"BLANKS {prefix} {value} {grammar.after_blanks(self.close)}"
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
         """Writes a call as a model would."""
         if tool.kind == "custom":
             return None
-        call = f'{{"{self.name}": "{tool.model_name}", "{self.arguments[0]}": {arguments}}}'
-        return f"{self.open}\n{call}\n{self.close}"
+        return f"{self.open}\n{write_head(self.name, self.arguments, tool)}{arguments}}}\n{self.close}"
+
+
+def write_head(name: str, arguments: Sequence[str], tool: ToolSpec) -> str:
+    """Returns the text of an object up to its arguments. `arguments`: names of their member, the usual one first."""
+    return f'{{"{name}": "{tool.model_name}", "{arguments[0]}": '
 
 
 def _emit_earlier_arguments(reader: TapeReader, mark: TapeMark) -> Parser[None]:

@@ -86,9 +86,7 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
     def _skip_tail(self, reader: TapeReader) -> Parser[None]:
         tape = reader.tape
         mark = tape.mark()
-        for literal in filter(
-            None, (self.fence_end.strip(), tape.alphabet.tape_text(self.close) if self.close else "")
-        ):
+        for literal in filter(None, (self.fence_end.strip(), tape.alphabet.tape_text(self.close))):
             yield from tape.skip_whitespace()
             if (yield from tape.skip_literal(literal, cut=True)):
                 mark = tape.position()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from antiphon.harmony.calls.base import DelimitedCall, ListCall, list_parameters
 from antiphon.harmony.grammar import GrammarBuilder
-from antiphon.harmony.parsing import schema_values
+from antiphon.harmony.parsing import json_stream, schema_values
 from antiphon.harmony.parsing.lenient_json import KEY, LenientJson, read_name
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser
@@ -42,7 +42,7 @@ class PythonicCall(ListCall, frozen=True, kw_only=True):
                 reader.emit_arguments(f"{'{' if not num_arguments else ', '}{schema_values.encode_string(key)}: ")
                 yield from PYTHON_SYNTAX.read_value(reader)
             num_arguments += 1
-            yield from PYTHON_SYNTAX.skip_comma(reader, ")")
+            yield from json_stream.skip_comma(tape, ")")
         if num_arguments and tool.kind == "function":
             reader.emit_arguments("}")
         reader.close_item()
@@ -54,12 +54,9 @@ class PythonicCall(ListCall, frozen=True, kw_only=True):
         parameters = _parameters_rule(tool, grammar, "=", ", ")
         bracket = self.brackets and not self.head_only
         parts = [grammar.literal_text("["), "BLANKS"] if bracket else ["BLANKS"]
-        parts += [
-            grammar.literal_text(f"{tool.model_name}("),
-            parameters,
-            grammar.literal_text(")" + ("]" if self.brackets else "")),
-        ]
-        return " ".join(filter(None, [*parts, f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""]))
+        end = grammar.literal_text(")" + ("]" if self.brackets else ""))
+        parts += [grammar.literal_text(f"{tool.model_name}("), parameters, end]
+        return " ".join(filter(None, [*parts, grammar.after_blanks(self.close)]))
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
         """Writes a call in Python syntax."""

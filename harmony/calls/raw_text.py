@@ -6,8 +6,6 @@ from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, Tape, literals
 from antiphon.harmony.tools import ToolSpec
 
-_LINE = "\n"
-
 
 class RawTextCall(DelimitedCall, frozen=True, kw_only=True):
     """`open head NAME head_end text foot close`, for custom tools.
@@ -66,10 +64,8 @@ class RawTextCall(DelimitedCall, frozen=True, kw_only=True):
         if tool.kind != "custom":
             return None
         prefix = grammar.literal_text(f"{self.head}{tool.model_name}{self.head_end}\n")
-        return f"BLANKS {prefix} {grammar.custom_input(tool, f'{_LINE}{self.foot}')} {self._closer_rule(grammar)}"
-
-    def _closer_rule(self, grammar: GrammarBuilder) -> str:
-        return f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
+        text = grammar.custom_input(tool, f"\n{self.foot}")
+        return f"BLANKS {prefix} {text} {grammar.after_blanks(self.close)}"
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
         """Writes a call as a model would. The arguments are the raw text."""

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.harmony.calls.base import DelimitedCall
-from antiphon.harmony.calls.region_parsers import PARSERS
+from antiphon.harmony.calls.span_parsers import PARSERS
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream, schema_values
 from antiphon.harmony.parsing.reader import TapeReader
@@ -21,7 +21,7 @@ MAX_OPENER_CHARS = 4096
 """Number of characters within which an opener must match."""
 
 
-class RegionParser(Struct, frozen=True, kw_only=True):
+class TextSpanParser(Struct, frozen=True, kw_only=True):
     """Parser of a region's text. `opener`: pattern of its beginning; `transform` may name the groups in it."""
 
     content: str
@@ -57,11 +57,11 @@ class RegionParser(Struct, frozen=True, kw_only=True):
             raise MalformedText(str(error)) from error
 
 
-class RegionCall(DelimitedCall, frozen=True, kw_only=True):
+class TextSpanCall(DelimitedCall, frozen=True, kw_only=True):
     """`open … closer`: a closer is one text, or several with blanks between. Nothing is emitted before the closer."""
 
     closers: tuple[tuple[str, ...], ...]
-    region: RegionParser
+    region: TextSpanParser
 
     @property
     def markers(self) -> Sequence[str]:

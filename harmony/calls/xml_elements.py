@@ -172,13 +172,7 @@ class _ElementTree:
         yield from tape.wait_more()
         if schema_values.can_stream_as_string(allowed, tape.peek()):
             reader.emit_arguments('"')
-            yield from _read_text(
-                reader,
-                close,
-                lambda count: reader.emit_arguments(
-                    schema_values.encode_string(tape.peek_original(count))[1:-1], count
-                ),
-            )
+            yield from _read_text(reader, close, reader.emit_escaped)
             reader.emit_arguments('"')
         else:
             text = yield from read_whole_value(reader, lambda take: _read_text(reader, close, take))

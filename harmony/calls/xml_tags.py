@@ -80,6 +80,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     may be wrapped in a CDATA section, which is not part of it.
     """
 
+    open: str = ""
     head: str
     foot: str
     key: str
@@ -162,26 +163,14 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
             rule = self._parameter_rule(name, part, tool, grammar)
             parameters.append(rule if required else f"({rule})?")
         header = [grammar.marker_symbol(self.head)] if self.open else []
-        header += [
-            grammar.literal_text(self._quote_name(tool.model_name)),
-            *self._count_rule(grammar),
-            grammar.marker_symbol(self.end),
-        ]
+        header.append(grammar.literal_text(self._quote_name(tool.model_name)))
+        if self.count_attribute:
+            before, after = f' {self.count_attribute}="', '"'
+            header += [grammar.literal_text(before), "/[0-9]{1,3}/", grammar.literal_text(after)]
+        header.append(grammar.marker_symbol(self.end))
         header += [grammar.literal_text(self.gap if self.end else _LINE)] if self.gap or not self.end else []
-        parts = [
-            *(["BLANKS"] if self.open else []),
-            *filter(None, header),
-            *parameters,
-            grammar.marker_symbol(self.foot),
-        ]
-        return " ".join([*parts, *(["BLANKS", grammar.marker_symbol(self.close)] if self.close else [])])
-
-    def _count_rule(self, grammar: GrammarBuilder) -> list[str]:
-        return (
-            [grammar.literal_text(f' {self.count_attribute}="'), "/[0-9]{1,3}/", grammar.literal_text('"')]
-            if self.count_attribute
-            else []
-        )
+        parts = ["BLANKS" if self.open else "", *header, *parameters, grammar.marker_symbol(self.foot)]
+        return " ".join(filter(None, [*parts, grammar.after_blanks(self.close)]))
 
     def _quote_name(self, name: str) -> str:
         return f"{self.quote}{name}{self.quote}"
@@ -200,29 +189,21 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     def _write_type(self, kinds: frozenset[str]) -> str:
         """Writes the attribute for a value's type, if there is such an attribute."""
         if self.type_attribute != "type":
-            return (
-                f' {self.type_attribute}="{str(kinds == schema_values.STRING_ONLY).lower()}"'
-                if self.type_attribute
-                else ""
-            )
+            is_string = str(kinds == schema_values.STRING_ONLY).lower()
+            return f' {self.type_attribute}="{is_string}"' if self.type_attribute else ""
         type_name = next(iter(sorted(kinds)), "object")
         return f' type="{"number" if type_name == "integer" else type_name}"'
 
     def _opening_rule(self, name: str, kinds: frozenset[str], grammar: GrammarBuilder) -> str:
         """Returns the rule of a parameter's opening tag."""
-        key = f"{self._quote_name(name)}{self._write_type(kinds)}"
-        if self.value:
-            parts = [
-                grammar.marker_symbol(self.key),
-                grammar.literal_text(key),
-                grammar.marker_symbol(self.key_end),
-                grammar.literal_text(self.gap) if self.gap else "",
-                grammar.marker_symbol(self.value),
-            ]
-            return " ".join(filter(None, parts)) + " "
-        gap = grammar.literal_text(self.gap) if self.gap else ""
-        opener, end = grammar.marker_symbol(self.key), grammar.marker_symbol(self.key_end)
-        return f"{opener} {grammar.literal_text(key)} {end} {gap} "
+        parts = [
+            grammar.marker_symbol(self.key),
+            grammar.literal_text(f"{self._quote_name(name)}{self._write_type(kinds)}"),
+            grammar.marker_symbol(self.key_end),
+            grammar.optional_text(self.gap),
+            grammar.marker_symbol(self.value) if self.value else "",
+        ]
+        return " ".join(filter(None, parts))
 
     @property
     def _closing_text(self) -> str:
@@ -231,19 +212,14 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
 
     def _closing_rule(self, grammar: GrammarBuilder) -> str:
         """Returns the rule of a parameter's closing tag."""
-        before = "" if self.value else self.gap
-        parts = [
-            grammar.literal_text(before) if before else "",
-            grammar.marker_symbol(self.value_end),
-            grammar.literal_text(self.gap) if self.gap else "",
-        ]
-        return " ".join(filter(None, parts))
+        gap = grammar.optional_text(self.gap)
+        return " ".join(filter(None, ["" if self.value else gap, grammar.marker_symbol(self.value_end), gap]))
 
     def _value_rule(self, schema: object, tool: ToolSpec, grammar: GrammarBuilder) -> str:
         """Returns the rule of a value of this schema, with its closing tag."""
         if tool.kind == "custom":
             text = grammar.custom_input(tool, self._text_end, self._false_end_pattern(tool))
-            return f"{text} {self._gap_rule(grammar)}"
+            return f"{text} {grammar.optional_text(self.gap)}"
         root = tool.parameters or {}
         resolved, allowed = schema_values.resolve_schema(schema, root), schema_values.allowed_types(schema, root)
         if isinstance(values := resolved.get("enum"), list) and values:
@@ -255,7 +231,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
             text = grammar.constrained_text(
                 resolved if allowed == schema_values.STRING_ONLY else {}, self._text_end, self._false_end_pattern(tool)
             )
-            return f"{text} {self._gap_rule(grammar)}"
+            return f"{text} {grammar.optional_text(self.gap)}"
         return f"{grammar.json_value(schema_values.self_contained(resolved, root))} {self._closing_rule(grammar)}"
 
     def _false_end_pattern(self, tool: ToolSpec) -> str:
@@ -268,9 +244,6 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     def _text_end(self) -> str:
         """Text that ends a string: its closing tag, which may be one token, after a newline that belongs to the tag."""
         return self.value_end if self.value or not self.gap else f"{self.gap}{self.value_end}"
-
-    def _gap_rule(self, grammar: GrammarBuilder) -> str:
-        return grammar.literal_text(self.gap) if self.gap else ""
 
     def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:
         """Writes a call as a model would. `index`: number of calls written before it."""
@@ -293,32 +266,36 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
 class TagValueReader:
     """Emits the values of one call: as members of an object or, for a custom tool, as its text."""
 
-    def __init__(self, reader: TapeReader, frame: XmlTagCall, tool: ToolSpec) -> None:
-        self._reader, self._frame, self._offer = reader, frame, tool
+    def __init__(self, reader: TapeReader, call_format: XmlTagCall, tool: ToolSpec) -> None:
+        self._reader, self._format, self._tool = reader, call_format, tool
         self._root: Mapping[str, Any] = tool.parameters or {}
         properties = self._root.get("properties")
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         self._emitted_names: set[str] = set()
         self._name = ""
         tape_text = reader.tape.alphabet.tape_text
-        self._tags = [tape_text(tag) for tag in (frame.value_end, frame.key, frame.foot)]
-        self._open, self._close, self._head = tape_text(frame.open), tape_text(frame.close), tape_text(frame.head)
-        trimmed = self._tags if frame.trims_newlines else self._tags[1:]
+        self._tags = [tape_text(tag) for tag in (call_format.value_end, call_format.key, call_format.foot)]
+        self._open, self._close, self._head = (
+            tape_text(call_format.open),
+            tape_text(call_format.close),
+            tape_text(call_format.head),
+        )
+        trimmed = self._tags if call_format.trims_newlines else self._tags[1:]
         self._stops = literals(self._tags[0], *("\n" + tag for tag in trimmed), controls=True)
-        self._outer = [tape_text(text) for text in frame.outer_closers]
+        self._outer = [tape_text(text) for text in call_format.outer_closers]
         self._cdata_stops = literals(CDATA_CLOSE, controls=True)
         self._in_cdata = False
 
     def read_value(self, name: str, attributes: Mapping[str, str]) -> Parser[None]:
         """Reads a value, from after its opening tag to after its closing tag."""
-        tape, custom = self._reader.tape, self._offer.kind == "custom"
+        tape, custom = self._reader.tape, self._tool.kind == "custom"
         self._name = name
-        if self._frame.value:
+        if self._format.value:
             yield from tape.skip_whitespace()
-            yield from tape.expect(tape.alphabet.tape_text(self._frame.value))
-        if self._frame.trims_newlines:
+            yield from tape.expect(tape.alphabet.tape_text(self._format.value))
+        if self._format.trims_newlines:
             yield from tape.skip_literal("\n")
-        self._in_cdata = self._frame.cdata and (yield from tape.skip_literal(CDATA_OPEN))
+        self._in_cdata = self._format.cdata and (yield from tape.skip_literal(CDATA_OPEN))
         yield from tape.wait_more()
         if name in self._emitted_names or (custom and self._emitted_names):
             yield from self._read_pieces(tape.skip)
@@ -328,12 +305,12 @@ class TagValueReader:
         elif name == WRAPPER_PARAMETER and self._properties and name not in self._properties:
             yield from self._read_wrapper()
         else:
-            yield from self._read_member(name, attributes.get(self._frame.type_attribute, ""))
+            yield from self._read_member(name, attributes.get(self._format.type_attribute, ""))
             self._emitted_names.add(name)
 
     def close_object(self) -> None:
         """Closes the object. The machine supplies an object without members."""
-        if self._emitted_names and self._offer.kind == "function":
+        if self._emitted_names and self._tool.kind == "function":
             self._reader.emit_arguments("}")
 
     def _read_member(self, name: str, typed: str) -> Parser[None]:
@@ -344,11 +321,7 @@ class TagValueReader:
             allowed = _TYPES_BY_ATTRIBUTE.get(typed, _NON_STRING_TYPES)
         if schema_values.can_stream_as_string(allowed, reader.tape.peek()):
             reader.emit_arguments('"')
-            yield from self._read_pieces(
-                lambda count: reader.emit_arguments(
-                    schema_values.encode_string(reader.tape.peek_original(count))[1:-1], count
-                )
-            )
+            yield from self._read_pieces(reader.emit_escaped)
             reader.emit_arguments('"')
         else:
             text = yield from read_whole_value(reader, self._read_pieces)
@@ -426,8 +399,8 @@ class TagValueReader:
         """Tells whether the text after the tag continues as after the end of a value. Raises `MalformedText`."""
         tape, (value_end, key, foot) = self._reader.tape, self._tags
         if tag == key:
-            word = yield from tape.skip_word(tape.alphabet.tape_text(self._frame.key_end))
-            return self._frame.parse_tag(word)[0] in self._properties.keys() - self._emitted_names - {self._name}
+            word = yield from tape.skip_word(tape.alphabet.tape_text(self._format.key_end))
+            return self._format.parse_tag(word)[0] in self._properties.keys() - self._emitted_names - {self._name}
         yield from tape.skip_whitespace()
         if not (yield from tape.wait_more()):
             return tag == value_end or tape.ended_naturally

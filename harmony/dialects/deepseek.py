@@ -1,11 +1,10 @@
 """DeepSeek: V3 and R1 with fenced JSON, V3.1 with bare JSON, V3.2 and V4 with tags that have a type attribute."""
 
-from antiphon.harmony.calls.call_block import CallSection
+from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
@@ -29,20 +28,18 @@ V3 = Dialect(
     models="DeepSeek V3, R1",
     template_markers=("<｜tool▁calls▁begin｜>", "```json"),
     think=THINK,
-    calls=(CallSection(open=CALLS[0], close=CALLS[1], calls=(_FENCED, _BARE, _RAW)),),
+    calls=(CallBlock(open=CALLS[0], close=CALLS[1], calls=(_FENCED, _BARE, _RAW)),),
     stop=STOP,
-    freeform_call=freeform.write_call(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
-    freeform_instructions=freeform.write_instructions(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+    freeform=(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
 )
 V31 = Dialect(
     name="deepseek-v3.1",
     models="DeepSeek V3.1",
     template_markers=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
     think=THINK,
-    calls=(CallSection(open=CALLS[0], close=CALLS[1], calls=(_BARE, _FENCED, _RAW)),),
+    calls=(CallBlock(open=CALLS[0], close=CALLS[1], calls=(_BARE, _FENCED, _RAW)),),
     stop=STOP,
-    freeform_call=freeform.write_call(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
-    freeform_instructions=freeform.write_instructions(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+    freeform=(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
 )
 
 _MARK = "｜DSML｜"
@@ -51,8 +48,6 @@ _SPELLINGS = tuple(
     for name in ("function_calls", "tool_calls", "toolcalls", "calls", " calls", "tool")
 )
 _INVOKE = XmlTagCall(
-    open="",
-    close="",
     head=f"<{_MARK}invoke name=",
     foot=f"</{_MARK}invoke>",
     key=f"<{_MARK}parameter name=",
@@ -68,7 +63,7 @@ V32 = Dialect(
     models="DeepSeek V3.2",
     template_markers=(_MARK, "function_calls"),
     think=THINK,
-    calls=(CallSection(open=_SPELLINGS[0][0], close=_SPELLINGS[0][1], aliases=_SPELLINGS[1:], calls=(_INVOKE,)),),
+    calls=(CallBlock(open=_SPELLINGS[0][0], close=_SPELLINGS[0][1], aliases=_SPELLINGS[1:], calls=(_INVOKE,)),),
     stop=STOP,
 )
 V4 = Dialect(
@@ -77,7 +72,7 @@ V4 = Dialect(
     template_markers=(_MARK,),
     think=THINK,
     calls=(
-        CallSection(
+        CallBlock(
             open=_SPELLINGS[1][0],
             close=_SPELLINGS[1][1],
             aliases=(_SPELLINGS[0], *_SPELLINGS[2:]),

@@ -4,34 +4,24 @@ Gemma 1 to 3 have no syntax of their own for calls; the prompt teaches them Goog
 """
 
 from antiphon.harmony.calls.pythonic import BraceCall, PythonicCall
-from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 GEMMA4 = Dialect(
     name="gemma4",
     models="Gemma 4",
     template_markers=("<|tool_call>",),
     think=("<|channel>thought\n", "<channel|>"),
-    calls=(
-        BraceCall(open="<|tool_call>", close="<tool_call|>"),
-        RawTextCall(open="<|tool_call>", close="<tool_call|>"),
-    ),
+    calls=(BraceCall(open="<|tool_call>", close="<tool_call|>"),),
     stop=("<turn|>", "<end_of_turn>", "<eos>"),
-    freeform_call=freeform.write_call("<|tool_call>", "<tool_call|>"),
-    freeform_instructions=freeform.write_instructions("<|tool_call>", "<tool_call|>"),
+    freeform=("<|tool_call>", "<tool_call|>"),
 )
 FUNCTIONGEMMA = Dialect(
     name="functiongemma",
     models="FunctionGemma",
     template_markers=("<start_function_call>",),
-    calls=(
-        BraceCall(open="<start_function_call>", close="<end_function_call>", quote="<escape>"),
-        RawTextCall(open="<start_function_call>", close="<end_function_call>"),
-    ),
+    calls=(BraceCall(open="<start_function_call>", close="<end_function_call>", quote="<escape>"),),
     stop=("<end_of_turn>", "<eos>"),
-    freeform_call=freeform.write_call("<start_function_call>", "<end_function_call>"),
-    freeform_instructions=freeform.write_instructions("<start_function_call>", "<end_function_call>"),
+    freeform=("<start_function_call>", "<end_function_call>"),
 )
 GEMMA3 = Dialect(
     name="gemma3",
@@ -40,9 +30,7 @@ GEMMA3 = Dialect(
     calls=(
         PythonicCall(open="```tool_code", close="```", separator="\n", brackets=False),
         PythonicCall(open="["),
-        RawTextCall(open="```tool_code", close="```"),
     ),
     stop=("<end_of_turn>", "<eos>"),
-    freeform_call=freeform.write_call("```tool_code", "```"),
-    freeform_instructions=freeform.write_instructions("```tool_code", "```"),
+    freeform=("```tool_code", "```"),
 )

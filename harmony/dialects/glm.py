@@ -5,7 +5,7 @@ Hy3 has such calls in a section, and a suffix in each of its tags. Hy4 leaves ou
 
 from msgspec.structs import replace
 
-from antiphon.harmony.calls.call_block import CallSection
+from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 
@@ -16,8 +16,6 @@ GLM = Dialect(
     think=("<think>", "</think>"),
     calls=(
         XmlTagCall(
-            open="",
-            close="",
             head="<tool_call>",
             end="",
             foot="</tool_call>",
@@ -35,8 +33,6 @@ def _hy3(name: str, models: str, suffix: str, *template_markers: tuple[str, ...]
     """Returns the dialect of Hy3 for one suffix of the tags' names."""
     opener, closer = f"<tool_calls{suffix}>", f"</tool_calls{suffix}>"
     call = XmlTagCall(
-        open="",
-        close="",
         head=f"<tool_call{suffix}>",
         end=f"<tool_sep{suffix}>",
         foot=f"</tool_call{suffix}>",
@@ -52,7 +48,7 @@ def _hy3(name: str, models: str, suffix: str, *template_markers: tuple[str, ...]
         template_markers=template_markers[0],
         other_template_markers=template_markers[1:],
         think=(f"<think{suffix}>", f"</think{suffix}>"),
-        calls=(CallSection(open=opener, close=closer, calls=(call, replace(call, end="")), padding="\n"),),
+        calls=(CallBlock(open=opener, close=closer, calls=(call, replace(call, end="")), padding="\n"),),
         stop=(f"<｜hy_eos{suffix}｜>",),
     )
 

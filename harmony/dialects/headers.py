@@ -1,10 +1,9 @@
 """Dialects that write the tool's name in a header: Solar Open; the harmony format over other vocabularies."""
 
-from antiphon.harmony.calls.call_block import CallSection
+from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 _SOLAR_CALLS = "<|tool_calls|>"
 _SOLAR_CALL = ("<|tool_call:begin|>", "<|tool_call:end|>")
@@ -18,7 +17,7 @@ SOLAR = Dialect(
     answer=("<|content|>", "<|end|>"),
     ignored_markers=("<|calls|>",),
     calls=(
-        CallSection(
+        CallBlock(
             open=_SOLAR_CALLS,
             close="",
             calls=(
@@ -34,8 +33,7 @@ SOLAR = Dialect(
         ),
     ),
     stop=("<|flush|>", "<|calls|>"),
-    freeform_call=freeform.write_call(_SOLAR_CALLS + _SOLAR_CALL[0], _SOLAR_CALL[1]),
-    freeform_instructions=freeform.write_instructions(_SOLAR_CALLS + _SOLAR_CALL[0], _SOLAR_CALL[1]),
+    freeform=(_SOLAR_CALLS + _SOLAR_CALL[0], _SOLAR_CALL[1]),
 )
 _COMMENTARY = "<|channel|>commentary to=functions."
 HARMONY = Dialect(
@@ -50,9 +48,7 @@ HARMONY = Dialect(
         NamedJsonCall(open=_COMMENTARY, end="<|message|>", id_mark="<|constrain|>"),
         NamedJsonCall(open="<|start|>assistant to=functions.", end="<|message|>", id_mark="<|channel|>"),
         NamedJsonCall(open="to=functions.", end="<|message|>", id_mark="<|channel|>"),
-        RawTextCall(open="<|channel|>commentary to=custom<|message|>"),
     ),
     stop=("<|return|>", "<|call|>"),
-    freeform_call=freeform.write_call("<|channel|>commentary to=custom<|message|>", ""),
-    freeform_instructions=freeform.write_instructions("<|channel|>commentary to=custom<|message|>", ""),
+    freeform=("<|channel|>commentary to=custom<|message|>", ""),
 )

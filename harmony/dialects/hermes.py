@@ -1,9 +1,7 @@
 """Hermes, Qwen2.5, Qwen3, Granite 4: one JSON object per call in `<tool_call>`, reasoning in `<think>`."""
 
 from antiphon.harmony.calls.json_object import JsonCall
-from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -13,7 +11,6 @@ HERMES = Dialect(
     template_markers=("<tool_call>",),
     model_types=("smollm3",),
     think=("<think>", "</think>"),
-    calls=(JsonCall(open=OPEN, close=CLOSE), RawTextCall(open=OPEN, close=CLOSE)),
-    freeform_call=freeform.write_call(OPEN, CLOSE),
-    freeform_instructions=freeform.write_instructions(OPEN, CLOSE),
+    calls=(JsonCall(open=OPEN, close=CLOSE),),
+    freeform=(OPEN, CLOSE),
 )

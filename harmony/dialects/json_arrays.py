@@ -2,9 +2,7 @@
 
 from antiphon.harmony.calls.citations import CitationFormat
 from antiphon.harmony.calls.json_array import JsonArrayCall, JsonSequenceCall
-from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 THINK = ("<think>", "</think>")
 
@@ -16,11 +14,9 @@ GRANITE3 = Dialect(
     calls=(
         JsonArrayCall(open="<|tool_call|>"),
         JsonArrayCall(open="<tool_call>"),
-        RawTextCall(open="<|tool_call|>", close=""),
     ),
     stop=("<|end_of_text|>",),
-    freeform_call=freeform.write_call("<|tool_call|>", ""),
-    freeform_instructions=freeform.write_instructions("<|tool_call|>", ""),
+    freeform=("<|tool_call|>", ""),
 )
 PHI4 = Dialect(
     name="phi4-mini",
@@ -31,24 +27,18 @@ PHI4 = Dialect(
     calls=(
         JsonArrayCall(open="<|tool_call|>", close="<|/tool_call|>"),
         JsonArrayCall(open="functools"),
-        RawTextCall(open="<|tool_call|>", close="<|/tool_call|>"),
     ),
     stop=("<|end|>", "<|endoftext|>"),
-    freeform_call=freeform.write_call("<|tool_call|>", "<|/tool_call|>"),
-    freeform_instructions=freeform.write_instructions("<|tool_call|>", "<|/tool_call|>"),
+    freeform=("<|tool_call|>", "<|/tool_call|>"),
 )
 NEMOTRON2 = Dialect(
     name="nemotron-nano-v2",
     models="Nemotron Nano v2, Llama-Nemotron",
     template_markers=("<TOOLCALL>",),
     think=THINK,
-    calls=(
-        JsonArrayCall(open="<TOOLCALL>", close="</TOOLCALL>"),
-        RawTextCall(open="<TOOLCALL>", close="</TOOLCALL>"),
-    ),
+    calls=(JsonArrayCall(open="<TOOLCALL>", close="</TOOLCALL>"),),
     stop=("<SPECIAL_12>", "<|eot_id|>", "<|im_end|>"),
-    freeform_call=freeform.write_call("<TOOLCALL>", "</TOOLCALL>"),
-    freeform_instructions=freeform.write_instructions("<TOOLCALL>", "</TOOLCALL>"),
+    freeform=("<TOOLCALL>", "</TOOLCALL>"),
 )
 XLAM = Dialect(
     name="xlam",
@@ -58,35 +48,25 @@ XLAM = Dialect(
         JsonArrayCall(open="["),
         JsonArrayCall(open="[TOOL_CALLS]"),
         JsonArrayCall(open="```json", close="```"),
-        RawTextCall(open="[TOOL_CALLS]", close=""),
     ),
-    freeform_call=freeform.write_call("[TOOL_CALLS]", ""),
-    freeform_instructions=freeform.write_instructions("[TOOL_CALLS]", ""),
+    freeform=("[TOOL_CALLS]", ""),
 )
 JAMBA = Dialect(
     name="jamba",
     models="Jamba",
     template_markers=("<tool_calls>",),
     think=THINK,
-    calls=(
-        JsonArrayCall(open="<tool_calls>", close="</tool_calls>"),
-        RawTextCall(open="<tool_calls>", close="</tool_calls>"),
-    ),
-    freeform_call=freeform.write_call("<tool_calls>", "</tool_calls>"),
-    freeform_instructions=freeform.write_instructions("<tool_calls>", "</tool_calls>"),
+    calls=(JsonArrayCall(open="<tool_calls>", close="</tool_calls>"),),
+    freeform=("<tool_calls>", "</tool_calls>"),
 )
 MINIMAX1 = Dialect(
     name="minimax-m1",
     models="MiniMax M1",
     template_markers=("<tool_calls>", "<beginning_of_sentence>"),
     think=THINK,
-    calls=(
-        JsonArrayCall(open="<tool_calls>", close="</tool_calls>", brackets=False, separator="\n"),
-        RawTextCall(open="<tool_calls>", close="</tool_calls>"),
-    ),
+    calls=(JsonArrayCall(open="<tool_calls>", close="</tool_calls>", brackets=False, separator="\n"),),
     stop=("<end_of_sentence>",),
-    freeform_call=freeform.write_call("<tool_calls>", "</tool_calls>"),
-    freeform_instructions=freeform.write_instructions("<tool_calls>", "</tool_calls>"),
+    freeform=("<tool_calls>", "</tool_calls>"),
 )
 HUNYUAN = Dialect(
     name="hunyuan",
@@ -94,26 +74,18 @@ HUNYUAN = Dialect(
     template_markers=("<tool_calls>", "<answer>"),
     think=THINK,
     answer=("<answer>", "</answer>"),
-    calls=(
-        JsonArrayCall(open="<tool_calls>", close="</tool_calls>"),
-        RawTextCall(open="<tool_calls>", close="</tool_calls>"),
-    ),
+    calls=(JsonArrayCall(open="<tool_calls>", close="</tool_calls>"),),
     stop=("<|eos|>",),
-    freeform_call=freeform.write_call("<tool_calls>", "</tool_calls>"),
-    freeform_instructions=freeform.write_instructions("<tool_calls>", "</tool_calls>"),
+    freeform=("<tool_calls>", "</tool_calls>"),
 )
 APERTUS = Dialect(
     name="apertus",
     models="Apertus",
     template_markers=("<|tools_prefix|>",),
     think=("<|inner_prefix|>", "<|inner_suffix|>"),
-    calls=(
-        JsonArrayCall(open="<|tools_prefix|>", close="<|tools_suffix|>", keyed=True),
-        RawTextCall(open="<|tools_prefix|>", close="<|tools_suffix|>"),
-    ),
+    calls=(JsonArrayCall(open="<|tools_prefix|>", close="<|tools_suffix|>", keyed=True),),
     stop=("<|assistant_end|>",),
-    freeform_call=freeform.write_call("<|tools_prefix|>", "<|tools_suffix|>"),
-    freeform_instructions=freeform.write_instructions("<|tools_prefix|>", "<|tools_suffix|>"),
+    freeform=("<|tools_prefix|>", "<|tools_suffix|>"),
 )
 COHERE = Dialect(
     name="cohere",
@@ -124,11 +96,9 @@ COHERE = Dialect(
     citations=CitationFormat(open="<co>", close="</co: "),
     calls=(
         JsonArrayCall(open="<|START_ACTION|>", close="<|END_ACTION|>", name="tool_name", arguments=("parameters",)),
-        RawTextCall(open="<|START_ACTION|>", close="<|END_ACTION|>"),
     ),
     stop=("<|END_OF_TURN_TOKEN|>",),
-    freeform_call=freeform.write_call("<|START_ACTION|>", "<|END_ACTION|>"),
-    freeform_instructions=freeform.write_instructions("<|START_ACTION|>", "<|END_ACTION|>"),
+    freeform=("<|START_ACTION|>", "<|END_ACTION|>"),
 )
 _GIGACHAT_TURN = "<|message_sep|>"
 GIGACHAT30 = Dialect(
@@ -142,21 +112,15 @@ GIGACHAT30 = Dialect(
             separator=f"{_GIGACHAT_TURN}\n\nfunction call<|role_sep|>\n",
             arguments=("arguments", "parameters"),
         ),
-        RawTextCall(open="function call<|role_sep|>", close=_GIGACHAT_TURN),
     ),
     stop=("</s>",),
-    freeform_call=freeform.write_call("function call<|role_sep|>", _GIGACHAT_TURN),
-    freeform_instructions=freeform.write_instructions("function call<|role_sep|>", _GIGACHAT_TURN),
+    freeform=("function call<|role_sep|>", _GIGACHAT_TURN),
 )
 GIGACHAT = Dialect(
     name="gigachat3",
     models="GigaChat 3.1",
     template_markers=("<|function_call|>",),
-    calls=(
-        JsonSequenceCall(open="<|function_call|>", arguments=("arguments", "parameters")),
-        RawTextCall(open="<|function_call|>", close=""),
-    ),
+    calls=(JsonSequenceCall(open="<|function_call|>", arguments=("arguments", "parameters")),),
     stop=("<|message_sep|>", "</s>"),
-    freeform_call=freeform.write_call("<|function_call|>", ""),
-    freeform_instructions=freeform.write_instructions("<|function_call|>", ""),
+    freeform=("<|function_call|>", ""),
 )

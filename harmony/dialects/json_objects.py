@@ -1,11 +1,9 @@
 """Dialects that write one JSON object per call between markers: InternLM, LongCat, ERNIE; and Step 3's tags."""
 
-from antiphon.harmony.calls.call_block import CallSection
+from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.json_object import JsonCall
-from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 THINK = ("<think>", "</think>")
 
@@ -13,25 +11,17 @@ INTERNLM = Dialect(
     name="internlm",
     models="InternLM 2.5, 3",
     template_markers=("<|action_start|>",),
-    calls=(
-        JsonCall(open="<|action_start|><|plugin|>", close="<|action_end|>", arguments=("parameters", "arguments")),
-        RawTextCall(open="<|action_start|><|plugin|>", close="<|action_end|>"),
-    ),
-    freeform_call=freeform.write_call("<|action_start|><|plugin|>", "<|action_end|>"),
-    freeform_instructions=freeform.write_instructions("<|action_start|><|plugin|>", "<|action_end|>"),
+    calls=(JsonCall(open="<|action_start|><|plugin|>", close="<|action_end|>", arguments=("parameters", "arguments")),),
+    freeform=("<|action_start|><|plugin|>", "<|action_end|>"),
 )
 LONGCAT = Dialect(
     name="longcat",
     models="LongCat",
     template_markers=("<longcat_tool_call>",),
     think=("<longcat_think>", "</longcat_think>"),
-    calls=(
-        JsonCall(open="<longcat_tool_call>", close="</longcat_tool_call>"),
-        RawTextCall(open="<longcat_tool_call>", close="</longcat_tool_call>"),
-    ),
+    calls=(JsonCall(open="<longcat_tool_call>", close="</longcat_tool_call>"),),
     stop=("</longcat_s>",),
-    freeform_call=freeform.write_call("<longcat_tool_call>", "</longcat_tool_call>"),
-    freeform_instructions=freeform.write_instructions("<longcat_tool_call>", "</longcat_tool_call>"),
+    freeform=("<longcat_tool_call>", "</longcat_tool_call>"),
 )
 ERNIE = Dialect(
     name="ernie",
@@ -39,13 +29,9 @@ ERNIE = Dialect(
     template_markers=("<tool_call>", "<response>"),
     think=THINK,
     answer=("<response>", "</response>"),
-    calls=(
-        JsonCall(open="<tool_call>", close="</tool_call>"),
-        RawTextCall(open="<tool_call>", close="</tool_call>"),
-    ),
+    calls=(JsonCall(open="<tool_call>", close="</tool_call>"),),
     stop=("<|im_end|>", "</s>"),
-    freeform_call=freeform.write_call("<tool_call>", "</tool_call>"),
-    freeform_instructions=freeform.write_instructions("<tool_call>", "</tool_call>"),
+    freeform=("<tool_call>", "</tool_call>"),
 )
 STEP3 = Dialect(
     name="step3",
@@ -53,7 +39,7 @@ STEP3 = Dialect(
     template_markers=("<steptml:invoke",),
     think=THINK,
     calls=(
-        CallSection(
+        CallBlock(
             open="<｜tool_calls_begin｜>",
             close="<｜tool_calls_end｜>",
             calls=(

@@ -1,11 +1,10 @@
 """Kimi: K2's section of calls, with headers that are ids counted up over the conversation; K3's channels."""
 
-from antiphon.harmony.calls.call_block import CallSection
+from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 CALLS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 CALL = ("<|tool_call_begin|>", "<|tool_call_end|>")
@@ -16,7 +15,7 @@ KIMI = Dialect(
     template_markers=("<|tool_calls_section_begin|>",),
     think=("<think>", "</think>"),
     calls=(
-        CallSection(
+        CallBlock(
             open=CALLS[0],
             close=CALLS[1],
             calls=(
@@ -33,8 +32,7 @@ KIMI = Dialect(
         ),
     ),
     stop=("<|im_end|>", "[EOS]"),
-    freeform_call=freeform.write_call(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
-    freeform_instructions=freeform.write_instructions(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+    freeform=(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
 )
 
 
@@ -51,12 +49,11 @@ K3 = Dialect(
     answer=_channel("response"),
     ignored_markers=(_channel("message")[1],),
     calls=(
-        CallSection(
+        CallBlock(
             open=_channel("tools")[0],
             close=_channel("tools")[1],
             calls=(
                 XmlTagCall(
-                    open="",
                     separator="",
                     head="<|open|>call tool=",
                     end="<|sep|>",

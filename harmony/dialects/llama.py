@@ -2,9 +2,7 @@
 
 from antiphon.harmony.calls.json_array import JsonSequenceCall
 from antiphon.harmony.calls.pythonic import PythonicCall
-from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 STOP = ("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end_of_text|>")
 
@@ -12,10 +10,12 @@ LLAMA3 = Dialect(
     name="llama3",
     models="Llama 3.1, 3.2, 3.3; Llama 4 in JSON",
     template_markers=("<|eot_id|>", '"parameters"'),
-    calls=(JsonSequenceCall(open="<|python_tag|>"), JsonSequenceCall(), RawTextCall(open="<|python_tag|>", close="")),
+    calls=(
+        JsonSequenceCall(open="<|python_tag|>"),
+        JsonSequenceCall(),
+    ),
     stop=STOP,
-    freeform_call=freeform.write_call("<|python_tag|>", ""),
-    freeform_instructions=freeform.write_instructions("<|python_tag|>", ""),
+    freeform=("<|python_tag|>", ""),
 )
 LLAMA4 = Dialect(
     name="llama4-pythonic",
@@ -27,9 +27,7 @@ LLAMA4 = Dialect(
         JsonSequenceCall(open="<|python_start|>", close="<|python_end|>"),
         JsonSequenceCall(open="<|python_start|><|python_end|>"),  # as its template writes earlier calls
         JsonSequenceCall(),
-        RawTextCall(open="<|python_start|>", close="<|python_end|>"),
     ),
     stop=STOP,
-    freeform_call=freeform.write_call("<|python_start|>", "<|python_end|>"),
-    freeform_instructions=freeform.write_instructions("<|python_start|>", "<|python_end|>"),
+    freeform=("<|python_start|>", "<|python_end|>"),
 )

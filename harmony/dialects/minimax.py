@@ -1,13 +1,11 @@
 """MiniMax, dots and MiniCPM5: tags with the name in an attribute, typed by the tool's schema; M3: element trees."""
 
-from antiphon.harmony.calls.call_block import CallSection
+from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.xml_elements import XmlElementCall
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 
 _INVOKE = XmlTagCall(
-    open="",
-    close="",
     head="<invoke name=",
     foot="</invoke>",
     key="<parameter name=",
@@ -22,7 +20,7 @@ MINIMAX = Dialect(
     models="MiniMax M2",
     template_markers=("<minimax:tool_call>",),
     think=("<think>", "</think>"),
-    calls=(CallSection(open="<minimax:tool_call>", close="</minimax:tool_call>", calls=(_INVOKE,), padding="\n"),),
+    calls=(CallBlock(open="<minimax:tool_call>", close="</minimax:tool_call>", calls=(_INVOKE,), padding="\n"),),
     stop=("[e~[",),
 )
 _MARK = "]<]minimax[>["
@@ -32,7 +30,7 @@ M3 = Dialect(
     template_markers=(_MARK,),
     think=("<mm:think>", "</mm:think>"),
     calls=(
-        CallSection(
+        CallBlock(
             open=f"{_MARK}<tool_call>",
             close=f"{_MARK}</tool_call>",
             calls=(XmlElementCall(tag_prefix=_MARK),),
@@ -46,7 +44,7 @@ DOTS = Dialect(
     models="dots",
     template_markers=("<dots_function_call>",),
     think=("<think>", "</think>"),
-    calls=(CallSection(open="<dots_function_call>", close="</dots_function_call>", calls=(_INVOKE,), padding="\n"),),
+    calls=(CallBlock(open="<dots_function_call>", close="</dots_function_call>", calls=(_INVOKE,), padding="\n"),),
 )
 MINICPM = Dialect(
     name="minicpm5",
@@ -55,8 +53,6 @@ MINICPM = Dialect(
     think=("<think>", "</think>"),
     calls=(
         XmlTagCall(
-            open="",
-            close="",
             head="<function name=",
             foot="</function>",
             key="<param name=",

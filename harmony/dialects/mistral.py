@@ -2,9 +2,7 @@
 
 from antiphon.harmony.calls.json_array import JsonArrayCall
 from antiphon.harmony.calls.name_header import NamedJsonCall
-from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.dialects import freeform
 
 OPEN = "[TOOL_CALLS]"
 _ARRAY = JsonArrayCall(open=OPEN)
@@ -14,10 +12,9 @@ MISTRAL = Dialect(
     models="Mistral and Mixtral before tokenizer version 11",
     template_markers=("[TOOL_CALLS]",),
     think=("<think>", "</think>"),
-    calls=(_ARRAY, RawTextCall(open=OPEN, close="")),
+    calls=(_ARRAY,),
     stop=("</s>",),
-    freeform_call=freeform.write_call(OPEN, ""),
-    freeform_instructions=freeform.write_instructions(OPEN, ""),
+    freeform=(OPEN, ""),
 )
 MISTRAL_V11 = Dialect(
     name="mistral-v11",
@@ -28,9 +25,7 @@ MISTRAL_V11 = Dialect(
     calls=(
         NamedJsonCall(open=OPEN, end="[ARGS]", id_mark="[CALL_ID]", separator=""),
         _ARRAY,
-        RawTextCall(open=OPEN, close=""),
     ),
     stop=("</s>",),
-    freeform_call=freeform.write_call(OPEN, ""),
-    freeform_instructions=freeform.write_instructions(OPEN, ""),
+    freeform=(OPEN, ""),
 )

@@ -152,9 +152,9 @@ def skip_key(tape: Tape) -> Parser[str]:
     return text
 
 
-def skip_comma(tape: Tape) -> Parser[None]:
-    """Skips to the next member, or stops at the end of the object. Raises `MalformedText` at anything else."""
+def skip_comma(tape: Tape, closer: str = "}") -> Parser[None]:
+    """Skips to the next element, or stops at the closer. Raises `MalformedText` at anything else."""
     yield from tape.skip_whitespace()
-    if not (yield from tape.skip_literal(",")) and not (yield from tape.matches_here("}")):
+    if not (yield from tape.skip_literal(",")) and not (yield from tape.matches_here(closer)):
         raise MalformedText("member")
     yield from tape.skip_whitespace()

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from antiphon.harmony.parsing import schema_values
+from antiphon.harmony.parsing import json_stream, schema_values
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, literals
 from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE
@@ -20,7 +20,6 @@ MAX_VALUE_DEPTH = 64
 NO_TYPES: Mapping[str, frozenset[str]] = MappingProxyType({})
 MAX_WORD_CHARS = 4096
 """Limit on the characters of a number or a name."""
-_WORD = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
 KEY = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
@@ -66,7 +65,7 @@ class LenientJson(Struct, frozen=True, kw_only=True):
             reader.emit_arguments(("" if first else ", ") + schema_values.encode_string(key) + ": ")
             if not (key in kinds and (yield from self._read_converted(reader, kinds[key]))):
                 yield from self.read_value(reader, depth + 1)
-            yield from self.skip_comma(reader, "}")
+            yield from json_stream.skip_comma(tape)
             first = False
         reader.emit_arguments("}")
 
@@ -102,14 +101,6 @@ class LenientJson(Struct, frozen=True, kw_only=True):
             reader.emit_arguments(schema_values.cast_value(text, allowed))
         return text is not None
 
-    def skip_comma(self, reader: TapeReader, closer: str) -> Parser[None]:
-        """Skips to the next element, or stops at the closer. Raises `MalformedText` at anything else."""
-        tape = reader.tape
-        yield from tape.skip_whitespace()
-        if not (yield from tape.skip_literal(",")) and not (yield from tape.matches_here(closer)):
-            raise MalformedText("member")
-        yield from tape.skip_whitespace()
-
     def _read_items(self, reader: TapeReader, depth: int) -> Parser[None]:
         tape = reader.tape
         closer = _CLOSERS[tape.peek()]
@@ -121,14 +112,14 @@ class LenientJson(Struct, frozen=True, kw_only=True):
             if not first:
                 reader.emit_arguments(", ")
             yield from self.read_value(reader, depth + 1)
-            yield from self.skip_comma(reader, closer)
+            yield from json_stream.skip_comma(tape, closer)
             first = False
         reader.emit_arguments("]")
 
     def _read_word(self, reader: TapeReader) -> Parser[None]:
         """Reads a number or a keyword and emits it once it has ended. Any other word is emitted as a string."""
         tape = reader.tape
-        text = yield from match_ahead(reader, _WORD)
+        text = yield from match_ahead(reader, KEY)
         if not text:
             raise MalformedText("value")
         tape.skip(len(text))

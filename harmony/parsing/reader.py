@@ -11,6 +11,7 @@ from typing import Literal
 
 from antiphon.events.items import Annotation, Logprob, Phase
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.parsing import schema_values
 from antiphon.harmony.parsing.tape import HoldBackExceeded, MalformedText, Parser, Tape
 from antiphon.harmony.tokens.detokenizer import Detokenizer, MarkerAlphabet
 from antiphon.harmony.tools import VALID_NAME, ToolSpec
@@ -105,12 +106,12 @@ class TapeReader:
         """True if the output can contain calls."""
         return self._callable and len(self._tools) > 0
 
-    def begin_call(self, offer: ToolSpec, call_id: str | None = None) -> None:
+    def begin_call(self, tool: ToolSpec, call_id: str | None = None) -> None:
         """Begins a call, which can no longer become text. `call_id`: the id that the model wrote, if any."""
         self.tape.release()
-        self.open_call = offer
+        self.open_call = tool
         self.num_calls += 1
-        self._segments.append(Call(offer.name, offer.kind, call_id, offer.namespace))
+        self._segments.append(Call(tool.name, tool.kind, call_id, tool.namespace))
 
     def take_arguments(self, count: int) -> None:
         """Emits the next characters as arguments, unchanged."""
@@ -121,6 +122,10 @@ class TapeReader:
         self.tape.skip(count)
         self.generated_chars += len(text)
         self._append_arguments(text)
+
+    def emit_escaped(self, count: int) -> None:
+        """Emits the next characters as arguments, escaped as inside a JSON string."""
+        self.emit_arguments(schema_values.encode_string(self.tape.peek_original(count))[1:-1], count)
 
     def _append_arguments(self, text: str) -> None:
         if self._segments and isinstance(last := self._segments[-1], Arguments):

@@ -179,13 +179,14 @@ def _fits_types(value: object, allowed: frozenset[str]) -> bool:
 
 def _parse_json(text: str) -> tuple[object] | None:
     try:
-        return (json.loads(text, parse_constant=_refuse_constant),)
+        return (json.loads(text, parse_constant=refuse_constant),)
     except (ValueError, RecursionError):
         return None
 
 
-def _refuse_constant(name: str) -> object:
-    raise ValueError(name)  # NaN and Infinity are extensions of Python's parser
+def refuse_constant(name: str) -> object:
+    """Raises `ValueError` for NaN and Infinity, which are extensions of Python's parser."""
+    raise ValueError(name)
 
 
 def _parse_python_literal(text: str) -> tuple[object] | None:

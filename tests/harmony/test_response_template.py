@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from antiphon.harmony.calls.text_span import RegionCall
+from antiphon.harmony.calls.text_span import TextSpanCall
 from antiphon.harmony.detect import bytes_format, load_format
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.response_template import DIALECT_NAME, UnsupportedTemplate, parse_response_template
@@ -207,7 +207,7 @@ def test_templates_map_to_existing_call_formats() -> None:
     format_types = {
         name: type(parse_response_template(build_template(calls)).calls[0]) for name, (calls, _) in TEMPLATES.items()
     }
-    region_formats = {name for name, format_type in format_types.items() if format_type is RegionCall}
+    region_formats = {name for name, format_type in format_types.items() if format_type is TextSpanCall}
     assert region_formats == {"tags", "keys in tags", "keys without marks", "lines"}
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from antiphon.harmony.parsing.schema_values import refuse_constant
+
 MAX_KEY_CHARS = 256
 """Number of characters within which a key must end."""
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
@@ -32,16 +34,12 @@ def _parse_json(text: str, arguments: ParserArguments) -> Any:
     if arguments.get("unquoted_keys"):
         working = re.sub(r"(?<=[{,])(\w+):", r'"\1":', working)
     try:
-        value = json.loads(working, parse_constant=_refuse_constant)
+        value = json.loads(working, parse_constant=refuse_constant)
     except ValueError:
         if arguments.get("allow_non_json"):
             return _parse_text(text, arguments)
         raise
     return _restore_strings(value, strings) if strings else value
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(name)
 
 
 def _extract_strings(text: str, opener: str, closer: str, strings: list[str]) -> str:
