@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
@@ -25,6 +26,8 @@ VOLATILE_TEXTS = (
 )
 """Parts of Codex's texts that differ from run to run: times, dates and folders."""
 SHOWN_CHARACTERS = 60
+_NOTHING = object()
+"""Stands for a value that one of two bodies does not have."""
 
 
 class NoMatchError(Exception):
@@ -146,26 +149,12 @@ def find_differences(recorded: Any, asked: Any, path: str = "") -> Iterator[tupl
     if isinstance(recorded, dict) and isinstance(asked, dict):
         for key in dict.fromkeys((*recorded, *asked)):
             place = f"{path}.{key}" if path else key
-            if key not in recorded or key not in asked:
-                yield place, _show(recorded, key), _show(asked, key)
-            else:
-                yield from find_differences(recorded[key], asked[key], place)
+            yield from find_differences(recorded.get(key, _NOTHING), asked.get(key, _NOTHING), place)
     elif isinstance(recorded, list) and isinstance(asked, list):
-        for index in range(max(len(recorded), len(asked))):
-            if index >= min(len(recorded), len(asked)):
-                yield f"{path}[{index}]", _show_entry(recorded, index), _show_entry(asked, index)
-            else:
-                yield from find_differences(recorded[index], asked[index], f"{path}[{index}]")
-    elif _make_key(recorded) != _make_key(asked):
+        for index, pair in enumerate(zip_longest(recorded, asked, fillvalue=_NOTHING)):
+            yield from find_differences(*pair, f"{path}[{index}]")
+    elif recorded is _NOTHING or asked is _NOTHING or _make_key(recorded) != _make_key(asked):
         yield path, *_show_texts(recorded, asked)
-
-
-def _show(value: dict[str, Any], key: str) -> str:
-    return quote(value[key], SHOWN_CHARACTERS) if key in value else "nothing"
-
-
-def _show_entry(value: list[Any], index: int) -> str:
-    return quote(value[index], SHOWN_CHARACTERS) if index < len(value) else "nothing"
 
 
 def _show_texts(recorded: Any, asked: Any) -> tuple[str, str]:
@@ -174,7 +163,8 @@ def _show_texts(recorded: Any, asked: Any) -> tuple[str, str]:
         start = next((i for i, pair in enumerate(zip(recorded, asked, strict=False)) if pair[0] != pair[1]), 0)
         if (first := max(start - SHOWN_CHARACTERS // 2, 0)) > 0:
             recorded, asked = f"…{recorded[first:]}", f"…{asked[first:]}"
-    return quote(recorded, SHOWN_CHARACTERS), quote(asked, SHOWN_CHARACTERS)
+    shown = ["nothing" if value is _NOTHING else quote(value, SHOWN_CHARACTERS) for value in (recorded, asked)]
+    return shown[0], shown[1]
 
 
 def _list(titles: Sequence[str]) -> str:

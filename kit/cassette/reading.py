@@ -52,23 +52,22 @@ class _FileFrame(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     base64: str | None = None
 
 
-class _FileRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _FileMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    headers: HeaderTable = {}
+    json: str | None = None
+    text: str | None = None
+    base64: str | None = None
+
+
+class _FileRequest(_FileMessage, kw_only=True):
     method: str
     path: str
-    headers: HeaderTable = {}
-    json: str | None = None
-    text: str | None = None
-    base64: str | None = None
 
 
-class _FileReply(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _FileReply(_FileMessage, kw_only=True):
     status: int
     at_ms: int | float = 0
-    headers: HeaderTable = {}
     ended: CassetteEnding = "complete"
-    json: str | None = None
-    text: str | None = None
-    base64: str | None = None
     events: list[_FileFrame] | None = None
 
 
@@ -192,7 +191,7 @@ def _read_headers(place: str, table: HeaderTable) -> tuple[tuple[str, str], ...]
     return pairs
 
 
-def _read_body(place: str, message: _FileRequest | _FileReply) -> bytes:
+def _read_body(place: str, message: _FileMessage) -> bytes:
     given = {key: getattr(message, key) for key in BODY_KEYS if getattr(message, key) is not None}
     if len(given) > 1:
         raise CassetteError(f"{place} has {' and '.join(given)}; write one of them")

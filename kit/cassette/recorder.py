@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import click
+from msgspec.structs import replace
 
 from antiphon.kit.cassette.exchanges import (
     CassetteEnding,
@@ -83,21 +84,19 @@ def redact_exchange(exchange: RecordedExchange, redactor: Redactor) -> RecordedE
     frames = [_redact_frame(frame, redactor) for frame in reply.frames or ()]
     kept = [(name, value) for name, value in request_headers if _is_kept(name)]
     return RecordedExchange(
-        request=RecordedRequest(
-            method=request.method,
+        request=replace(
+            request,
             path=redactor.redact_text(path),
             headers=_redact_values(kept, redactor),
             body=redactor.redact_bytes(request_body),
         ),
-        response=RecordedReply(
-            status=reply.status,
-            at_ms=reply.at_ms,
+        response=replace(
+            reply,
             headers=_redact_values(reply_headers, redactor),
             body=redactor.redact_bytes(reply_body),
             frames=None
             if reply.frames is None
             else tuple(RecordedFrame(frame.at_ms, redactor.redact_bytes(frame.data)) for frame in frames),
-            ended=reply.ended,
         ),
     )
 

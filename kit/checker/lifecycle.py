@@ -32,7 +32,8 @@ class LifecycleChecker:
 
     def __init__(self, findings: FindingList) -> None:
         self._findings = findings
-        self._first_snapshot: Mapping[str, Any] | None = None
+        self.first_snapshot: Mapping[str, Any] | None = None
+        """The response of the first event that has one."""
         self._last_type: str | None = None
         self._num_events = 0
         self._has_item = False
@@ -59,11 +60,6 @@ class LifecycleChecker:
             self.terminal_type = kind
         self._last_type = kind
         self._num_events += 1
-
-    @property
-    def first_snapshot(self) -> Mapping[str, Any] | None:
-        """The response of the first event that has one."""
-        return self._first_snapshot
 
     def finish(self) -> None:
         """Reports a stream without a terminal event. The item checker reports items that stayed open."""
@@ -105,8 +101,7 @@ class LifecycleChecker:
     def _check_snapshot(self, kind: str, response: Mapping[str, Any]) -> None:
         findings, is_terminal = self._findings, kind in TERMINAL_TYPES
         check_response_shape(response, findings)
-        first = self._first_snapshot if self._first_snapshot is not None else response
-        self._first_snapshot = first
+        first = self.first_snapshot = self.first_snapshot if self.first_snapshot is not None else response
         if response.get("id") != first.get("id"):
             findings.add("response-id-changed", quote(first.get("id")), quote(response.get("id")))
         for key in CONSTANT_KEYS:

@@ -14,24 +14,10 @@ JsonItem = Mapping[str, Any]
 ToolKey = tuple[str, str | None, str | None]
 """Kind, namespace and name of a tool."""
 ECHOED_KEYS = (
-    "tool_choice",
-    "parallel_tool_calls",
-    "temperature",
-    "top_p",
-    "top_logprobs",
-    "presence_penalty",
-    "frequency_penalty",
-    "max_output_tokens",
-    "max_tool_calls",
-    "metadata",
-    "previous_response_id",
-    "instructions",
-    "store",
-    "background",
-    "truncation",
-    "safety_identifier",
-    "prompt_cache_key",
-)
+    "tool_choice parallel_tool_calls temperature top_p top_logprobs presence_penalty frequency_penalty "
+    "max_output_tokens max_tool_calls metadata previous_response_id instructions store background truncation "
+    "safety_identifier prompt_cache_key"
+).split()
 """Fields of a request that the response repeats."""
 UNINVITED_KEYS = ("instructions", "previous_response_id", "conversation")
 """Keys of a response that are null unless the request has them: they say what the model has read."""

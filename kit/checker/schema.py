@@ -1,10 +1,9 @@
-"""Fields that events, items, parts and responses must have, and their types.
-
-Source: the Responses API reference, the types of the openai SDK 3.52, and Open Responses.
-"""
+"""Fields that events, items, parts and responses must have, and their types: the tables of `shapes.toml`."""
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 from antiphon.kit.findings import FindingList, quote
@@ -12,72 +11,39 @@ from antiphon.kit.findings import FindingList, quote
 Types = tuple[type | None, ...]
 Shape = Mapping[str, Types]
 
-STRING: Types = (str,)
-INTEGER: Types = (int,)
-NUMBER: Types = (int, float)
-OBJECT: Types = (dict,)
-ARRAY: Types = (list,)
-BOOLEAN: Types = (bool,)
-ANY: Types = ()
-
-ITEM = {"item_id": STRING, "output_index": INTEGER}
-PART = ITEM | {"content_index": INTEGER}
-SUMMARY = ITEM | {"summary_index": INTEGER}
-LIFECYCLE = {"response": OBJECT}
-COMMAND = {"output_index": INTEGER, "command_index": INTEGER}
-
-LIFECYCLE_TYPES = ("created", "queued", "in_progress", "completed", "incomplete", "failed")
-PROGRESS_TYPES = {
-    "code_interpreter_call": "in_progress interpreting completed",
-    "compaction": "compacting",
-    "file_search_call": "in_progress searching completed",
-    "web_search_call": "in_progress searching completed",
-    "image_generation_call": "in_progress generating completed",
-    "mcp_call": "in_progress completed failed",
-    "mcp_list_tools": "in_progress completed failed",
+_TYPES: dict[str, Types] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "object": (dict,),
+    "array": (list,),
+    "boolean": (bool,),
+    "null": (None,),
+    "any": (),
 }
-"""Events about the progress of an item, by its kind."""
 
-EVENT_SHAPES: dict[str, Shape] = {
-    **{f"response.{name}": LIFECYCLE for name in LIFECYCLE_TYPES},
-    **{f"response.{kind}.{step}": ITEM for kind, steps in PROGRESS_TYPES.items() for step in steps.split()},
-    "error": {"message": STRING},
-    "response.output_item.added": {"output_index": INTEGER, "item": OBJECT},
-    "response.output_item.done": {"output_index": INTEGER, "item": OBJECT},
-    "response.content_part.added": PART | {"part": OBJECT},
-    "response.content_part.done": PART | {"part": OBJECT},
-    "response.output_text.delta": PART | {"delta": STRING, "logprobs": ARRAY},
-    "response.output_text.done": PART | {"text": STRING, "logprobs": ARRAY},
-    "response.output_text.annotation.added": PART | {"annotation_index": INTEGER, "annotation": OBJECT},
-    "response.refusal.delta": PART | {"delta": STRING},
-    "response.refusal.done": PART | {"refusal": STRING},
-    "response.reasoning_text.delta": PART | {"delta": STRING},
-    "response.reasoning_text.done": PART | {"text": STRING},
-    "response.reasoning_summary_part.added": SUMMARY | {"part": OBJECT},
-    "response.reasoning_summary_part.done": SUMMARY | {"part": OBJECT},
-    "response.reasoning_summary_text.delta": SUMMARY | {"delta": STRING},
-    "response.reasoning_summary_text.done": SUMMARY | {"text": STRING},
-    "response.function_call_arguments.delta": ITEM | {"delta": STRING},
-    "response.function_call_arguments.done": ITEM | {"arguments": STRING},
-    "response.custom_tool_call_input.delta": ITEM | {"delta": STRING},
-    "response.custom_tool_call_input.done": ITEM | {"input": STRING},
-    "response.mcp_call_arguments.delta": ITEM | {"delta": STRING},
-    "response.mcp_call_arguments.done": ITEM | {"arguments": STRING},
-    "response.code_interpreter_call_code.delta": ITEM | {"delta": STRING},
-    "response.code_interpreter_call_code.done": ITEM | {"code": STRING},
-    "response.image_generation_call.partial_image": ITEM
-    | {"partial_image_b64": STRING, "partial_image_index": INTEGER},
-    "response.shell_call_command.added": COMMAND | {"command": STRING},
-    "response.shell_call_command.delta": COMMAND | {"delta": STRING},
-    "response.shell_call_command.done": COMMAND | {"command": STRING},
-    "response.shell_call_output_content.delta": ITEM | {"command_index": INTEGER, "delta": ANY},
-    "response.shell_call_output_content.done": ITEM | {"command_index": INTEGER, "output": ANY},
-    "response.audio.delta": {"delta": STRING},
-    "response.audio.done": {},
-    "response.audio.transcript.delta": {"delta": STRING},
-    "response.audio.transcript.done": {},
-}
-"""Fields of each event besides `type` and `sequence_number`. An event that is not here makes Node's helper throw."""
+
+def _read_shape(table: Mapping[str, str]) -> Shape:
+    """Returns the fields of a table such as `{ in = "item", delta = "string|null" }`, those of its group among them."""
+    group = _read_shape(_TABLES["group"][table["in"]]) if "in" in table else {}
+    return {
+        **group,
+        **{
+            field: tuple(kind for name in names.split("|") for kind in _TYPES[name])
+            for field, names in table.items()
+            if field != "in"
+        },
+    }
+
+
+_TABLES = tomllib.loads(resources.files("antiphon.kit.checker").joinpath("shapes.toml").read_text(encoding="utf-8"))
+EVENT_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["event"].items()}
+ITEM_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["item"].items()}
+PART_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["part"].items()}
+RESPONSE_SHAPE = _read_shape(_TABLES["response"])
+ID_PREFIXES: dict[str, str] = _TABLES["id_prefix"]
+NULLABLE_KEYS = ("background", *(key for key, types in RESPONSE_SHAPE.items() if None in types))
+"""Keys without which SDKs read null. Clients read through the other ones without a check. `background` came in 2025."""
 
 OPEN_RESPONSES_NAMES = {
     "response.reasoning.delta": "response.reasoning_text.delta",
@@ -85,105 +51,8 @@ OPEN_RESPONSES_NAMES = {
 }
 """Event types of the Open Responses specification that OpenAI's API spells otherwise."""
 
-ITEM_SHAPES: dict[str, Shape] = {
-    "message": {"role": STRING, "status": STRING, "content": ARRAY},
-    "reasoning": {"summary": ARRAY},
-    "function_call": {"call_id": STRING, "name": STRING, "arguments": STRING},
-    "custom_tool_call": {"call_id": STRING, "name": STRING, "input": STRING},
-    "function_call_output": {"output": (str, list)},
-    "custom_tool_call_output": {"output": (str, list)},
-    "file_search_call": {"queries": ARRAY, "status": STRING},
-    "web_search_call": {"status": STRING},
-    "computer_call": {"call_id": STRING, "status": STRING},
-    "computer_call_output": {"call_id": STRING, "output": OBJECT},
-    "code_interpreter_call": {"container_id": STRING, "status": STRING},
-    "image_generation_call": {"status": STRING},
-    "local_shell_call": {"call_id": STRING, "action": OBJECT, "status": STRING},
-    "local_shell_call_output": {"output": STRING},
-    "shell_call": {"call_id": STRING, "action": OBJECT, "status": STRING},
-    "shell_call_output": {"call_id": STRING, "output": ARRAY},
-    "apply_patch_call": {"call_id": STRING, "operation": OBJECT, "status": STRING},
-    "apply_patch_call_output": {"call_id": STRING, "status": STRING},
-    "mcp_call": {"server_label": STRING, "name": STRING, "arguments": STRING},
-    "mcp_list_tools": {"server_label": STRING, "tools": ARRAY},
-    "mcp_approval_request": {"server_label": STRING, "name": STRING, "arguments": STRING},
-    "mcp_approval_response": {"approval_request_id": STRING, "approve": BOOLEAN},
-    "tool_search_call": {"status": STRING},
-    "tool_search_output": {"tools": ARRAY, "status": STRING},
-    "additional_tools": {"role": STRING, "tools": ARRAY},
-    "program": {},
-    "program_output": {},
-    "compaction": {"encrypted_content": STRING},
-}
-"""Fields of each kind of output item besides `type` and `id`."""
-
-PART_SHAPES: dict[str, Shape] = {
-    "output_text": {"text": STRING, "annotations": ARRAY},
-    "refusal": {"refusal": STRING},
-    "reasoning_text": {"text": STRING},
-    "summary_text": {"text": STRING},
-}
-
-RESPONSE_SHAPE: Shape = {
-    "id": STRING,
-    "object": STRING,
-    "created_at": NUMBER,
-    "completed_at": (*NUMBER, None),
-    "status": STRING,
-    "incomplete_details": (dict, None),
-    "model": STRING,
-    "previous_response_id": (str, None),
-    "instructions": (str, list, None),
-    "output": ARRAY,
-    "error": (dict, None),
-    "tools": ARRAY,
-    "tool_choice": (str, dict),
-    "truncation": (str, None),
-    "parallel_tool_calls": BOOLEAN,
-    "text": OBJECT,
-    "top_p": (*NUMBER, None),
-    "presence_penalty": (*NUMBER, None),
-    "frequency_penalty": (*NUMBER, None),
-    "top_logprobs": (int, None),
-    "temperature": (*NUMBER, None),
-    "reasoning": (dict, None),
-    "usage": (dict, None),
-    "max_output_tokens": (int, None),
-    "max_tool_calls": (int, None),
-    "store": BOOLEAN,
-    "background": BOOLEAN,
-    "service_tier": (str, None),
-    "metadata": (dict, None),
-    "safety_identifier": (str, None),
-    "prompt_cache_key": (str, None),
-}
-"""Keys of every Response object. All are present, null where the type allows it."""
-NULLABLE_KEYS = ("background", *(key for key, types in RESPONSE_SHAPE.items() if None in types))
-"""Keys without which SDKs read null. Clients read through the other ones without a check. `background` came in 2025."""
-
 NEVER_NULL = ("phase", "encrypted_content", "content", "status", "namespace")
 """Optional keys of items. They are left out rather than null."""
-
-ID_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-    "file_search_call": "fs",
-    "web_search_call": "ws",
-    "computer_call": "cu",
-    "code_interpreter_call": "ci",
-    "image_generation_call": "ig",
-    "local_shell_call": "lsh",
-    "shell_call": "sh",
-    "shell_call_output": "sho",
-    "apply_patch_call": "apc",
-    "mcp_call": "mcp",
-    "mcp_list_tools": "mcpl",
-    "mcp_approval_request": "mcpr",
-    "compaction": "cmp",
-}
-"""Prefixes of OpenAI's ids. Other servers have ids of other forms, but none of them means another kind."""
 
 EARLY_API_LACKS = {"response.output_text.delta": ("logprobs",), "response.output_text.done": ("logprobs",)}
 """Fields of events that streams of early 2025 do not have. They have no sequence numbers either."""
@@ -299,12 +168,6 @@ def decode_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def _name_types(types: Types) -> str:
-    names: dict[type | None, str] = {
-        str: "a string",
-        int: "an integer",
-        float: "a number",
-        dict: "an object",
-        list: "an array",
-        None: "null",
-    }
-    return " or ".join(names.get(kind, "a boolean") for kind in types)
+    names = {types[-1]: name for name, types in _TYPES.items() if types}
+    articles = {"null": "", "integer": "an ", "object": "an ", "array": "an "}
+    return " or ".join(articles.get(names[kind], "a ") + names[kind] for kind in types)

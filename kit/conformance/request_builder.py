@@ -43,14 +43,7 @@ class BodyBuilder:
             expect=msgspec.structs.replace(step.expect, fields=fill_templates(step.expect.fields, scope)),
         )
         body = fill_templates(self._with_defaults(suite, step), scope)
-        return filled, _with_tools(body, suite)
-
-    def build_tools(self, suite: CaseSuite, step: LiveStep) -> list[Any]:
-        """Returns the tools that a step offers, those of its items included."""
-        body = _with_tools(step.body or {}, suite)
-        items = body["input"] if isinstance(body.get("input"), list) else []
-        added = [item["tools"] for item in items if isinstance(item, dict) and item.get("type") == "additional_tools"]
-        return [*body.get("tools", []), *(tool for tools in added for tool in tools)]
+        return filled, fill_tools(body, suite)
 
     def _with_defaults(self, suite: CaseSuite, step: LiveStep) -> Json:
         """Returns the body with what every generating request has."""
@@ -74,7 +67,7 @@ def case_marker(suite: CaseSuite, case: LiveCase, number: int) -> str:
     return f"({suite.name}.{case.id}.{number})"
 
 
-def _with_tools(body: Json, suite: CaseSuite) -> Json:
+def fill_tools(body: Json, suite: CaseSuite) -> Json:
     """Returns the body with the suite's tools in the place of their names."""
 
     def find_tool(tool: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from antiphon.kit.conformance.checks.context import CheckContext, LostReplyError, UnsupportedError
-from antiphon.kit.conformance.checks.registry import CHECKS
+from antiphon.kit.conformance.checks.registry import run_check
 from antiphon.kit.conformance.client import LiveClient, LiveReply, UnreachableError
 from antiphon.kit.conformance.exchanges import Exchange, check_arrival, check_error_body, read_events, read_reply
 from antiphon.kit.conformance.expectations import StepVerdict, check_error, check_expectation
@@ -255,7 +255,7 @@ class _CaseRun:
         try:
             for name in step.checks:
                 with suppress(LostReplyError):
-                    CHECKS[name](context)
+                    run_check(name, context)
         finally:
             self.findings += [
                 CaseFinding(place=f"{place}, {request}", finding=finding) for request, finding in context.findings

@@ -1,7 +1,7 @@
 """Applies a fault to a stream of frames: frames in, what to write out. It waits for nothing and writes nothing."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -49,16 +49,6 @@ class FaultInjector:
         self._held: list[bytes] = []
         self._failure = FailureBuilder() if fault.kind == "failed" else None
         self._editor = create_editor(fault)
-        self._handlers: dict[str, Callable[[EventFrame], list[WireAction]]] = {
-            "cut": self._cut,
-            "reset": self._reset,
-            "stall": self._stall,
-            "failed": self._fail,
-            "wrong_order": self._hold_back,
-            "duplicate_event": self._duplicate,
-            "drop_event": self._drop,
-            "split_frame": self._split,
-        }
         self._is_marked_found = False
         self.ended = False
         """True once the stream is over: all frames from now on are dropped."""
@@ -82,7 +72,7 @@ class FaultInjector:
         held, self._held = self._held, []
         if not self._is_marked(frame):
             return [WriteBytes(data) for data in (raw, *held)]
-        return self._handlers[self._fault.kind](frame)
+        return self._apply(frame.raw)
 
     def finish(self) -> list[WireAction]:
         """Returns what to write after the last frame: what is still held back."""
@@ -101,39 +91,33 @@ class FaultInjector:
         self._is_marked_found = self._number == (fault.number or 1)
         return self._is_marked_found
 
-    def _cut(self, frame: EventFrame) -> list[WireAction]:
-        self.ended = True
-        return [WriteBytes(frame.raw), CloseConnection()]
-
-    def _reset(self, frame: EventFrame) -> list[WireAction]:
-        self.ended = True
-        return [WriteBytes(frame.raw), ResetConnection()]
-
-    def _stall(self, frame: EventFrame) -> list[WireAction]:
-        seconds = math.inf if self._fault.seconds is None else self._fault.seconds
-        self.ended = seconds == math.inf
-        return [WriteBytes(frame.raw), PauseWriting(seconds)]
-
-    def _fail(self, frame: EventFrame) -> list[WireAction]:
-        self.ended = True
-        assert self._failure is not None
-        endings = self._failure.build_frames(self._fault.error_code, self._fault.error_message)
-        return [WriteBytes(data) for data in (frame.raw, *endings)]
-
-    def _hold_back(self, frame: EventFrame) -> list[WireAction]:
-        self._held = [frame.raw]
-        return []
-
-    def _duplicate(self, frame: EventFrame) -> list[WireAction]:
-        return [WriteBytes(frame.raw), WriteBytes(frame.raw)]
-
-    def _drop(self, _: EventFrame) -> list[WireAction]:
-        return []
-
-    def _split(self, frame: EventFrame) -> list[WireAction]:
-        half = len(frame.raw) // 2
-        pause = SPLIT_PAUSE_S if self._fault.seconds is None else self._fault.seconds
-        return [WriteBytes(frame.raw[:half]), PauseWriting(pause), WriteBytes(frame.raw[half:])]
+    def _apply(self, raw: bytes) -> list[WireAction]:
+        """Returns what to write instead of the marked frame."""
+        seconds = self._fault.seconds
+        match self._fault.kind:
+            case "cut":
+                self.ended = True
+                return [WriteBytes(raw), CloseConnection()]
+            case "reset":
+                self.ended = True
+                return [WriteBytes(raw), ResetConnection()]
+            case "stall":
+                self.ended = seconds is None
+                return [WriteBytes(raw), PauseWriting(math.inf if seconds is None else seconds)]
+            case "failed":
+                self.ended = True
+                assert self._failure is not None
+                endings = self._failure.build_frames(self._fault.error_code, self._fault.error_message)
+                return [WriteBytes(data) for data in (raw, *endings)]
+            case "wrong_order":
+                self._held = [raw]
+                return []
+            case "duplicate_event":
+                return [WriteBytes(raw), WriteBytes(raw)]
+            case "split_frame":
+                half, pause = len(raw) // 2, SPLIT_PAUSE_S if seconds is None else seconds
+                return [WriteBytes(raw[:half]), PauseWriting(pause), WriteBytes(raw[half:])]
+        return []  # drop_event
 
 
 def apply_fault(fault: WireFault, frames: Iterable[bytes]) -> list[WireAction]:

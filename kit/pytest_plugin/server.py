@@ -36,7 +36,8 @@ class ServerOutput:
         self._pipe = pipe
         self._lines: list[str] = []
         self._base_url: str | None = None
-        self._has_ended = False
+        self.has_ended = False
+        """Whether the server has closed its output, which it does when it ends."""
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._read_lines, name="antiphon output", daemon=True)
         self._thread.start()
@@ -52,11 +53,6 @@ class ServerOutput:
         return self.text
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the server has closed its output, which it does when it ends."""
-        return self._has_ended
-
-    @property
     def text(self) -> str:
         """The end of the output so far."""
         return "\n".join(map(_format_log_line, self._lines))[-MAX_OUTPUT_CHARS:]
@@ -68,7 +64,7 @@ class ServerOutput:
                 if self._base_url is None and '"ready"' in line:
                     self._base_url = _find_base_url(line)
                     self._ready.set()
-        self._has_ended = True
+        self.has_ended = True
         self._ready.set()
 
 

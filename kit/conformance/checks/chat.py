@@ -16,7 +16,7 @@ SHARED_FIELDS = ("model", "temperature", "top_p", "parallel_tool_calls", "presen
 """Fields of both APIs with one meaning."""
 
 
-def compare_with_chat(context: CheckContext) -> None:
+def compare_with_chat(context: CheckContext, findings: FindingList) -> None:
     """Checks that a chat stream says what the Responses stream says, at temperature 0.
 
     A server that answers the same request to Responses in two ways is not compared, which is remarked.
@@ -29,7 +29,6 @@ def compare_with_chat(context: CheckContext) -> None:
         return
     request = to_chat_request(body)
     reply = context.send("POST", CHAT_PATH, request)
-    findings = FindingList()
     if reply.status in (404, 405, 501):
         context.remarks.append(f"not compared with chat: POST {CHAT_PATH} gets {reply.status}")
         return
@@ -41,7 +40,6 @@ def compare_with_chat(context: CheckContext) -> None:
         chat = read_chat_sse(reply.body, request)
         findings.extend(chat.finish())
         compare_chat(second, chat, findings)
-    context.report("as chat", findings)
 
 
 def to_chat_request(body: Mapping[str, Any]) -> Json:

@@ -9,32 +9,16 @@ from antiphon.kit.findings import FindingList, quote, quote_start
 
 Json = dict[str, Any]
 CATALOG_KEYS = (
-    "slug",
-    "display_name",
-    "description",
-    "supported_reasoning_levels",
-    "shell_type",
-    "visibility",
-    "supported_in_api",
-    "priority",
-    "availability_nux",
-    "upgrade",
-    "base_instructions",
-    "supports_reasoning_summaries",
-    "support_verbosity",
-    "default_verbosity",
-    "apply_patch_tool_type",
-    "truncation_policy",
-    "supports_parallel_tool_calls",
-    "context_window",
-    "experimental_supported_tools",
-)
+    "slug display_name description supported_reasoning_levels shell_type visibility supported_in_api priority "
+    "availability_nux upgrade base_instructions supports_reasoning_summaries support_verbosity default_verbosity "
+    "apply_patch_tool_type truncation_policy supports_parallel_tool_calls context_window "
+    "experimental_supported_tools"
+).split()
 """Keys that an entry of Codex's catalog must have, or Codex 0.169 ignores it."""
 
 
-def check_unstreamed(context: CheckContext) -> None:
+def check_unstreamed(context: CheckContext, findings: FindingList) -> None:
     """Checks that the same request without a stream gets a body of the same shape as the terminal response."""
-    findings = FindingList()
     request = {key: value for key, value in context.exchange.request.items() if key != "stream_options"}
     request["stream"] = False
     reply = context.fetch("POST", RESPONSES_PATH, request)
@@ -48,12 +32,10 @@ def check_unstreamed(context: CheckContext) -> None:
         for streamed, other in pairs:
             if isinstance(streamed, dict) and isinstance(other, dict) and _looks_alike(streamed, other):
                 _compare_keys(streamed, other, f"item {streamed.get('type')}", findings)
-    context.report("without a stream", findings)
 
 
-def check_same_as_stream(context: CheckContext) -> None:
+def check_same_as_stream(context: CheckContext, findings: FindingList) -> None:
     """Checks that a turn over a WebSocket has the events and keys that the same turn over HTTP has."""
-    findings = FindingList()
     request = {key: value for key, value in context.exchange.request.items() if key not in ("type", "generate")}
     reply = context.fetch("POST", RESPONSES_PATH, request | {"stream": True})
     if reply.status != 200:
@@ -65,44 +47,36 @@ def check_same_as_stream(context: CheckContext) -> None:
         if other is not None and other.keys() != event.keys():
             findings.add("websocket-differs", quote(sorted(other)), quote(sorted(event)), str(event.get("type")))
     _compare_keys(over_http.value, context.exchange.value, "response", findings, "websocket-differs")
-    context.report("over HTTP", findings)
 
 
-def check_model_list(context: CheckContext) -> None:
+def check_model_list(context: CheckContext, findings: FindingList) -> None:
     """Checks that each entry of the list of models has an id and says that it is a model."""
-    findings = FindingList()
     for entry in as_list(context.exchange.value.get("data")):
         if not isinstance(entry, dict) or not entry.get("id") or entry.get("object") != "model":
             findings.add("live-list", '{"id", "object": "model"}', quote(entry), "data")
-    context.report("GET models", findings)
 
 
-def check_encrypted_reasoning(context: CheckContext) -> None:
+def check_encrypted_reasoning(context: CheckContext, findings: FindingList) -> None:
     """Checks that reasoning has the encrypted copy that the request includes."""
-    findings = FindingList()
     for item in as_objects(context.exchange.value.get("output")):
         if item.get("type") == "reasoning" and not item.get("encrypted_content"):
             findings.add("live-encrypted-missing", "encrypted_content", "none", f"reasoning {item.get('id')}")
-    context.report("reasoning", findings)
 
 
-def check_one_compaction(context: CheckContext) -> None:
+def check_one_compaction(context: CheckContext, findings: FindingList) -> None:
     """Checks that the output is one compaction with its encrypted content."""
-    findings, output = FindingList(), as_objects(context.exchange.value.get("output"))
+    output = as_objects(context.exchange.value.get("output"))
     kinds = [item.get("type") for item in output]
     if kinds != ["compaction"] or not output[0].get("encrypted_content"):
         findings.add("live-compaction", "one compaction with encrypted_content", quote(output))
-    context.report("compaction", findings)
 
 
-def check_codex_catalog(context: CheckContext) -> None:
+def check_codex_catalog(context: CheckContext, findings: FindingList) -> None:
     """Checks the entries of Codex's catalog beside the list of models, if there is one."""
-    findings = FindingList()
     for entry in as_list(context.exchange.value.get("models")):
         missing = [key for key in CATALOG_KEYS if not isinstance(entry, dict) or key not in entry]
         if missing and "slug" not in missing:  # an entry without a slug is another client's
             findings.add("live-catalog", f"the keys {', '.join(missing)}", "none of them", str(entry.get("slug")))
-    context.report("catalog", findings)
 
 
 def _compare_keys(

@@ -15,50 +15,43 @@ Json = dict[str, Any]
 STATUS_POLL_INTERVAL_S = 0.05
 
 
-def check_stored(context: CheckContext) -> None:
+def check_stored(context: CheckContext, findings: FindingList) -> None:
     """Checks that GET returns the response as the stream ended with it."""
-    findings = FindingList()
     if (stored := _fetch_response(context, findings)) is not None:
         compare_responses(context.exchange.value, stored, "get-differs", findings)
-    context.report("GET", findings)
 
 
-def check_deleted(context: CheckContext) -> None:
+def check_deleted(context: CheckContext, findings: FindingList) -> None:
     """Checks that DELETE confirms, and that the response is gone afterwards."""
-    findings, path = FindingList(), f"{RESPONSES_PATH}/{context.response_id}"
+    path = f"{RESPONSES_PATH}/{context.response_id}"
     deleted = context.fetch("DELETE", path)
     if deleted.status != 200 or (deleted.read_object() or {}).get("deleted") is not True:
         findings.add("live-delete", '200 with "deleted": true', f"{deleted.status}: {quote_start(deleted.body)}")
     after = context.send("GET", path)
     if after.status != 404:
         findings.add("live-delete", "404 after DELETE", str(after.status), "GET")
-    context.report("DELETE", findings)
 
 
-def check_not_stored(context: CheckContext) -> None:
+def check_not_stored(context: CheckContext, findings: FindingList) -> None:
     """Checks that a response with store false cannot be retrieved."""
-    findings = FindingList()
     reply = context.send("GET", f"{RESPONSES_PATH}/{context.response_id}")
     if reply.status == 200:
         findings.add("live-store-false", "404", "200 with the response")
-    context.report("GET", findings)
 
 
-def check_input_items(context: CheckContext) -> None:
+def check_input_items(context: CheckContext, findings: FindingList) -> None:
     """Checks the list of the input items: as many as were sent, each with an id."""
-    findings = FindingList()
     reply = context.fetch("GET", f"{RESPONSES_PATH}/{context.response_id}/input_items?order=asc&limit=100")
     items = read_list(reply, findings)
     sent = context.exchange.request.get("input")
     count = len(sent) if isinstance(sent, list) else 1
     if items is not None and len(items) != count:
         findings.add("live-input-items", f"{count} items", str(len(items)))
-    context.report("GET input_items", findings)
 
 
-def check_poll(context: CheckContext) -> None:
+def check_poll(context: CheckContext, findings: FindingList) -> None:
     """Waits until a background response has ended; it becomes the value of the step."""
-    findings, value = FindingList(), context.exchange.value
+    value = context.exchange.value
     deadline = time.monotonic() + context.client.timeout
     if value.get("status") not in ("queued", *ENDED_STATUSES, "in_progress"):
         findings.add("live-ending", "queued, in_progress or an end", quote(value.get("status")))
@@ -74,20 +67,17 @@ def check_poll(context: CheckContext) -> None:
             break
         time.sleep(STATUS_POLL_INTERVAL_S)
     context.exchange.value = value
-    context.report("GET", findings)
 
 
-def check_cancel(context: CheckContext) -> None:
+def check_cancel(context: CheckContext, findings: FindingList) -> None:
     """Checks that a background response can be cancelled, or is returned as it ended."""
-    findings = FindingList()
     reply = context.fetch("POST", f"{RESPONSES_PATH}/{context.response_id}/cancel")
     value = reply.read_object() or {}
     if reply.status != 200 or value.get("status") not in ENDED_STATUSES:
         findings.add("live-cancel", "200 with an ended response", f"{reply.status}: {quote_start(reply.body)}")
-    context.report("POST cancel", findings)
 
 
-def check_replay(context: CheckContext) -> None:
+def check_replay(context: CheckContext, _: FindingList) -> None:
     """Checks that replays after several numbers send exactly the recorded rest of the stream."""
     events = context.exchange.events
     numbers = [event.get("sequence_number") for event in events]
@@ -100,16 +90,15 @@ def check_replay(context: CheckContext) -> None:
         context.report("replay" if after is None else f"replay after {after}", findings)
 
 
-def check_conversation(context: CheckContext) -> None:
+def check_conversation(context: CheckContext, findings: FindingList) -> None:
     """Checks that the conversation ends with the output of the turn."""
-    findings, conversation = FindingList(), context.exchange.value.get("conversation")
+    conversation = context.exchange.value.get("conversation")
     identifier = conversation.get("id") if isinstance(conversation, dict) else conversation
     reply = context.fetch("GET", f"/conversations/{identifier}/items?order=asc&limit=100")
     items = read_list(reply, findings)
     expected = _list_ids(context.exchange.value.get("output"))
     if items is not None and expected and _list_ids(items)[-len(expected) :] != expected:
         findings.add("live-conversation-items", quote(expected), quote(_list_ids(items)))
-    context.report("GET conversation", findings)
 
 
 def read_list(reply: LiveReply, findings: FindingList) -> list[Json] | None:

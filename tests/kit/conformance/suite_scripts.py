@@ -13,7 +13,7 @@ from antiphon.app.requests.tools import read_tools
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.tools import ToolSpec
-from antiphon.kit.conformance.request_builder import BodyBuilder, case_marker
+from antiphon.kit.conformance.request_builder import case_marker, fill_tools
 from antiphon.kit.conformance.suites import SUITE_NAMES, CaseSuite, LiveCase, LiveStep, load_suite
 
 Json = dict[str, Any]
@@ -89,7 +89,10 @@ def _offered_tools(suite: CaseSuite, step: LiveStep) -> Any:
     if step.path != "/responses":
         names = [tool["function"] | {"type": "function"} for tool in (step.body or {}).get("tools", [])]
         return read_tools(names, "tools").build_table()
-    request = BodyBuilder("any", None).build_tools(suite, step)
+    body = fill_tools(step.body or {}, suite)
+    items = body["input"] if isinstance(body.get("input"), list) else []
+    added = [item["tools"] for item in items if isinstance(item, dict) and item.get("type") == "additional_tools"]
+    request = [*body.get("tools", []), *(tool for tools in added for tool in tools)]
     return read_tools(request, "tools").build_table()
 
 
