@@ -15,6 +15,7 @@ from antiphon.events.items import Logprob
 from antiphon.harmony.grammar import AnswerRequirements, TextConstraint
 from antiphon.harmony.raw_text import RawText
 from antiphon.harmony.rendered_prompt import RenderedPrompt
+from antiphon.harmony.tokens.detokenizer import TokenVocabulary
 from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.segments import Segment
 
@@ -138,6 +139,25 @@ class OutputReader(Protocol):
 
     def finish(self, *, natural: bool) -> list[Segment]:
         """Ends the output and returns what was held back. `natural`: the model ended it; otherwise it was cut off."""
+
+
+class VocabularyCodec:
+    """The part of a `ModelFormat` that its vocabulary alone decides."""
+
+    _vocabulary: TokenVocabulary
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Encodes text as the model would generate it: markers become their ids."""
+        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Decodes tokens to text, including markers and control tokens."""
+        return b"".join(self._vocabulary.token_bytes(token) or b"" for token in tokens).decode("utf-8", "replace")
+
+    def decode_token(self, token: int) -> tuple[str, bytes]:
+        """Returns a token's text and its bytes. In the text, partial characters become replacement characters."""
+        raw = self._vocabulary.token_bytes(token) or b""
+        return raw.decode("utf-8", "replace"), raw
 
 
 class ModelFormat(Protocol):

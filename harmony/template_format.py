@@ -1,6 +1,6 @@
 """Format of a model whose prompt comes from a chat template and whose output is parsed by a declared dialect."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import product
@@ -9,7 +9,7 @@ import msgspec
 
 from antiphon.harmony import grammar
 from antiphon.harmony.dialect import Dialect, DialectReader
-from antiphon.harmony.format import PromptInput, RequestTemplate, answer_requirements
+from antiphon.harmony.format import PromptInput, RequestTemplate, VocabularyCodec, answer_requirements
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
 from antiphon.harmony.raw_text import RawText, SpelledVocabulary
@@ -22,7 +22,7 @@ MAX_REQUEST_TEMPLATES = 4
 """Number of requests' own templates that stay compiled."""
 
 
-class TemplateFormat:
+class TemplateFormat(VocabularyCodec):
     """Implements `ModelFormat`.
 
     `token_names` are the tokenizer's own names for its tokens (`bos_token`, …), which templates use. `tool_template`
@@ -178,19 +178,6 @@ class TemplateFormat:
         )
         reasoning_markers = (marker for pair in self._dialect.think_markers for marker in pair)
         return list(dict.fromkeys([*reasoning_markers, *openers]))
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Encodes text as the model would generate it: markers become their ids."""
-        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Decodes tokens to text, including markers and control tokens."""
-        return b"".join(self._vocabulary.token_bytes(token) or b"" for token in tokens).decode("utf-8", "replace")
-
-    def decode_token(self, token: int) -> tuple[str, bytes]:
-        """Returns a token's text and its bytes. In the text, partial characters become replacement characters."""
-        raw = self._vocabulary.token_bytes(token) or b""
-        return raw.decode("utf-8", "replace"), raw
 
 
 def _request_template_error(error: RenderError) -> RenderError:

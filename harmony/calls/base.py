@@ -1,7 +1,6 @@
 """Base classes of call formats: an opener, a closer, and one or more calls between them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -26,40 +25,8 @@ def list_parameters(tool: ToolSpec) -> list[tuple[str, object, bool]]:
     )
 
 
-class CallFormat(Protocol):
-    """Syntax of tool calls."""
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """Markers with which a call can begin."""
-
-    @property
-    def markers(self) -> Sequence[str]:
-        """Markers of the format, openers included."""
-
-    @property
-    def head_only(self) -> bool:
-        """True if the openers are so common in text that they count only at the start of an answer."""
-        ...
-
-    def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Parses a call, beginning at its opener.
-
-        Raises `MalformedText`. Before `begin_call`, the text is not a call; after it, the call is malformed.
-        """
-
-    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """Returns the rule of what may follow the first opener; None if the format cannot express calls of the tool."""
-
-    def write_calls(self, calls: Sequence[ToolCall]) -> str | None:
-        """Writes calls as a model would. Returns None if the format cannot express one of them."""
-
-
-class DelimitedCall(Struct, frozen=True, kw_only=True):
-    """Base class of formats with an opener and a closer, which may be missing.
-
-    `separator` is written between two calls.
-    """
+class CallFormat(Struct, frozen=True, kw_only=True):
+    """Syntax of tool calls: an opener and a closer, which may be missing. `separator` is written between two calls."""
 
     open: str
     close: str = ""
@@ -79,6 +46,17 @@ class DelimitedCall(Struct, frozen=True, kw_only=True):
     def markers(self) -> Sequence[str]:
         """Markers of the format, openers included. Brackets are not markers."""
         return tuple(marker for marker in (self.open, self.close) if marker and marker not in BRACKET_OPENERS)
+
+    def read_calls(self, reader: TapeReader) -> Parser[None]:
+        """Parses a call, beginning at its opener.
+
+        Raises `MalformedText`. Before `begin_call`, the text is not a call; after it, the call is malformed.
+        """
+        raise NotImplementedError
+
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the first opener; None if the format cannot express calls of the tool."""
+        raise NotImplementedError
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
         """Writes a call, or its element of a list, as a model would. Returns None if the format cannot express it."""
@@ -108,7 +86,7 @@ class DelimitedCall(Struct, frozen=True, kw_only=True):
         tape.release()
 
 
-class NumberedCall(DelimitedCall, frozen=True, kw_only=True):
+class NumberedCall(CallFormat, frozen=True, kw_only=True):
     """Base class of formats that number their calls."""
 
     def _write_each(self, calls: Sequence[ToolCall]) -> list[str | None]:
@@ -119,7 +97,7 @@ class NumberedCall(DelimitedCall, frozen=True, kw_only=True):
         raise NotImplementedError
 
 
-class ListCall(DelimitedCall, frozen=True, kw_only=True):
+class ListCall(CallFormat, frozen=True, kw_only=True):
     """Base class of formats that hold all calls of a turn in one list: `open [call, call] close`.
 
     If the opener is the bracket itself, the list counts only at the start of an answer. Without `brackets`, each call

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from antiphon.harmony.calls.base import CallFormat
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing.reader import TapeReader
@@ -11,23 +9,16 @@ from antiphon.harmony.parsing.tape import MalformedText, Parser
 from antiphon.harmony.tools import ToolCall, ToolSpec
 
 
-class CallBlock(Struct, frozen=True, kw_only=True):
+class CallBlock(CallFormat, frozen=True, kw_only=True):
     """`open call* close`. `aliases`: other openers and closers that models write. The closer may be missing.
 
     `close` is empty if the model's stop token ends the section.
     """
 
-    open: str
-    close: str
     calls: tuple[CallFormat, ...]
     aliases: tuple[tuple[str, str], ...] = ()
     padding: str = ""
     """Text written around the calls."""
-
-    @property
-    def head_only(self) -> bool:
-        """False: a section counts anywhere in an answer."""
-        return False
 
     @property
     def openers(self) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from antiphon.harmony.calls.base import DelimitedCall, ListCall
+from antiphon.harmony.calls.base import CallFormat, ListCall
 from antiphon.harmony.calls.json_object import JsonCall, read_arguments, write_head
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream
@@ -62,7 +62,7 @@ class JsonArrayCall(ListCall, frozen=True, kw_only=True):
         return None if tool.kind == "custom" else f"{self._element_head(tool)}{arguments}}}"
 
 
-class JsonSequenceCall(DelimitedCall, frozen=True, kw_only=True):
+class JsonSequenceCall(CallFormat, frozen=True, kw_only=True):
     """`open {"name": …, "parameters": …}; {…}`: objects in a row. `open` may be the first brace itself."""
 
     open: str = "{"

@@ -6,7 +6,7 @@ outside this module.
 
 from collections.abc import Sequence
 
-from antiphon.harmony.calls.base import DelimitedCall
+from antiphon.harmony.calls.base import CallFormat
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream
 from antiphon.harmony.parsing.reader import TapeReader
@@ -16,7 +16,7 @@ from antiphon.harmony.tools import INPUT, ToolSpec
 _FUNCTION = "function"
 
 
-class JsonCall(DelimitedCall, frozen=True, kw_only=True):
+class JsonCall(CallFormat, frozen=True, kw_only=True):
     """`open {"name": …, "arguments": …} close`: members in any order, others skipped.
 
     The call is complete when its arguments are: a missing brace or closer after them does no harm. Some models write

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from antiphon.harmony.calls.base import DelimitedCall, ListCall, list_parameters
+from antiphon.harmony.calls.base import CallFormat, ListCall, list_parameters
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream, schema_values
 from antiphon.harmony.parsing.lenient_json import KEY, LenientJson, read_name
@@ -66,7 +66,7 @@ class PythonicCall(ListCall, frozen=True, kw_only=True):
         return f"{tool.model_name}({', '.join(f'{key}={_write_literal(value)}' for key, value in members)})"
 
 
-class BraceCall(DelimitedCall, frozen=True, kw_only=True):
+class BraceCall(CallFormat, frozen=True, kw_only=True):
     """`open call:NAME{key:value, …} close`, with strings between markers (`quote`) and keys without quotes."""
 
     head: str = "call:"

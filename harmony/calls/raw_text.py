@@ -1,13 +1,13 @@
 """Call format of custom tools: raw text between markers, without escapes."""
 
-from antiphon.harmony.calls.base import DelimitedCall
+from antiphon.harmony.calls.base import CallFormat
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, Tape, literals
 from antiphon.harmony.tools import ToolSpec
 
 
-class RawTextCall(DelimitedCall, frozen=True, kw_only=True):
+class RawTextCall(CallFormat, frozen=True, kw_only=True):
     """`open head NAME head_end text foot close`, for custom tools.
 
     The text is verbatim, except for one newline at either end. `foot` counts only if the closer follows, so that the

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.harmony.calls.base import DelimitedCall
+from antiphon.harmony.calls.base import CallFormat
 from antiphon.harmony.calls.span_parsers import PARSERS
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream, schema_values
@@ -57,7 +57,7 @@ class TextSpanParser(Struct, frozen=True, kw_only=True):
             raise MalformedText(str(error)) from error
 
 
-class TextSpanCall(DelimitedCall, frozen=True, kw_only=True):
+class TextSpanCall(CallFormat, frozen=True, kw_only=True):
     """`open … closer`: a closer is one text, or several with blanks between. Nothing is emitted before the closer."""
 
     closers: tuple[tuple[str, ...], ...]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.harmony.calls.base import DelimitedCall, list_parameters
+from antiphon.harmony.calls.base import CallFormat, list_parameters
 from antiphon.harmony.calls.xml_tags import parse_named_tag, read_whole_value
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import schema_values
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[^\s<>/=\ud800-\udfff]{1,128}")
 _ITEM = "item"
 
 
-class XmlElementCall(DelimitedCall, frozen=True, kw_only=True):
+class XmlElementCall(CallFormat, frozen=True, kw_only=True):
     """`P<invoke name="NAME"> P<key>VALUE P</key> … P</invoke>`, with `tag_prefix` (P) before each tag.
 
     A value is text, or elements of its own: `item` for those of a list. Lists and objects may also be JSON.

@@ -25,7 +25,7 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.harmony import grammar
-from antiphon.harmony.format import THINKING_SWITCHES, PromptInput, answer_requirements
+from antiphon.harmony.format import THINKING_SWITCHES, PromptInput, VocabularyCodec, answer_requirements
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
 from antiphon.harmony.prompt.messages import content_text, is_instruction, reasoning_text, system_text
 from antiphon.harmony.raw_text import RawText
@@ -96,14 +96,14 @@ class GptOssVocabulary:
         return ids
 
 
-class GptOssFormat:
+class GptOssFormat(VocabularyCodec):
     """The `ModelFormat` of gpt-oss."""
 
     name = "gpt-oss"
     has_reasoning = has_calls = True
 
     def __init__(self) -> None:
-        self._vocabulary = GptOssVocabulary()
+        self._vocabulary: GptOssVocabulary = GptOssVocabulary()
         self.raw_text = RawText(self._vocabulary)
         self._alphabet = MarkerAlphabet(self._vocabulary, MARKERS)
         self.stop_ids = tuple(self._vocabulary.added_tokens[end] for end in ("<|return|>", "<|call|>"))
@@ -151,18 +151,9 @@ class GptOssFormat:
             endings.append(f"{header} {kind} {message} {body}")
         return rules.build(*(f"aside* {ending}" for ending in endings)) if endings else None
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Encodes text as the model would generate it: markers become their ids."""
-        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
-
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes all tokens to text, markers and control tokens included."""
         return self._vocabulary.join_bytes(tokens).decode("utf-8", "replace")
-
-    def decode_token(self, token: int) -> tuple[str, bytes]:
-        """Returns a token's text, with replacement characters for incomplete characters, and its bytes."""
-        raw = self._vocabulary.token_bytes(token) or b""
-        return raw.decode("utf-8", "replace"), raw
 
 
 _ASIDE_CHANNELS = ("analysis", "commentary")

@@ -117,39 +117,30 @@ class _LimitedSandbox(ImmutableSandboxedEnvironment):
 class _LimitTransformer(NodeTransformer):
     """Wraps every loop in a counter, and every expression whose cost depends on the size of its operands in a check."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja2 looks the method up by this name
-        self.generic_visit(node)
-        node.iter = _wrap_in_filter("counted", node.iter)
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        self.generic_visit(node, *args, **kwargs)
+        match node:
+            case nodes.For():
+                node.iter = _wrap_in_filter("counted", node.iter)
+            case nodes.Concat():
+                node.nodes = [_wrap_in_filter("expanded", inner) for inner in node.nodes]
+                return _wrap_in_filter("small", node)
+            case nodes.Compare() if not _is_cheap(node):
+                node.expr = _wrap_in_filter("expanded", node.expr)
+                for operand in node.ops:
+                    operand.expr = _wrap_in_filter("expanded", operand.expr)
+            case nodes.Test() if node.name not in ("defined", "undefined"):  # these look at the name, not at the value
+                node.args = [_wrap_in_filter("expanded", argument) for argument in node.args]
+            case nodes.Pair():
+                node.key = _wrap_in_filter("expanded", node.key)  # it is hashed, and a tuple may contain tuples
+            case nodes.Filter():
+                return _wrap_in_filter("small", node)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802 - as above
-        self.generic_visit(node)
-        node.nodes = [_wrap_in_filter("expanded", inner) for inner in node.nodes]
-        return _wrap_in_filter("small", node)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802 - as above
-        self.generic_visit(node)
-        if len(node.ops) == 1 and node.ops[0].op not in ("in", "notin") and isinstance(node.ops[0].expr, nodes.Const):
-            return node  # the comparison with a constant, as in most templates, costs nothing
-        node.expr = _wrap_in_filter("expanded", node.expr)
-        for operand in node.ops:
-            operand.expr = _wrap_in_filter("expanded", operand.expr)
-        return node
-
-    def visit_Test(self, node: nodes.Test) -> nodes.Test:  # noqa: N802 - as above
-        self.generic_visit(node)
-        if node.name not in ("defined", "undefined"):  # these look at the name, not at the value
-            node.args = [_wrap_in_filter("expanded", argument) for argument in node.args]
-        return node
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:  # noqa: N802 - as above
-        self.generic_visit(node)
-        node.key = _wrap_in_filter("expanded", node.key)  # it is hashed, and a tuple may contain tuples
-        return node
-
-    def visit_Filter(self, node: nodes.Filter) -> nodes.Expr:  # noqa: N802 - as above
-        self.generic_visit(node)
-        return _wrap_in_filter("small", node)
+def _is_cheap(node: nodes.Compare) -> bool:
+    """Tells whether this is a comparison with a constant, as in most templates, which costs nothing."""
+    return len(node.ops) == 1 and node.ops[0].op not in ("in", "notin") and isinstance(node.ops[0].expr, nodes.Const)
 
 
 def _wrap_in_filter(name: str, node: Any) -> nodes.Filter:
