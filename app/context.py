@@ -12,7 +12,6 @@ from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
-from antiphon.app.scripted.faults import ScriptFaults, connect_script_faults
 from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.capacity import TurnCapacity
@@ -33,8 +32,6 @@ class ServerContext(Struct, kw_only=True):
     metrics: MetricsCollector
     adapter_updates: AdapterUpdates
     body_memory: BodyMemory
-    script_faults: ScriptFaults | None = None
-    """Faults that a script asks for; None if there are none."""
     grpc_ports: tuple[int, ...] = ()
     """Ports of gRPC, once it is served: one for each model that generates text."""
     shutting_down: bool = False
@@ -63,10 +60,7 @@ def create_context(
     timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
     store: ResponseStore | None = None,
 ) -> ServerContext:
-    """Creates a server context. Without `store`, responses are stored in memory.
-
-    Raises `KeyFileError` or `ScriptError`.
-    """
+    """Creates a server context. Without `store`, responses are stored in memory. Raises `KeyFileError`."""
     store = MemoryStore() if store is None else store
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models)
@@ -88,5 +82,4 @@ def create_context(
         metrics=metrics,
         adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
         body_memory=BodyMemory(settings.max_body_bytes),
-        script_faults=connect_script_faults(models),
     )

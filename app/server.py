@@ -30,6 +30,7 @@ from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
 from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.replies.faulty_replies import FaultyReplies
 from antiphon.app.routes import (
     adapters,
     chat,
@@ -47,6 +48,7 @@ from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.texts import embeddings, tokenize
 from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.app.sandbox.report import schedule_proof
+from antiphon.app.scripted.faults import connect_script_faults
 from antiphon.app.tls import load_ssl_context
 from antiphon.engine.protocol import EngineError, overloaded_error
 
@@ -108,7 +110,10 @@ _log = structlog.get_logger(__name__)
 
 
 def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], None] = lambda _: None) -> RequestGuard:
-    """Builds the ASGI application. `on_request_done` receives a record of every request when it ends."""
+    """Builds the ASGI application. `on_request_done` receives a record of every request when it ends.
+
+    Raises `ScriptError` for a fault that a script describes wrongly.
+    """
     app = Litestar(
         route_handlers=ROUTE_HANDLERS,
         state=State({"context": context}),
@@ -127,12 +132,13 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         if path in GENERATION_PATHS:
             context.capacity.check_any()
 
+    break_replies = FaultyReplies if connect_script_faults(context.models) else lambda routes: routes
     return RequestGuard(
-        app,
+        break_replies(app),
         context.settings,
         on_done,
         check_capacity=check_capacity,
-        websocket_app=WebSocketEndpoint(context, CONNECTION_LIFETIME_S),
+        websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S)),
         body_memory=context.body_memory,
     )
 

@@ -1,39 +1,21 @@
-"""Replies with a fault: a stream whose frames pass through a `FaultInjector`, and a reply in one piece."""
+"""An ASGI application around the server's that breaks replies as their script asks for."""
 
 import asyncio
-import contextlib
 import math
-from collections import deque
-from collections.abc import Awaitable, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 
+import msgspec
 import structlog
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.context import AnyRequest
-from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend
+from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.request_state import request_state
-from antiphon.app.http.stream_writer import ChunkSink, StreamEncoder, pump
-from antiphon.app.projections.chat import ChatStream
-from antiphon.app.projections.completions.stream import CompletionStream
-from antiphon.app.projections.messages.stream import MessagesStream
-from antiphon.app.replies.event_stream import (
-    END_MESSAGE,
-    START_MESSAGE,
-    AsgiSink,
-    ClientDisconnected,
-    EventStreamResponse,
-    run_until_disconnect,
-    wait_disconnect,
-)
-from antiphon.app.scripted.faults import ScriptFaults
+from antiphon.app.replies.event_stream import END_MESSAGE, ClientDisconnected, run_until_disconnect
+from antiphon.app.scripted.faults import CURRENT_REQUEST, FaultyRequest
 from antiphon.kit.faults import (
     CloseConnection,
     FaultInjector,
     PauseWriting,
     ResetConnection,
-    WireAction,
     WireFault,
     WriteBytes,
     break_json_reply,
@@ -47,150 +29,130 @@ RESET_DELAY_S = 0.05
 _log = structlog.get_logger(__name__)
 
 
-def api_of_encoder(encoder: StreamEncoder) -> ApiName:
-    """Returns the API whose streams an encoder writes."""
-    if isinstance(encoder, ChatStream):
-        return "chat"
-    if isinstance(encoder, MessagesStream):
-        return "messages"
-    return "completions" if isinstance(encoder, CompletionStream) else "responses"
+class _BodyFields(msgspec.Struct):
+    """Fields of a request that decide what its reply is."""
+
+    stream: bool | None = None
+    background: bool | None = None
 
 
-def api_of_path(path: str) -> ApiName:
-    """Returns the API that a path belongs to."""
+class FaultyReplies:
+    """Wraps `app`, whose engines note the faults of the replies."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Handles one request. All that it starts runs in its context."""
+        reply = _FaultyReply(scope, receive, send)
+        token = CURRENT_REQUEST.set(reply.request)
+        try:
+            await self._app(scope, reply.receive, reply.send)
+        finally:
+            CURRENT_REQUEST.reset(token)
+        if reply.is_lost:
+            raise ClientDisconnected
+
+
+class _FaultyReply:
+    """One request, and its reply: a stream whose frames pass through a `FaultInjector`, or a reply in one piece."""
+
+    def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        self.request = FaultyRequest(_api_of_path(scope["path"]) if scope["type"] == "http" else None)
+        self._state, self._receive, self._send = request_state(scope), receive, send
+        self._connection = self._state.response
+        self._send_body = send
+        self._request_body = b""
+        self.is_lost = False
+        """True if the client was disconnected before a reply in one piece."""
+
+    async def receive(self) -> AsgiMessage:
+        """Returns the next message of the client. A complete body tells whether the reply will be a stream."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._request_body += message.get("body", b"")
+            if not message.get("more_body", False):
+                self.request.streamed = _is_streamed(self._request_body)
+        return message
+
+    async def send(self, message: AsgiMessage) -> None:
+        """Sends a message of the reply, with its fault."""
+        if message["type"] != "http.response.start":
+            if not self.is_lost:
+                await self._send_body(message)
+            return
+        fault, self.request.fault = self.request.fault, None
+        if fault is None or message["status"] != 200:
+            await self._send(message)
+        elif self.request.streamed:
+            self._state.response = None  # so that the frames come here, and not to the connection directly
+            self._send_body = partial(self._send_frames, FaultInjector(fault))
+            await self._send(message)
+        else:
+            await self._start_whole(fault, message)
+
+    async def _start_whole(self, fault: WireFault, start: AsgiMessage) -> None:
+        """Starts a reply in one piece."""
+        if fault.kind == "broken_arguments":
+            self._send_body = partial(self._send_broken, fault, start)
+            return
+        if fault.kind == "stall":
+            waiting = _wait(math.inf if fault.seconds is None else fault.seconds)
+            try:
+                await run_until_disconnect(self._receive, waiting)
+            except ClientDisconnected:
+                self.is_lost = True
+        elif fault.kind == "reset" and self._connection is not None:
+            self._connection.reset_connection()
+            self.is_lost = True
+        if not self.is_lost:
+            await self._send(start)
+
+    async def _send_broken(self, fault: WireFault, start: AsgiMessage, message: AsgiMessage) -> None:
+        body = break_json_reply(fault, message["body"])  # it comes in one message
+        length = (b"content-length", b"%d" % len(body))
+        headers = [length if pair[0] == b"content-length" else pair for pair in start["headers"]]
+        await self._send({**start, "headers": headers})
+        await self._send({**message, "body": body})
+
+    async def _send_frames(self, injector: FaultInjector, message: AsgiMessage) -> None:
+        """Passes the frames of a stream through the injector. Raises `ClientDisconnected` if it ends the stream."""
+        is_last = not message["more_body"]
+        actions = [action for frame in split_frames(message["body"]) for action in injector.feed(frame)]
+        for action in [*actions, *(injector.finish() if is_last else ())]:
+            if isinstance(action, WriteBytes):
+                await self._send({"type": "http.response.body", "body": action.data, "more_body": True})
+            elif isinstance(action, PauseWriting):
+                await _wait(action.seconds)
+            elif isinstance(action, ResetConnection) and self._connection is not None:
+                await asyncio.sleep(RESET_DELAY_S)
+                self._connection.reset_connection()
+                await asyncio.Event().wait()  # the stream is cancelled once the connection is lost
+        if is_last and not injector.is_applied:
+            _log.warning("the stream has no event that the script's fault is for")
+        if is_last or injector.ended:
+            await self._send(END_MESSAGE)
+        if injector.ended:
+            if isinstance(actions[-1], CloseConnection) and self._connection is not None:
+                self._connection.close_connection()
+            raise ClientDisconnected
+
+
+def _is_streamed(body: bytes) -> bool | None:
+    """Tells whether a request asks for a stream. None: for a background response, which is read later."""
+    try:
+        fields = msgspec.json.decode(body, type=_BodyFields)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # the request will be refused
+        return False
+    return True if fields.stream else None if fields.background else False
+
+
+def _api_of_path(path: str) -> ApiName:
     if path.startswith("/v1/messages"):
         return "messages"
     if path.startswith("/v1/completions"):
         return "completions"
     return "chat" if path.startswith("/v1/chat/") else "responses"
-
-
-class FaultyStreamResponse(EventStreamResponse):
-    """A stream with a fault."""
-
-    def __init__(self, encoder: StreamEncoder, reading_context: AbstractContextManager[None], fault: WireFault) -> None:
-        super().__init__(encoder, reading_context)
-        self._fault = fault
-
-    async def _stream(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        response = request_state(scope).response
-        with self._reading_context, contextlib.suppress(ClientDisconnected):
-            await send(START_MESSAGE)
-            sink = FaultSink(response if response is not None and response.can_write else AsgiSink(send), self._fault)
-            try:
-                await run_until_disconnect(receive, _pump_with_fault(self._encoder, sink))
-            except StreamEndedError as end:
-                if isinstance(end.action, ResetConnection) and response is not None:
-                    await asyncio.sleep(RESET_DELAY_S)
-                    response.reset_connection()
-                    await wait_disconnect(receive)
-                    return
-                await send(END_MESSAGE)
-                if isinstance(end.action, CloseConnection) and response is not None:
-                    response.close_connection()
-                return
-            await send(END_MESSAGE)
-
-
-class StreamEndedError(Exception):
-    """Ends a stream before its encoder has ended it. `action` is the way in which the connection ends, if it does."""
-
-    def __init__(self, action: WireAction | None) -> None:
-        super().__init__("the stream was ended by a fault")
-        self.action = action
-
-
-class FaultSink:
-    """A `ChunkSink` that passes frames through a fault injector and writes what that returns, in its time."""
-
-    def __init__(self, sink: ChunkSink, fault: WireFault) -> None:
-        self._sink = sink
-        self._injector = FaultInjector(fault)
-        self._actions: deque[WireAction] = deque()
-
-    @property
-    def is_applied(self) -> bool:
-        """True once the fault has happened."""
-        return self._injector.is_applied
-
-    @property
-    def write_paused(self) -> bool:
-        """True while something is to be written, waited for or ended in `drain`."""
-        return bool(self._actions) or self._injector.ended or self._sink.write_paused
-
-    def write_chunk(self, chunk: bytes) -> None:
-        """Passes the frames of a chunk to the injector, and writes what needs no wait."""
-        for frame in split_frames(chunk):
-            self._actions += self._injector.feed(frame)
-        self._write_ready()
-
-    def finish_stream(self) -> None:
-        """Writes the frames that the injector has held back."""
-        self._actions += self._injector.finish()
-        self._write_ready()
-
-    async def drain(self) -> None:
-        """Carries out all actions. Raises `StreamEndedError` if the stream is over."""
-        await self._sink.drain()
-        while self._actions:
-            action = self._actions.popleft()
-            if isinstance(action, WriteBytes):
-                self._sink.write_chunk(action.data)
-                await self._sink.drain()
-            elif isinstance(action, PauseWriting):
-                await _wait(action.seconds)
-            else:
-                raise StreamEndedError(action)
-        if self._injector.ended:
-            raise StreamEndedError(None)
-
-    def _write_ready(self) -> None:
-        while self._actions and isinstance(self._actions[0], WriteBytes) and not self._sink.write_paused:
-            self._sink.write_chunk(self._actions[0].data)
-            self._actions.popleft()
-
-
-def break_stream(
-    encoder: StreamEncoder, reading_context: AbstractContextManager[None], faults: ScriptFaults
-) -> EventStreamResponse:
-    """Returns the response that streams the encoder's logs, with their fault if they have one. Raises `ApiError`."""
-    try:
-        fault = faults.take_fault(encoder.logs, api_of_encoder(encoder), streamed=True)
-    except ApiError:
-        with reading_context:  # its end cancels the turns
-            raise
-    if fault is None:
-        return EventStreamResponse(encoder, reading_context)
-    return FaultyStreamResponse(encoder, reading_context, fault)
-
-
-async def break_reply(
-    request: AnyRequest, reply: Awaitable[bytes], logs: Sequence[EventLog], faults: ScriptFaults
-) -> bytes:
-    """Returns a complete reply, with its fault if it has one. Raises `ApiError`; `ClientDisconnected` after a reset."""
-    working = asyncio.ensure_future(reply)
-    try:
-        fault = faults.take_fault(logs, api_of_path(request.url.path), streamed=False)
-        body = await working
-    finally:
-        working.cancel()
-    if fault is None:
-        return body
-    response = request_state(request.scope).response
-    if fault.kind == "stall":
-        await _wait(math.inf if fault.seconds is None else fault.seconds)
-    elif fault.kind == "reset" and response is not None:
-        response.reset_connection()
-        raise ClientDisconnected
-    return break_json_reply(fault, body) if fault.kind == "broken_arguments" else body
-
-
-async def _pump_with_fault(encoder: StreamEncoder, sink: FaultSink) -> None:
-    await pump(encoder, sink)
-    sink.finish_stream()
-    await sink.drain()
-    if not sink.is_applied:
-        _log.warning("the stream has no event that the script's fault is for")
 
 
 async def _wait(seconds: float) -> None:

@@ -14,7 +14,6 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.replies.event_stream import EventStreamResponse, run_until_disconnect
-from antiphon.app.replies.faulty_replies import break_reply, break_stream
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 
 T = TypeVar("T")
@@ -27,10 +26,7 @@ def json_reply(body: bytes, status: int = 200) -> Response[bytes]:
 
 def stream_reply(encoder: StreamEncoder, context: ServerContext) -> Response[Any]:
     """Returns a response that streams the encoder's logs to one client."""
-    reading = count_readers(context, encoder.logs)
-    if context.script_faults is not None:
-        return break_stream(encoder, reading, context.script_faults)
-    return EventStreamResponse(encoder, reading)
+    return EventStreamResponse(encoder, count_readers(context, encoder.logs))
 
 
 async def start_turns(request: AnyRequest, parsed: ParsedRequest) -> list[EventLog]:
@@ -65,10 +61,7 @@ def cancel_started(context: ServerContext, starting: "asyncio.Task[list[EventLog
 
 async def final_reply(request: AnyRequest, reply: Awaitable[bytes], logs: Sequence[EventLog]) -> bytes:
     """Returns a complete reply. Cancels it if the client disconnects, which no ASGI server does by itself."""
-    context = server_context(request)
-    with count_readers(context, logs):
-        if context.script_faults is not None:
-            reply = break_reply(request, reply, logs, context.script_faults)
+    with count_readers(server_context(request), logs):
         return await cancel_on_disconnect(request, reply)
 
 

@@ -138,8 +138,6 @@ class _WebSocketSession:
         log = await context.turn_manager.start_turn(parsed.model, spec, self._owner)
         encode = event_encoder(obfuscated=spec.obfuscate)
         with count_readers(context, [log]):
-            if context.script_faults is not None:
-                context.script_faults.refuse_fault(log)
             async for entries in log.follow_entries():
                 for entry in entries:
                     await self._send_text(encode(entry).decode())

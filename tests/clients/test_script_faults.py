@@ -13,6 +13,8 @@ from websockets.sync.client import connect
 
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
+from antiphon.app.replies.faulty_replies import FaultyReplies
+from antiphon.app.server import build_app
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.kit.checker.stream import check_sse
 from tests.conftest import StartServer
@@ -281,12 +283,14 @@ def test_fault_ends_after_its_times(start_server: StartServer) -> None:
 
 def test_unknown_kind_is_refused_at_the_start() -> None:
     with pytest.raises(ScriptError, match="reply 'a': fault: Invalid enum value 'steam'"):
-        create_context(Settings(), scripted_registry([{"name": "a", "output": [], "fault": {"kind": "steam"}}]))
+        build_app(
+            create_context(Settings(), scripted_registry([{"name": "a", "output": [], "fault": {"kind": "steam"}}]))
+        )
 
 
-def test_script_without_faults_sets_no_hook() -> None:
-    context = create_context(Settings(), scripted_registry([{"name": "a", "output": ["x"]}]))
-    assert context.script_faults is None
+def test_only_a_script_with_faults_wraps_the_application() -> None:
+    apps = [build_app(create_context(Settings(), scripted_registry(script)))._app for script in (SCRIPT, SCRIPT[-1:])]
+    assert [isinstance(app, FaultyReplies) for app in apps] == [True, False]
 
 
 def test_websocket_has_no_faults(server: RunningServer) -> None:
