@@ -17,8 +17,10 @@ INTERVAL_S = 0.25
 MAX_WAITING_SHARE = 0.1
 """Share of the threads' runnable time that they may wait for a core. It is about 0.01 if nothing else runs."""
 
-FIRST_RETRY_S, MAX_RETRY_S = 2.0, 60.0
-"""Seconds with fewer threads before all are tried again, at first and at most."""
+FIRST_RETRY_S = 2.0
+"""Seconds with fewer threads before all are tried again, at first."""
+MAX_RETRY_S = 60.0
+"""The same at most."""
 
 MIN_SUCCESS_S = 10.0
 """Seconds with all threads after which the next retry is the first again."""

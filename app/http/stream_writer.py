@@ -13,7 +13,7 @@ from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.events import sse
 
 PING_INTERVAL_S = 15.0
-"""Seconds without output after which an SSE comment is sent: proxies close silent streams."""
+"""Seconds without output after which a ping, an SSE comment, is sent: proxies close silent streams."""
 
 
 class StreamEncoder(Protocol):

@@ -25,6 +25,7 @@ from antiphon.harmony.rendered_prompt import RenderError
 
 PARAM = "chat_template"
 MIN_CPU_LIMIT_S = 0.01
+"""CPU time that a rendering gets at least, however little of its time is left."""
 TEMPLATE_PROCESS = SandboxProcess("antiphon.app.sandbox.template_worker")
 """The process that renders the templates of all requests, one at a time."""
 atexit.register(TEMPLATE_PROCESS.stop)

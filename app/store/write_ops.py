@@ -21,6 +21,7 @@ MAYBE_CHANGED = f"{NOT_WRITABLE} The database did not say whether the change was
 MAX_CHANGE_WAIT_S = 10.0
 """Time after which a change is reported as failed if the database has not confirmed it."""
 OVERDUE_CHECK_INTERVAL_S = 0.5
+"""Time between two checks for changes that are overdue."""
 MAX_SYNC_DELAY_S = 10.0
 """Time after which every commit is on disk. PostgreSQL's default is three times 200 ms."""
 
@@ -29,6 +30,7 @@ class StoreTimings(Struct, frozen=True, kw_only=True):
     """Intervals of the writer and the store's retention, in seconds."""
 
     heartbeat_s: float = 1.0
+    """Time between two signs of life of a writer."""
     lease_s: float = 7.0
     """A writer without a heartbeat for this long is considered dead, and its responses are ended. A client sees the end
     at most two heartbeats and one poll of the database later: within ten seconds."""

@@ -33,7 +33,7 @@ class TurnTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     queue_after_s: float = 1.0
     """Wait for admission after which the turn is reported as queued, so that the client sees a stream."""
     keepalive_after_s: float = 60.0
-    """Silence after which the latest lifecycle event is repeated: some clients give up after 300 s of silence."""
+    """Silence after which a keepalive repeats the latest event of the life cycle: some clients give up after 300 s."""
     render_cpu_limit_s: float = 10.0
     """Maximum CPU time for rendering a prompt."""
 

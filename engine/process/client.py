@@ -63,6 +63,7 @@ class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     min_restart_delay: float = 0.1
     """Delay before the first restart, doubled after every worker that finished no job."""
     max_restart_delay: float = 30.0
+    """Longest delay between two restarts."""
 
 
 class ProcessEngine:

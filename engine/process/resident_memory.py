@@ -6,6 +6,7 @@ from pathlib import Path
 _PS = "/bin/ps"
 """Its place on macOS. On Linux it is not needed."""
 _PS_TIMEOUT_S = 5.0
+"""Longest wait for `ps`."""
 
 
 def read_resident_bytes(pid: int) -> int | None:

@@ -57,6 +57,7 @@ EXIT_LINE = "exit "
 TERM_TIMEOUT_S = 5.0
 """Time that the server has to exit after SIGTERM."""
 RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Delays before the first and the later restarts."""
 KEPT_LINES = 40
 MAX_LINE_BYTES = 1 << 20
 

@@ -44,10 +44,13 @@ class RemoteTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     final_count_grace_s: float = 0.05
     """Time that the last chunk waits for the count of cached tokens."""
     health_interval_s: float = 2.0
+    """Time between two questions for the health of a replica."""
     health_timeout_s: float = 10.0
+    """Longest wait for the answer."""
     min_reconnect_delay_s: float = 0.2
     """Delay after a handshake that failed, doubled each time."""
     max_reconnect_delay_s: float = 5.0
+    """Longest delay between two handshakes."""
     handshake_timeout_s: float = 60.0
     """Limit of each step of a handshake. The first grammar may take an engine seconds to prepare."""
 

@@ -21,7 +21,7 @@ class WriteBytes(msgspec.Struct, frozen=True):
 
 
 class PauseWriting(msgspec.Struct, frozen=True):
-    """Write nothing for this time, keep-alive comments included; `seconds` is infinite for ever."""
+    """Write nothing for this time, pings included; `seconds` is infinite for ever."""
 
     seconds: float
 

@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from antiphon.app.store.base import StoreError
 
 DATABASE_CONNECT_TIMEOUT_S = 5
+"""Longest wait for a connection to the database."""
 CONNECTION_DEFAULTS: dict[str, str | int] = {
     "connect_timeout": DATABASE_CONNECT_TIMEOUT_S,
     "application_name": "antiphon",

@@ -31,7 +31,9 @@ FOLLOW_POLL_INTERVAL_S = 1.0
 IDLE_INTERVAL_S = 10.0
 """Seconds between two checks of a connection on which nothing is followed."""
 MAX_RECONNECT_DELAY_S = 2.0
+"""Longest time between two attempts to reach the database again."""
 MAX_CLOSE_WAIT_S = 5.0
+"""Time for which the exit waits for the thread that follows."""
 _log = structlog.get_logger(__name__)
 
 

@@ -18,6 +18,7 @@ FILE_HEADER = b"SQLite format 3\0"
 CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 LOCKED_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 LOCK_TIMEOUT_S = 10.0
+"""Longest wait for a lock of the store file."""
 _PRIMARY_CODE_MASK = 0xFF
 """Lowest byte of an extended result code of SQLite: the primary code."""
 _log = structlog.get_logger(__name__)

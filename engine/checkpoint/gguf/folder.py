@@ -20,6 +20,7 @@ SUFFIX = ".gguf"
 PART_OF_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 CONVERSION_TIMEOUT_S = 600
+"""Longest time that the conversion of a tokenizer may take."""
 
 
 def find_gguf_file(folder: Path) -> Path | None:

@@ -17,6 +17,7 @@ from antiphon.engine.remote.transport.connection import (
 from antiphon.engine.remote.transport.endpoint import Endpoint
 
 ENGINE_CONNECT_TIMEOUT_S = 5.0
+"""Longest wait for a connection to a server."""
 MAX_IDLE_S = 4.0
 """Time after which an idle connection is not used again: vLLM closes idle connections after 5 s."""
 MAX_IDLE_CONNECTIONS = 64
