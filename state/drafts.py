@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from msgspec import UNSET, UnsetType, structs
 
+from antiphon.events import stream as ev
 from antiphon.events.items import (
     Annotation,
     ContainerFileCitation,
@@ -63,37 +64,44 @@ class ReasoningDraft:
 
     def open(self) -> None:
         """Emits the item and the part that grows, both empty."""
-        self._emitter.emit_item_added(
-            self._position.output_index, Reasoning(id=self._position.item_id, status="in_progress")
-        )
+        item_id, output_index = self._position
+        item = Reasoning(id=item_id, status="in_progress")
+        self._emitter.emit(ev.ItemAdded, output_index=output_index, item=item)
         if self._output == "content":
-            self._emitter.emit_part_added(self._position, 0, ReasoningText(text=""))
+            self._emitter.emit_at(self._position, ev.PartAdded, content_index=0, part=ReasoningText(text=""))
         else:
-            self._emitter.emit_summary_added(self._position)
+            self._emitter.emit_at(self._position, ev.SummaryPartAdded, summary_index=0, part=SummaryText(text=""))
 
     def grow(self, text: str) -> None:
         """Emits a delta of the reasoning."""
         self._text.append(text)
-        if self._output == "content":
-            self._emitter.emit_reasoning_delta(self._position, text)
-        else:
-            self._emitter.emit_summary_delta(self._position, text)
+        item_id, output_index = self._position
+        number = self._emitter.next_number
+        self._emitter.add_event(
+            ev.ReasoningDelta(
+                sequence_number=number, item_id=item_id, output_index=output_index, content_index=0, delta=text
+            )
+            if self._output == "content"
+            else ev.SummaryDelta(
+                sequence_number=number, item_id=item_id, output_index=output_index, summary_index=0, delta=text
+            )
+        )
 
     def close(self, status: Status) -> Reasoning:
         """Finishes the parts, seals the text and finishes the item."""
-        text, emitter, position = "".join(self._text), self._emitter, self._position
+        text, emit, position = "".join(self._text), self._emitter.emit_at, self._position
         encrypted_content = self._seal(text) if self._seal else UNSET
         if self._output != "content":
-            emitter.emit_summary_done(position, text)
-            emitter.emit_summary_part_done(position, text)
+            emit(position, ev.SummaryDone, summary_index=0, text=text)
+            emit(position, ev.SummaryPartDone, summary_index=0, part=SummaryText(text=text))
         if self._output == "both":
-            emitter.emit_part_added(position, 0, ReasoningText(text=""))
-            emitter.emit_reasoning_delta(position, text)
+            emit(position, ev.PartAdded, content_index=0, part=ReasoningText(text=""))
+            emit(position, ev.ReasoningDelta, content_index=0, delta=text)
         if self._output != "summary":
-            emitter.emit_reasoning_done(position, text)
-            emitter.emit_part_done(position, 0, ReasoningText(text=text))
+            emit(position, ev.ReasoningDone, content_index=0, text=text)
+            emit(position, ev.PartDone, content_index=0, part=ReasoningText(text=text))
         item = self._build_item(status, raw=self._output != "summary", sealed=encrypted_content)
-        emitter.emit_item_done(position.output_index, item)
+        self._emitter.emit(ev.ItemDone, output_index=position.output_index, item=item)
         return item
 
     def freeze(self) -> Reasoning:
@@ -135,18 +143,30 @@ class MessageDraft:
 
     def open(self) -> None:
         """Emits the item and its first part, both empty."""
-        self._emitter.emit_item_added(self._position.output_index, self._build_item("in_progress", ()))
+        item = self._build_item("in_progress", ())
+        self._emitter.emit(ev.ItemAdded, output_index=self._position.output_index, item=item)
         self._open_part()
 
     def grow(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> None:
         """Emits a delta of the open part. Refusals have no log-probabilities."""
         self._text.append(text)
         self._length += len(text)
+        index = len(self._done_parts)
         if self.part_kind == "refusal":
-            self._emitter.emit_refusal_delta(self._position, len(self._done_parts), text)
+            self._emitter.emit_at(self._position, ev.RefusalDelta, content_index=index, delta=text)
         else:
             self._logprobs.extend(logprobs)
-            self._emitter.emit_text_delta(self._position, len(self._done_parts), text, logprobs)
+            item_id, output_index = self._position
+            self._emitter.add_event(
+                ev.TextDelta(
+                    sequence_number=self._emitter.next_number,
+                    item_id=item_id,
+                    output_index=output_index,
+                    content_index=index,
+                    delta=text,
+                    logprobs=logprobs,
+                )
+            )
 
     def switch_part(self, kind: PartKind) -> None:
         """Finishes the open part and starts one of the other kind."""
@@ -158,14 +178,20 @@ class MessageDraft:
         """Emits an annotation of the open text part; with `length`, of the last `length` characters of its text."""
         if length is not None:
             annotation = _with_range(annotation, end=self._length, length=length)
-        self._emitter.emit_annotation_added(self._position, len(self._done_parts), len(self._annotations), annotation)
+        self._emitter.emit_at(
+            self._position,
+            ev.AnnotationAdded,
+            content_index=len(self._done_parts),
+            annotation_index=len(self._annotations),
+            annotation=annotation,
+        )
         self._annotations.append(annotation)
 
     def close(self, status: Status) -> Message:
         """Finishes the open part and the item."""
         self._close_part()
         item = self._build_item(status, tuple(self._done_parts))
-        self._emitter.emit_item_done(self._position.output_index, item)
+        self._emitter.emit(ev.ItemDone, output_index=self._position.output_index, item=item)
         return item
 
     def freeze(self) -> Message:
@@ -174,15 +200,17 @@ class MessageDraft:
 
     def _open_part(self) -> None:
         self._text, self._logprobs, self._annotations, self._length = [], [], [], 0
-        self._emitter.emit_part_added(self._position, len(self._done_parts), self._build_part())
+        index = len(self._done_parts)
+        self._emitter.emit_at(self._position, ev.PartAdded, content_index=index, part=self._build_part())
 
     def _close_part(self) -> None:
         part, index = self._build_part(), len(self._done_parts)
+        emit, position = self._emitter.emit_at, self._position
         if isinstance(part, Refusal):
-            self._emitter.emit_refusal_done(self._position, index, part.refusal)
+            emit(position, ev.RefusalDone, content_index=index, refusal=part.refusal)
         else:
-            self._emitter.emit_text_done(self._position, index, part.text, part.logprobs)
-        self._emitter.emit_part_done(self._position, index, part)
+            emit(position, ev.TextDone, content_index=index, text=part.text, logprobs=part.logprobs)
+        emit(position, ev.PartDone, content_index=index, part=part)
         self._done_parts.append(part)
 
     def _build_part(self) -> OutputText | Refusal:
@@ -204,7 +232,8 @@ class _CallDraft:
 
     def open(self) -> None:
         """Emits the call with its name and call id."""
-        self._emitter.emit_item_added(self._position.output_index, self._build_item("in_progress"))
+        item = self._build_item("in_progress")
+        self._emitter.emit(ev.ItemAdded, output_index=self._position.output_index, item=item)
 
     def freeze(self) -> FunctionCall | CustomToolCall:
         """Returns the call with the text emitted so far, and emits no done event: half a command must not run."""
@@ -220,15 +249,18 @@ class FunctionCallDraft(_CallDraft):
     def grow(self, text: str) -> None:
         """Emits a delta of the arguments."""
         self._text.append(text)
-        self._emitter.emit_arguments_delta(self._position, text)
+        (item_id, output_index), number = self._position, self._emitter.next_number
+        self._emitter.add_event(
+            ev.ArgumentsDelta(sequence_number=number, item_id=item_id, output_index=output_index, delta=text)
+        )
 
     def close(self, status: Status) -> FunctionCall:
         """Finishes the arguments and the item. A call without arguments gets `{}`, because clients parse them."""
         if not "".join(self._text).strip():
             self.grow("{}")
         item = self._build_item(status)
-        self._emitter.emit_arguments_done(self._position, item.name, item.arguments)
-        self._emitter.emit_item_done(self._position.output_index, item)
+        self._emitter.emit_at(self._position, ev.ArgumentsDone, name=item.name, arguments=item.arguments)
+        self._emitter.emit(ev.ItemDone, output_index=self._position.output_index, item=item)
         return item
 
     def _build_item(self, status: Status) -> FunctionCall:
@@ -248,13 +280,16 @@ class CustomCallDraft(_CallDraft):
     def grow(self, text: str) -> None:
         """Emits a delta of the input."""
         self._text.append(text)
-        self._emitter.emit_custom_input_delta(self._position, text)
+        (item_id, output_index), number = self._position, self._emitter.next_number
+        self._emitter.add_event(
+            ev.CustomInputDelta(sequence_number=number, item_id=item_id, output_index=output_index, delta=text)
+        )
 
     def close(self, status: Status) -> CustomToolCall:
         """Finishes the input and the item."""
         item = self._build_item(status)
-        self._emitter.emit_custom_input_done(self._position, item.input)
-        self._emitter.emit_item_done(self._position.output_index, item)
+        self._emitter.emit_at(self._position, ev.CustomInputDone, input=item.input)
+        self._emitter.emit(ev.ItemDone, output_index=self._position.output_index, item=item)
         return item
 
     def _build_item(self, status: Status) -> CustomToolCall:

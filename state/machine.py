@@ -273,8 +273,8 @@ class Machine:
             item = self._segment.item
             if not item.id:
                 item = msgspec.structs.replace(item, id=self._ids("cmp"))
-            self._emitter.emit_item_added(len(self._output), item)
-            self._emitter.emit_item_done(len(self._output), item)
+            self._emitter.emit(ev.ItemAdded, output_index=len(self._output), item=item)
+            self._emitter.emit(ev.ItemDone, output_index=len(self._output), item=item)
             self._output.append(item)
 
     # Verbs of the held blank
@@ -305,38 +305,38 @@ class Machine:
     def _create(self) -> None:
         queued = self.trace[-1][1] is Input.QUEUE
         self._update_response(status="queued" if queued else "in_progress")
-        self._emitter.emit_lifecycle(ev.Created, self.response)
+        self._emitter.emit(ev.Created, response=self.response)
 
     def _queue(self) -> None:
-        self._emitter.emit_lifecycle(ev.Queued, self.response)
+        self._emitter.emit(ev.Queued, response=self.response)
 
     def _begin(self) -> None:
         self._update_response(status="in_progress")
-        self._emitter.emit_lifecycle(ev.InProgress, self.response)
+        self._emitter.emit(ev.InProgress, response=self.response)
 
     def _keepalive(self) -> None:
         event = ev.Queued if self.state is State.QUEUED else ev.InProgress
-        self._emitter.emit_lifecycle(event, self.response)
+        self._emitter.emit(event, response=self.response)
 
     def _complete(self) -> None:
         self._update_response(status="completed", completed_at=self._clock(), usage=self._usage())
-        self._emitter.emit_lifecycle(ev.Completed, self.response)
+        self._emitter.emit(ev.Completed, response=self.response)
 
     def _incomplete(self) -> None:
         details = IncompleteDetails(reason=self._ending.reason)
         self._update_response(status="incomplete", incomplete_details=details, usage=self._usage())
-        self._emitter.emit_lifecycle(ev.Incomplete, self.response)
+        self._emitter.emit(ev.Incomplete, response=self.response)
 
     def _fail(self) -> None:
         error = ResponseError(code=self._ending.code, message=self._ending.message)
         self._update_response(status="failed", error=error, usage=self._usage())
         self._emitter.emit_error(error.code, error.message)
-        self._emitter.emit_lifecycle(ev.Failed, self.response)
+        self._emitter.emit(ev.Failed, response=self.response)
 
     def _cancel(self) -> None:
         # No SDK has a cancelled event, and a reader must not hang; no SDK takes `incomplete` for a failure.
         self._update_response(status="cancelled", usage=self._usage())
-        self._emitter.emit_lifecycle(ev.Incomplete, self.response)
+        self._emitter.emit(ev.Incomplete, response=self.response)
 
     def _update_response(self, **changes: object) -> None:
         self.response = msgspec.structs.replace(self.response, output=tuple(self._output), **changes)

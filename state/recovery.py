@@ -39,7 +39,7 @@ def failure_events(events: Sequence[Event], *, code: str, message: str) -> list[
     emitter = EventEmitter(len(events))
     if not isinstance(events[-1], ev.Error):
         emitter.emit_error(code, message)
-    emitter.emit_lifecycle(ev.Failed, response)
+    emitter.emit(ev.Failed, response=response)
     return emitter.collect_events()
 
 

@@ -69,7 +69,7 @@ def test_request_cancelled_in_the_moment_in_which_its_turn_starts_frees_the_slot
         return logs
 
     monkeypatch.setattr(server.context.turn_manager, "start_prompts", start_and_cancel)
-    with open_sdk(server) as (client, _), pytest.raises(openai.APIConnectionError):
+    with open_sdk(server) as (client, _), pytest.raises(openai.InternalServerError):
         client.with_options(max_retries=0).responses.create(model="scripted", input="hi")
     assert was_started.is_set()
     assert wait_until(30, lambda: is_idle(server))
