@@ -13,7 +13,6 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.store.base import ResponseStore
-from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import TurnTimeouts
@@ -58,10 +57,10 @@ def create_context(
     settings: Settings,
     models: ModelRegistry,
     timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
-    store: ResponseStore | None = None,
+    *,
+    store: ResponseStore,
 ) -> ServerContext:
-    """Creates a server context. Without `store`, responses are stored in memory. Raises `KeyFileError`."""
-    store = MemoryStore() if store is None else store
+    """Creates a server context. Raises `KeyFileError`."""
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models)
     capacity = TurnCapacity(model.engine for model in models.served)

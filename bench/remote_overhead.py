@@ -21,6 +21,7 @@ from antiphon.app.launch import tune_gc
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.observability.access_log import AccessLog, console_format
 from antiphon.app.server import bind_socket, run_server
+from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, TokenizerCheck
@@ -64,9 +65,11 @@ async def serve(engine_port: int) -> None:
     """Serves both models on a free port and prints it."""
     settings = Settings(port=0, shutdown_timeout=0.1)
     with bind_socket(settings) as listener:
-        context = create_context(settings, build_registry(engine_port))
+        store = open_store(settings)
+        context = create_context(settings, build_registry(engine_port), store=store)
         access_log = AccessLog(console_format(Console(file=io.StringIO())), len)
         await run_server(context, listener, on_ready=_report_ready, on_request_done=access_log.add_record)
+        await store.close()
 
 
 def read_model(port: int, model: str, api: str) -> None:

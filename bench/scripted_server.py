@@ -26,6 +26,7 @@ from antiphon.app.launch import tune_gc
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.observability.access_log import AccessLog, console_format
 from antiphon.app.server import bind_socket, run_server
+from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine
 from antiphon.engine.scripted.script import ScriptedReply, ScriptStep
@@ -193,11 +194,13 @@ async def _serve(cases: Any, limits: Any) -> None:
     settings = Settings(port=0, shutdown_timeout=0.1)
     with bind_socket(settings) as listener:
         registry = build_registry([(length, chunk_size) for length, chunk_size in cases], **limits)
-        context = create_context(settings, registry)
+        store = open_store(settings)
+        context = create_context(settings, registry, store=store)
         # The access log is a part of a request's cost, so its lines are formatted, but not printed.
         access_log = AccessLog(console_format(Console(file=io.StringIO())), len)
         await run_server(context, listener, on_ready=_report_ready, on_request_done=access_log.add_record)
         access_log.flush_lines()
+        await store.close()
 
 
 if __name__ == "__main__":

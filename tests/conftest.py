@@ -3,12 +3,13 @@
 import functools
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
 
+from antiphon.app.store.sqlite.store import MemoryStore
 from tests.postgres_server import PostgresServer, run_postgres
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
@@ -56,6 +57,13 @@ def start_server() -> Iterator[StartServer]:
             return stack.enter_context(running)
 
         yield start
+
+
+@pytest.fixture
+async def memory_store() -> AsyncIterator[MemoryStore]:
+    store = MemoryStore()
+    yield store
+    await store.close()
 
 
 @pytest.fixture(scope="session")

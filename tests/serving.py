@@ -165,7 +165,7 @@ class _ServerThread:
 
     async def _serve_with(self, store: ResponseStore) -> None:
         access_records: list[AccessRecord] = []
-        context = create_context(self._settings, self._models, self._timeouts, store)
+        context = create_context(self._settings, self._models, self._timeouts, store=store)
 
         def on_ready(port: int) -> None:
             self._running = RunningServer(

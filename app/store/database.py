@@ -7,7 +7,9 @@ in the column `writer` until the response has ended, and it checks before each s
 To cancel the response, another process sets `cancel_requested`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
 
 import msgspec
 import structlog
@@ -29,16 +31,24 @@ _SIZE = """
     + (SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = responses.id)
 """
 """Bytes of a row of `responses` with all that is stored for it."""
+Columns = Mapping[str, str]
+"""Names of columns, each with its type in PostgreSQL."""
+RESPONSE_COLUMNS: Columns = {
+    "id": "text",
+    "owner": "text",
+    "created": "bigint",
+    "base_response": "bytea",
+    "input_items": "bytea",
+    "writer": "text",
+}
+EVENT_COLUMNS: Columns = {"response": "text", "number": "int", "data": "bytea", "detail": "bytea"}
+ITEM_COLUMNS: Columns = {"owner": "text", "id": "text", "response": "text"}
 RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noqa: S608
 """Begin of the statement that ends responses."""
 _log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
 _detail_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
 _detail_decoder = msgspec.msgpack.Decoder(TokenDetail)
-
-
-class LeaseLostError(Exception):
-    """This process no longer owns the response: another one deleted it, or took it over after missed heartbeats."""
 
 
 class NewStep(Struct, frozen=True):
@@ -50,32 +60,19 @@ class NewStep(Struct, frozen=True):
     keep_details: bool = False
 
 
-def encode_detail(entry: LogEntry) -> bytes | None:
-    """Returns the column of an entry's detail."""
-    return None if entry.detail is None else _detail_encoder.encode(entry.detail)
-
-
-def list_event_rows(steps: Iterable[NewStep]) -> list[tuple[str, int, bytes, bytes | None]]:
-    """Returns the rows of the table of events: response id, number, event and its details, if they are kept."""
-    return [
-        (
-            step.response_id,
-            entry.event.sequence_number,
-            entry.data,
-            encode_detail(entry) if step.keep_details else None,
-        )
-        for step in steps
-        for entry in step.entries
-    ]
-
-
-def encode_response(log: EventLog, writer: str) -> tuple[str, str, int, bytes, bytes, str]:
-    """Returns the columns of a new response: id, owner, created, base_response, input_items, writer."""
+def _encode_response(log: EventLog, writer: str) -> tuple[str, str, int, bytes, bytes, str]:
+    """Returns the values of `RESPONSE_COLUMNS` for a new response."""
     base_response, input_items = msgspec.json.encode(log.base_response), msgspec.json.encode(log.input_items)
     return log.id, log.owner, int(log.base_response.created_at), base_response, input_items, writer
 
 
-def completed_item_ids(entries: Iterable[LogEntry]) -> list[str]:
+def _encode_entry(step: NewStep, entry: LogEntry) -> tuple[str, int, bytes, bytes | None]:
+    """Returns the values of `EVENT_COLUMNS` for an entry."""
+    detail = _detail_encoder.encode(entry.detail) if step.keep_details and entry.detail is not None else None
+    return step.response_id, entry.event.sequence_number, entry.data, detail
+
+
+def _completed_item_ids(entries: Iterable[LogEntry]) -> list[str]:
     """Returns the ids of the output items that these entries complete."""
     return [entry.event.item.id for entry in entries if isinstance(entry.event, ev.ItemDone)]
 
@@ -90,6 +87,10 @@ class Database:
     """Whether a crash of the database loses transactions that were committed without `sync`."""
     commit_number = 0
     """Number of the last transaction that was committed, if the database counts them."""
+    is_volatile = False
+    """Whether the data ends with this process: the steps of a response need not be written before the last one."""
+    max_responses: float = inf
+    """Number of responses above which the oldest are deleted."""
     commit_is_uncertain = False
     """Whether the last transaction was interrupted after its COMMIT was sent."""
 
@@ -125,41 +126,36 @@ class Database:
 
     def insert_responses(self, logs: Sequence[EventLog], writer: str) -> None:
         """Inserts new responses with their input items, before their first events."""
-        for log in logs:
-            self.insert_response(log, writer)
-
-    def insert_response(self, log: EventLog, writer: str) -> None:
-        """Inserts a new response with its input items."""
-        statement = (
-            "INSERT INTO responses (id, owner, created, base_response, input_items, writer) VALUES (?, ?, ?, ?, ?, ?)"
-        )
-        self._connection.execute(statement, encode_response(log, writer))
-        self._insert_item_ids(log.owner, log.id, (item.id for item in log.input_items))
+        self._insert_rows("responses", RESPONSE_COLUMNS, [_encode_response(log, writer) for log in logs])
+        self._insert_items((log.owner, item.id, log.id) for log in logs for item in log.input_items if item.id)
 
     def append_steps(self, steps: Sequence[NewStep], writer: str) -> set[str]:
         """Inserts steps. Returns the ids of responses whose writer is not `writer`; nothing is inserted for them."""
-        lost = set()
-        for step in steps:
-            try:
-                self.append_events(step.owner, step.response_id, step.entries, writer, keep_details=step.keep_details)
-            except LeaseLostError:
-                lost.add(step.response_id)
-        return lost
+        ids = list({step.response_id for step in steps})
+        owned = self._select_owned(ids, writer)
+        steps = [step for step in steps if step.response_id in owned]
+        events = [_encode_entry(step, entry) for step in steps for entry in step.entries]
+        self._insert_rows("events", EVENT_COLUMNS, events)
+        self._insert_items(
+            (step.owner, item_id, step.response_id) for step in steps for item_id in _completed_item_ids(step.entries)
+        )
+        self._release_responses([step.response_id for step in steps if is_terminal(step.entries)])
+        return set(ids) - owned
 
-    def append_events(
-        self, owner: str, response_id: str, entries: Sequence[LogEntry], writer: str, *, keep_details: bool = False
-    ) -> None:
-        """Inserts one step of a response. Raises `LeaseLostError` before any change if `writer` is not its writer."""
-        if not self.owns(response_id, writer):
-            raise LeaseLostError(response_id)
-        rows = [
-            (response_id, entry.event.sequence_number, entry.data, encode_detail(entry) if keep_details else None)
-            for entry in entries
-        ]
-        self._connection.executemany("INSERT INTO events (response, number, data, detail) VALUES (?, ?, ?, ?)", rows)
-        self._insert_item_ids(owner, response_id, completed_item_ids(entries))
-        if is_terminal(entries):
-            self._connection.execute(f"{RELEASE_RESPONSES} WHERE id = ?", (response_id,))
+    def _insert_items(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        self._insert_rows("items", ITEM_COLUMNS, list(rows), "ON CONFLICT DO NOTHING")
+
+    def _insert_rows(self, table: str, columns: Columns, rows: Sequence[Sequence[Any]], suffix: str = "") -> None:
+        """Inserts rows, which may be none, in few statements."""
+        raise NotImplementedError
+
+    def _select_owned(self, ids: Sequence[str], writer: str) -> set[str]:
+        """Returns those of the responses that belong to this writer."""
+        raise NotImplementedError
+
+    def _release_responses(self, ids: Sequence[str]) -> None:
+        """Marks responses, which may be none, as ended."""
+        raise NotImplementedError
 
     def request_cancel(self, response_id: str) -> None:
         """Asks the process that writes a response to end it."""
@@ -211,22 +207,24 @@ class Database:
         """Deletes the heartbeat of a writer that exits."""
         self._connection.execute("DELETE FROM writers WHERE name = ?", (writer,))
 
-    def delete_expired(self, before: int, most: int) -> int:
-        """Deletes finished responses created before `before`, then the oldest ones until at most `most` bytes are left.
+    def delete_expired(self, before: int, max_bytes: int) -> int:
+        """Deletes finished responses: those created before `before`, then the oldest until the rest fits.
 
-        Deletes at most `MAX_DELETES_PER_TRANSACTION` in a call. Returns the number deleted.
+        The limits are `max_bytes` and `max_responses`. Deletes at most `MAX_DELETES_PER_TRANSACTION` in a call.
+        Returns the number deleted.
         """
-        finished = f"writer IS NULL AND {FREE_OF_RUNNING_CHOICES}"
-        query = f"SELECT id FROM responses WHERE {finished} AND created < ? ORDER BY created LIMIT ?"  # noqa: S608
-        deleted = [row[0] for row in self._connection.execute(query, (before, MAX_DELETES_PER_TRANSACTION))]
-        total_size = self._connection.execute("SELECT coalesce(sum(size), 0) FROM responses").fetchone()[0]
-        if total_size > most:
-            query = f"SELECT id, size FROM responses WHERE {finished} AND created >= ? ORDER BY created"  # noqa: S608
-            for response_id, size in self._connection.execute(query, (before,)):
-                if total_size <= most or len(deleted) >= MAX_DELETES_PER_TRANSACTION:
-                    break
-                deleted.append(response_id)
-                total_size -= size
+        totals = "SELECT count(*), coalesce(sum(size), 0) FROM responses"
+        num_left, bytes_left = self._connection.execute(totals).fetchone()
+        query = f"""
+            SELECT id, created, size FROM responses WHERE writer IS NULL AND {FREE_OF_RUNNING_CHOICES}
+            ORDER BY created LIMIT ?
+        """  # noqa: S608
+        deleted: list[str] = []
+        for response_id, created, size in self._connection.execute(query, (MAX_DELETES_PER_TRANSACTION,)).fetchall():
+            if created >= before and bytes_left <= max_bytes and num_left <= self.max_responses:
+                break
+            deleted.append(response_id)
+            num_left, bytes_left = num_left - 1, bytes_left - size
         for response_id in deleted:
             self.delete_response(response_id)
         return len(deleted)
@@ -289,10 +287,3 @@ class Database:
             for owner, response_id, writer, heartbeat in rows
             if not alive(writer, heartbeat)
         ]
-
-    def _insert_item_ids(self, owner: str, response_id: str, ids: Iterable[str | None]) -> None:
-        rows = [(owner, item_id, response_id) for item_id in ids if item_id]
-        if rows:
-            self._connection.executemany(
-                "INSERT INTO items (owner, id, response) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", rows
-            )

@@ -3,8 +3,7 @@
 from antiphon.app.base.encryption import open_sealer
 from antiphon.app.base.settings import Settings
 from antiphon.app.store.base import ResponseStore, StoreError
-from antiphon.app.store.memory import MemoryStore
-from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.sqlite.store import MemoryStore, SqliteStore
 from antiphon.app.store.write_ops import StoreTimings
 
 DAY_SECONDS = 86_400

@@ -2,6 +2,7 @@
 
 Logs of responses that run in this process are in memory, and each of their steps is written to the database. Steps of
 a background response are published after they are committed; for other responses only the last step waits for that.
+In a database that ends with the process, all steps are written together with the last one.
 Responses that have ended, or run in another process, are read from the database. A subclass reads the new events of
 the latter, and passes them to `_add_remote_entries`.
 """
@@ -56,6 +57,7 @@ class PersistentStore:
         self._persisted: set[str] = set()
         """Ids of live responses that are in the database."""
         self._on_cancel_request: Callable[[str], None] = lambda _: None
+        self._is_volatile = databases[0].is_volatile
         self._writer = StoreWriter(databases[0], name, self, timings, max_bytes)
         self._database, self._reader = databases[1:]
         self._overdue_steps = OverdueSteps(self._writer.is_overdue, self._live)
@@ -82,19 +84,26 @@ class PersistentStore:
         """Stores a log from now on, with the chat completion that it is the first choice of."""
         self._live[log.owner, log.id] = log
         log.listener = self
-        entries = tuple(log.entries)
-        if log.base_response.background:
+        entries, is_last = tuple(log.entries), is_terminal(log.entries)
+        if self._publishes_committed(log):
             log.withhold(0)
-        elif is_terminal(entries):
+        elif is_last:
             log.withhold(len(entries) - 1)
-        self._writer.enqueue(AppendEvents(log, entries, is_first=True, completion=completion))
+        first_entries = () if self._is_volatile and not is_last else entries
+        self._writer.enqueue(AppendEvents(log, first_entries, is_first=True, completion=completion))
 
     def on_append(self, log: EventLog, first: int) -> None:
-        """Writes the new entries of a log."""
+        """Writes the new entries of a log; in a database that ends with the process, all of them with the last step."""
         entries = tuple(log.entries[first:])
-        if not log.base_response.background and is_terminal(entries):
+        is_last = is_terminal(entries)
+        if is_last and not self._publishes_committed(log):
             log.withhold(first)
-        self._writer.enqueue(AppendEvents(log, entries))
+        if is_last or not self._is_volatile:
+            self._writer.enqueue(AppendEvents(log, tuple(log.entries) if self._is_volatile else entries))
+
+    def _publishes_committed(self, log: EventLog) -> bool:
+        """Tells whether no step of a log is published before it is committed, not only not the last one."""
+        return log.base_response.background and not self._is_volatile
 
     def _list_running(self, owner: str) -> list[EventLog]:
         logs = [*reversed(self._live.items()), *self._failed.items()]

@@ -45,6 +45,24 @@ class SqlConnection(Protocol):
         """Closes the connection."""
 
 
+class StoredRows:
+    """Rows that have been read completely."""
+
+    def __init__(self, rows: list[Any], rowcount: int) -> None:
+        self._rows, self.rowcount = iter(rows), rowcount
+
+    def fetchone(self) -> Any:
+        """Returns the next row; None after the last one."""
+        return next(self._rows, None)
+
+    def fetchall(self) -> list[Any]:
+        """Returns the remaining rows."""
+        return list(self._rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rows
+
+
 def decode_row(decode: Callable[[bytes], T], data: bytes) -> T:
     """Decodes a column of JSON. Raises `UnreadableRowError`."""
     try:

@@ -266,7 +266,7 @@ class StoreWriter:
         if time.monotonic() - self._last_sweep >= self._timings.sweep_interval_s or not self._last_sweep:
             self._last_sweep = time.monotonic()
             self._database.begin(sync=False)
-            self._database.delete_expired(int(time.time() - self._timings.retention_s), self._max_bytes)
+            self._database.delete_expired(int(max(time.time() - self._timings.retention_s, 0)), self._max_bytes)
             self._database.commit()
 
     def _end_orphan(self, owner: str, response_id: str, writer: str) -> None:
@@ -283,7 +283,7 @@ class StoreWriter:
             missing = failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE)
             entries = [LogEntry.from_event(event) for event in missing]
             if entries:
-                self._database.append_events(owner, response_id, entries, self._name)
+                self._database.append_steps([NewStep(owner, response_id, entries)], self._name)
         self._database.commit()
 
     def _deregister(self) -> None:

@@ -142,6 +142,7 @@ import sys
 sys.path.insert(0, ROOT)
 import uvloop
 from antiphon.app.context import create_context
+from antiphon.app.store.factory import open_store
 from antiphon.app.server import bind_socket, run_server
 from antiphon.app.base.settings import Settings
 from antiphon.engine.protocol import EngineError
@@ -151,9 +152,11 @@ async def main(port, folder):
     settings = Settings(port=int(port), shutdown_timeout=0.2)
     models = process_engine_registry(folder=folder, on_status=lambda status: print(status, flush=True))
     with bind_socket(settings) as listener:
-        context = create_context(settings, models)
+        store = open_store(settings)
+        context = create_context(settings, models, store=store)
         on_ready = lambda port: print("banner", flush=True)
         await run_server(context, listener, on_ready=on_ready, on_request_done=lambda record: None)
+        await store.close()
 
 try:
     uvloop.run(main(*sys.argv[1:]))

@@ -1,13 +1,11 @@
-"""The event log, whose readers neither block the writer nor miss an entry, and the store in memory."""
+"""The event log, whose readers neither block the writer nor miss an entry."""
 
 import asyncio
 
 import pytest
 
 from antiphon.app.base.event_log import MAX_ENTRIES_PER_READ, EventLog
-from antiphon.app.store.memory import MemoryStore
 from antiphon.events.base import Event
-from antiphon.events.response import Response
 from antiphon.state.segments import Say
 from tests.state.machine_helpers import INITIAL_RESPONSE, create_machine
 
@@ -137,70 +135,3 @@ def test_ended_log_accepts_no_step() -> None:
     log.end_log()
     with pytest.raises(RuntimeError, match="ended"):
         log.append_step(make_steps()[1])
-
-
-def make_ended_log(response_id: str, owner: str = "") -> EventLog:
-    log = EventLog(Response(id=response_id, created_at=1, model="m"), owner)
-    log.append_step(make_steps()[0])
-    log.end_log()
-    return log
-
-
-async def test_store_finds_a_response_for_its_owner_only() -> None:
-    store = MemoryStore()
-    store.add_log(make_ended_log("resp_1", "a"))
-    assert await store.read_log("a", "resp_1") is not None
-    assert await store.read_log("b", "resp_1") is None
-    assert await store.read_log("a", "resp_2") is None
-
-
-def test_store_finds_items_for_their_owner_only() -> None:
-    log = EventLog(INITIAL_RESPONSE, "a")
-    for step in make_steps():
-        log.append_step(step)
-    store = MemoryStore()
-    store.add_log(log)
-    item = log.response.output[0] if log.response.output else None
-    assert item is not None and store.history.item_finder("a")(item.id) == item
-    assert store.history.item_finder("b")(item.id) is None and store.history.item_finder("a")("msg_unknown") is None
-
-
-async def test_store_evicts_the_oldest_finished_responses() -> None:
-    store = MemoryStore(responses=2)
-    running = EventLog(INITIAL_RESPONSE, "")
-    store.add_log(running)
-    for number in range(5):
-        store.add_log(make_ended_log(f"resp_x{number}"))
-    assert await store.read_log("", INITIAL_RESPONSE.id) is running, "a running response is never dropped"
-    assert len(store) == 2 and await store.read_log("", "resp_x4") is not None
-
-
-def test_store_stays_within_its_size_limit() -> None:
-    log = make_ended_log("resp_a")
-    store = MemoryStore(size=int(log.size * 2.5))
-    for number in range(10):
-        store.add_log(make_ended_log(f"resp_x{number}"))
-    assert len(store) == 2
-
-
-async def test_store_counts_bytes_appended_after_a_log_was_added() -> None:
-    """A log is added when its turn opens, and nearly all of its bytes are appended later."""
-    small_size = make_ended_log("resp_a").size
-    store = MemoryStore(size=small_size * 4)
-    large = EventLog(Response(id="resp_grown", created_at=1, model="m"), "")
-    store.add_log(large)
-    machine = create_machine()
-    large.append_step(machine.begin())
-    for _ in range(100):
-        large.append_step(machine.feed(Say("word ")))
-    store.add_log(make_ended_log("resp_1"))
-    assert await store.read_log("", "resp_grown") is large, "it is still running"
-    assert await store.read_log("", "resp_1") is None, "ended responses are evicted first"
-    large.end_log()
-    store.add_log(make_ended_log("resp_2"))
-    assert await store.read_log("", "resp_grown") is None and await store.read_log("", "resp_2") is not None
-    for number in range(10, 30):
-        store.add_log(make_ended_log(f"resp_{number}"))
-    num_kept = small_size * 4 // make_ended_log("resp_10").size
-    kept = [number for number in range(10, 30) if await store.read_log("", f"resp_{number}")]
-    assert num_kept == 4 and kept == [26, 27, 28, 29] and len(store) == num_kept

@@ -11,6 +11,7 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.sqlite.database import SqliteDatabase
+from antiphon.app.store.sqlite.schema import open_connection
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
 from tests.app.store.store_helpers import add_log
 from tests.clients.sdk_helpers import get, post
@@ -36,7 +37,7 @@ async def list_responses_after_a_sweep(path: Path, names: tuple[str, ...], **set
     """Opens the store with the settings, which sweeps at once. Returns the names of the responses that are left."""
     store = open_store(Settings(store_file=path, **settings))
     await store.close()
-    database = SqliteDatabase(path)
+    database = SqliteDatabase(open_connection(path))
     left = [name for name in names if database.load_log("me", f"resp_{name}")]
     database.close()
     return left
@@ -61,7 +62,7 @@ async def test_responses_are_kept_for_the_retention_days(tmp_path: Path) -> None
 async def test_oldest_responses_beyond_the_store_size_are_deleted(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     await fill_store(path, {"old": 3, "middle": 2, "new": 1})
-    database = SqliteDatabase(path)
+    database = SqliteDatabase(open_connection(path))
     sizes = [row[0] for row in database._connection.execute("SELECT size FROM responses ORDER BY created")]
     database.close()
     names = ("old", "middle", "new")

@@ -15,6 +15,7 @@ from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
 from antiphon.app.replies.faulty_replies import FaultyReplies
 from antiphon.app.server import build_app
+from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.kit.checker.stream import check_sse
 from tests.conftest import StartServer
@@ -281,15 +282,15 @@ def test_fault_ends_after_its_times(start_server: StartServer) -> None:
     assert ends == [False, False, True, True]
 
 
-def test_unknown_kind_is_refused_at_the_start() -> None:
+async def test_unknown_kind_is_refused_at_the_start(memory_store: MemoryStore) -> None:
+    registry = scripted_registry([{"name": "a", "output": [], "fault": {"kind": "steam"}}])
     with pytest.raises(ScriptError, match="reply 'a': fault: Invalid enum value 'steam'"):
-        build_app(
-            create_context(Settings(), scripted_registry([{"name": "a", "output": [], "fault": {"kind": "steam"}}]))
-        )
+        build_app(create_context(Settings(), registry, store=memory_store))
 
 
-def test_only_a_script_with_faults_wraps_the_application() -> None:
-    apps = [build_app(create_context(Settings(), scripted_registry(script)))._app for script in (SCRIPT, SCRIPT[-1:])]
+async def test_only_a_script_with_faults_wraps_the_application(memory_store: MemoryStore) -> None:
+    registries = [scripted_registry(script) for script in (SCRIPT, SCRIPT[-1:])]
+    apps = [build_app(create_context(Settings(), registry, store=memory_store))._app for registry in registries]
     assert [isinstance(app, FaultyReplies) for app in apps] == [True, False]
 
 

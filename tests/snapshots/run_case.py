@@ -1,5 +1,6 @@
 """Runs a case through the whole server without a socket: through Responses, Chat, and as an Anthropic message."""
 
+from tests.log_store import make_log_store
 from tests.progress import HANG_TIMEOUT_S
 import asyncio
 import functools
@@ -22,7 +23,6 @@ from antiphon.app.requests import responses as responses_request
 from antiphon.app.requests.chat import request as chat_request
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.messages.request import read_messages_request
-from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import TurnTimeouts
@@ -98,7 +98,7 @@ def make_turn_manager(**options: Any) -> TurnManager:
     """Returns a turn manager whose ids and time are the same in every run."""
     counter = itertools.count()
     return TurnManager(
-        MemoryStore(),
+        make_log_store(),
         TurnCapacity(()),
         clock=lambda: 1_700_000_000.0,
         id_factory=lambda prefix: f"{prefix}_{next(counter)}",

@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn, StoredConversation
+from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
-from antiphon.events.inputs import AnyInput
 
 MAX_SEARCHED_BYTES = 256 << 20
 """Maximum size of the turns that one request reads for its references. All of them are in memory at once."""
@@ -79,51 +78,19 @@ class PersistentHistory:
         return find
 
 
-class MemoryHistory:
-    """The reads of a store in memory."""
-
-    def __init__(
-        self,
-        logs: Mapping[tuple[str, str], EventLog],
-        conversations: Mapping[tuple[str, str], tuple[StoredConversation, list[AnyInput]]],
-    ) -> None:
-        self._logs, self._conversations = logs, conversations
-
-    def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
-        """Returns a function that returns a turn."""
-        log = self._logs.get((owner, response_id))
-        return lambda: None if log is None else turn_of_log(log)
-
-    def conversation_reader(self, owner: str, conversation_id: str) -> ReadItems:
-        """Returns a function that returns the items of a conversation."""
-        found = self._conversations.get((owner, conversation_id))
-        items = tuple(found[1]) if found else ()
-        return lambda: items
-
-    def item_finder(self, owner: str) -> FindItem:
-        """Returns a function that finds items: of responses first, latest first, then of conversations."""
-        logs = [log for (log_owner, _), log in self._logs.items() if log_owner == owner][::-1]
-        lists = [tuple(items) for (key, _), (_, items) in self._conversations.items() if key == owner]
-        return ItemSearch(logs, lists).find
-
-
 class ItemSearch:
-    """Searches logs, then lists of items, in order. No log and no list is read twice, nor before it is needed."""
+    """Searches logs, in order. No log is read twice, nor before it is needed."""
 
-    def __init__(self, logs: Iterable[EventLog], lists: Iterable[Iterable[AnyInput]] = ()) -> None:
-        self._logs, self._lists = iter(logs), iter(lists)
+    def __init__(self, logs: Iterable[EventLog]) -> None:
+        self._logs = iter(logs)
         self._found: dict[str, AnyItem | _Holder] = {}
 
     def find(self, item_id: str) -> AnyItem | None:
         """Returns the first item with this id."""
         while item_id not in self._found:
-            if (log := next(self._logs, None)) is not None:
-                self._add_log(log)
-            elif (items := next(self._lists, None)) is not None:
-                for item in items:
-                    self._found.setdefault(item.id or "", item)
-            else:
+            if (log := next(self._logs, None)) is None:
                 return None
+            self._add_log(log)
         found = self._found[item_id]
         return self._read_output(found.log, item_id) if isinstance(found, _Holder) else found
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, LiteralString
 
@@ -14,7 +14,7 @@ from psycopg.errors import OperationalError, ProgramLimitExceeded, ReadOnlySqlTr
 from antiphon.app.base.errors import storage_unavailable
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
-from antiphon.app.store.sql_connection import SqlRows
+from antiphon.app.store.sql_connection import SqlRows, StoredRows
 
 READ_TIMEOUT_S = 2.0
 """Longest wait for a read. Only one in an outage takes it: later ones fail at once."""
@@ -62,24 +62,6 @@ def is_outage(error: Exception) -> bool:
     """
     is_of_server = isinstance(error, OperationalError | ReadOnlySqlTransaction | StoreError)
     return is_of_server and not isinstance(error, ProgramLimitExceeded)
-
-
-class StoredRows:
-    """Rows that have been read completely."""
-
-    def __init__(self, rows: list[Any], rowcount: int) -> None:
-        self._rows, self.rowcount = iter(rows), rowcount
-
-    def fetchone(self) -> Any:
-        """Returns the next row; None after the last one."""
-        return next(self._rows, None)
-
-    def fetchall(self) -> list[Any]:
-        """Returns the remaining rows."""
-        return list(self._rows)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._rows
 
 
 ReadRequest = tuple[str, Sequence[Any], "Future[StoredRows]"]

@@ -10,20 +10,14 @@ steps of those responses only that another server has said it reads, and at most
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from antiphon.app.base.event_log import EventLog, is_terminal
+from antiphon.app.base.event_log import is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import (
-    RELEASE_RESPONSES,
-    Database,
-    NewStep,
-    completed_item_ids,
-    encode_response,
-    list_event_rows,
-)
+from antiphon.app.store.database import RELEASE_RESPONSES, Columns, Database, NewStep
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection, is_outage
 from antiphon.app.store.sql_connection import SqlConnection
@@ -129,42 +123,28 @@ class PostgresDatabase(PostgresReads):
 
     # Writes, to be called between `begin` and `commit`
 
-    def insert_responses(self, logs: Sequence[EventLog], writer: str) -> None:
-        """Inserts new responses, with one statement for all of them and one for their input items."""
-        columns = "responses (id, owner, created, base_response, input_items, writer)"
-        types = ("text", "text", "bigint", "bytea", "bytea", "text")
-        self._insert_rows(columns, types, [encode_response(log, writer) for log in logs])
-        items = [(log.owner, item.id, log.id) for log in logs for item in log.input_items if item.id]
-        self._insert_rows("items (owner, id, response)", ("text", "text", "text"), items)
-
     def append_steps(self, steps: Sequence[NewStep], writer: str) -> set[str]:
-        """Inserts steps, with one statement for all their events."""
-        ids = list({step.response_id for step in steps})
-        if not ids:
-            return set()
-        query = "SELECT id FROM responses WHERE id = ANY(?) AND writer = ?"
-        owned = {row[0] for row in self._connection.execute(query, (ids, writer))}
-        steps = [step for step in steps if step.response_id in owned]
-        events = list_event_rows(steps)
-        self._insert_rows("events (response, number, data, detail)", ("text", "int", "bytea", "bytea"), events)
-        items = [
-            (step.owner, item_id, step.response_id) for step in steps for item_id in completed_item_ids(step.entries)
-        ]
-        self._insert_rows("items (owner, id, response)", ("text", "text", "text"), items)
-        if ended := [step.response_id for step in steps if is_terminal(step.entries)]:
-            self._connection.execute(f"{RELEASE_RESPONSES} WHERE id = ANY(?)", (ended,))
+        """Inserts steps, and notes which of them to announce."""
+        lost = super().append_steps(steps, writer)
         for step in steps:
-            if step.response_id in self.wanted and step.entries:
+            if step.response_id in self.wanted and step.response_id not in lost and step.entries:
                 self._news[step.response_id] = step.entries[-1].event.sequence_number + 1
-        self.wanted.difference_update(ended)
-        return set(ids) - owned
+        self.wanted.difference_update(step.response_id for step in steps if is_terminal(step.entries))
+        return lost
 
-    def _insert_rows(self, table: str, types: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
+    def _insert_rows(self, table: str, columns: Columns, rows: Sequence[Sequence[Any]], suffix: str = "") -> None:
         if rows:
-            arrays = ", ".join(f"?::{name}[]" for name in types)
-            columns = [list(column) for column in zip(*rows, strict=True)]
-            statement = f"INSERT INTO {table} SELECT * FROM unnest({arrays})"  # noqa: S608
-            self._connection.execute(statement, columns)
+            arrays = ", ".join(f"?::{type_name}[]" for type_name in columns.values())
+            statement = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) {suffix}"  # noqa: S608
+            self._connection.execute(statement, [list(column) for column in zip(*rows, strict=True)])
+
+    def _select_owned(self, ids: Sequence[str], writer: str) -> set[str]:
+        query = "SELECT id FROM responses WHERE id = ANY(?) AND writer = ?"
+        return {row[0] for row in self._connection.execute(query, (list(ids), writer))} if ids else set()
+
+    def _release_responses(self, ids: Sequence[str]) -> None:
+        if ids:
+            self._connection.execute(f"{RELEASE_RESPONSES} WHERE id = ANY(?)", (list(ids),))
 
     def announce(self, response_id: str) -> None:
         """Notifies the readers of a response of its events so far, and from now on of each step."""
@@ -200,12 +180,12 @@ class PostgresDatabase(PostgresReads):
         self._name = ""
         super().delete_writer(writer)
 
-    def delete_expired(self, before: int, most: int) -> int:
+    def delete_expired(self, before: int, max_bytes: int) -> int:
         """Deletes expired responses and excess ones, unless another server is doing so."""
         if not self._connection.execute("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)).fetchone()[0]:
             return 0
         self._connection.execute(f"DELETE FROM writers WHERE heartbeat < {_NOW} - ?", (WRITER_LIFETIME_S,))  # noqa: S608
-        return super().delete_expired(before, most)
+        return super().delete_expired(before, max_bytes)
 
     # Reads
 

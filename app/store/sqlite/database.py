@@ -4,22 +4,16 @@ Each step of a statement gives Python's global lock away and takes it again, for
 event loop is busy. With a statement for each event, a transaction of 200 streams would wait hundreds of times.
 """
 
+import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from antiphon.app.base.event_log import EventLog, is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import (
-    RELEASE_RESPONSES,
-    Database,
-    NewStep,
-    completed_item_ids,
-    encode_response,
-    list_event_rows,
-)
-from antiphon.app.store.sqlite.schema import open_connection
+from antiphon.app.store.database import RELEASE_RESPONSES, Columns, Database
+from antiphon.app.store.sql_connection import SqlConnection, StoredRows
+from antiphon.app.store.sqlite.schema import open_memory
 
 ROWS_PER_STATEMENT = (128, 32, 8, 2, 1)
 """Numbers of rows for which there are statements. Few different ones, so that SQLite's compiled ones are reused.
@@ -31,57 +25,91 @@ Rows have at most six values, and SQLite before 3.32 takes 999 values in a state
 class SqliteDatabase(Database):
     """A connection to the store file."""
 
-    def __init__(self, path: Path) -> None:
-        self._file: sqlite3.Connection = open_connection(path)
-        super().__init__(self._file, CompletionTables(self._file, "instr"))
+    def __init__(self, connection: SqlConnection) -> None:
+        super().__init__(connection, CompletionTables(connection, "instr"))
 
     def begin(self, *, sync: bool) -> None:
         """Begins a write transaction."""
-        self._file.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
-        self._file.execute("BEGIN IMMEDIATE")
+        self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+        self._connection.execute("BEGIN IMMEDIATE")
 
     def rollback(self) -> None:
         """Rolls the transaction back, if there is one."""
-        if self._file.in_transaction:
-            self._file.execute("ROLLBACK")
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._connection.execute("ROLLBACK")
 
-    def insert_responses(self, logs: Sequence[EventLog], writer: str) -> None:
-        """Inserts new responses with their input items, before their first events."""
-        columns = "responses (id, owner, created, base_response, input_items, writer)"
-        self._insert_rows(columns, [encode_response(log, writer) for log in logs])
-        self._insert_items([(log.owner, item.id, log.id) for log in logs for item in log.input_items if item.id])
-
-    def append_steps(self, steps: Sequence[NewStep], writer: str) -> set[str]:
-        """Inserts steps. Returns the ids of responses whose writer is not `writer`; nothing is inserted for them."""
-        ids = list({step.response_id for step in steps})
-        owned = self._select_owned(ids, writer)
-        steps = [step for step in steps if step.response_id in owned]
-        events = list_event_rows(steps)
-        self._insert_rows("events (response, number, data, detail)", events)
-        self._insert_items(
-            [(step.owner, item_id, step.response_id) for step in steps for item_id in completed_item_ids(step.entries)]
-        )
-        ended = [step.response_id for step in steps if is_terminal(step.entries)]
-        for part in _split(ended):
-            self._file.execute(f"{RELEASE_RESPONSES} WHERE id IN ({_marks(len(part))})", part)
-        return set(ids) - owned
+    def _insert_rows(self, table: str, columns: Columns, rows: Sequence[Sequence[Any]], suffix: str = "") -> None:
+        row = f"({_marks(len(columns))})"
+        for part in _split(rows):
+            statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([row] * len(part))} {suffix}"  # noqa: S608
+            self._connection.execute(statement, [value for values in part for value in values])
 
     def _select_owned(self, ids: Sequence[str], writer: str) -> set[str]:
         owned: set[str] = set()
         for part in _split(ids):
             query = f"SELECT group_concat(id) FROM responses WHERE writer = ? AND id IN ({_marks(len(part))})"  # noqa: S608
-            row = self._file.execute(query, (writer, *part)).fetchone()
+            row = self._connection.execute(query, (writer, *part)).fetchone()
             owned.update(row[0].split(",") if row[0] else ())
         return owned
 
-    def _insert_items(self, rows: Sequence[tuple[str, str | None, str]]) -> None:
-        self._insert_rows("items (owner, id, response)", rows, " ON CONFLICT DO NOTHING")
+    def _release_responses(self, ids: Sequence[str]) -> None:
+        for part in _split(ids):
+            self._connection.execute(f"{RELEASE_RESPONSES} WHERE id IN ({_marks(len(part))})", part)
 
-    def _insert_rows(self, columns: str, rows: Sequence[Sequence[Any]], suffix: str = "") -> None:
-        for part in _split(rows):
-            row = f"({_marks(len(part[0]))})"
-            statement = f"INSERT INTO {columns} VALUES {', '.join([row] * len(part))}{suffix}"  # noqa: S608
-            self._file.execute(statement, [value for values in part for value in values])
+
+class MemoryDatabase(SqliteDatabase):
+    """A database in memory, for all threads of the process. It keeps at most `max_responses`.
+
+    SQLite's own ways of sharing one between connections refuse reads during a transaction, or let them see it half
+    done. So all threads use one connection, and reads wait until the transaction of the writer has ended.
+    """
+
+    is_volatile = True
+
+    def __init__(self, max_responses: int) -> None:
+        self._shared = SharedConnection()
+        super().__init__(self._shared)
+        self.max_responses = max_responses
+
+    def begin(self, *, sync: bool) -> None:
+        """Begins a write transaction. Other threads wait until it has ended."""
+        self._shared.lock.acquire()
+        super().begin(sync=sync)
+
+    def commit(self) -> None:
+        """Commits the transaction."""
+        super().commit()
+        self._shared.lock.release()
+
+    def rollback(self) -> None:
+        """Rolls the transaction back, if there is one."""
+        super().rollback()
+        with contextlib.suppress(RuntimeError):  # there is none
+            self._shared.lock.release()
+
+
+class SharedConnection:
+    """A connection to a database in memory that threads use in turn. `lock` is held for more than one statement."""
+
+    def __init__(self) -> None:
+        self._connection = open_memory()
+        self.lock = threading.RLock()
+
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> StoredRows:
+        """Runs a statement and reads all its rows."""
+        with self.lock:
+            cursor = self._connection.execute(statement, values)
+            return StoredRows(cursor.fetchall(), cursor.rowcount)
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> None:
+        """Runs a statement once for each row of values."""
+        with self.lock:
+            self._connection.executemany(statement, rows)
+
+    def close(self) -> None:
+        """Closes the connection, if it is open."""
+        with self.lock:
+            self._connection.close()
 
 
 def _split(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -80,6 +80,15 @@ def open_connection(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def open_memory() -> sqlite3.Connection:
+    """Opens a connection to a new database in memory. Nothing of it is written to disk."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA temp_store = MEMORY")
+    _migrate(connection)
+    connection.execute("CREATE INDEX by_size ON responses (created, size)")  # the sizes are summed up often
+    return connection
+
+
 def decode_text(data: bytes) -> str:
     """Decodes a text column. A damaged text is no error."""
     return data.decode("utf-8", "replace")

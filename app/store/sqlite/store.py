@@ -1,18 +1,37 @@
-"""The store in one SQLite file. Responses that another process writes are polled for new events."""
+"""The stores in one SQLite file, whose responses of another process are polled for new events, and in memory."""
 
 import asyncio
 from contextlib import ExitStack, closing
+from math import inf
 from pathlib import Path
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store import writer_lease
 from antiphon.app.store.persistent import PersistentStore
-from antiphon.app.store.sqlite.database import SqliteDatabase
+from antiphon.app.store.sqlite.database import MemoryDatabase, SqliteDatabase
 from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
+from antiphon.app.store.sqlite.schema import open_connection
 from antiphon.app.store.write_ops import StoreTimings
 
 FILE_POLL_INTERVAL_S = 0.05
 """Seconds between two polls for events that another process has written."""
+
+
+MAX_MEMORY_RESPONSES = 10_000
+MAX_MEMORY_BYTES = 512 * 2**20
+"""Limits of a store in memory, where nothing expires. It may exceed them for one interval of `MEMORY_TIMINGS`."""
+MEMORY_TIMINGS = StoreTimings(heartbeat_s=0.25, sweep_interval_s=0.25, retention_s=inf)
+
+
+class MemoryStore(PersistentStore):
+    """Stores at most `max_responses`, of at most `max_bytes`, until it is closed. The oldest are deleted first."""
+
+    def __init__(self, *, max_responses: int = MAX_MEMORY_RESPONSES, max_bytes: int = MAX_MEMORY_BYTES) -> None:
+        database = MemoryDatabase(max_responses)
+        super().__init__(writer_lease.create_name(), (database, database, database), MEMORY_TIMINGS, max_bytes)
+
+    def _follow_remote(self, log: EventLog) -> None:
+        """Does nothing: no other process writes to the memory of this one."""
 
 
 class SqliteStore(PersistentStore):
@@ -22,7 +41,8 @@ class SqliteStore(PersistentStore):
         quarantine_if_corrupt(path)
         self._polls: set[asyncio.Task[None]] = set()
         with ExitStack() as undo:
-            written, reads, history = (undo.enter_context(closing(SqliteDatabase(path))) for _ in range(3))
+            databases = [undo.enter_context(closing(SqliteDatabase(open_connection(path)))) for _ in range(3)]
+            written, reads, history = databases
             super().__init__(writer_lease.create_name(), (written, reads, history), timings, max_bytes)
             undo.pop_all()
 

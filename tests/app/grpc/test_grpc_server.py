@@ -27,6 +27,7 @@ from tests.app.grpc.grpc_helpers import SERVICE, GrpcClient, Json, connect
 from tests.app.http.certificates import write_certificate
 from tests.clients.sdk_helpers import wait_until
 from tests.counts import FULL_COUNTS
+from tests.log_store import make_log_store
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -160,7 +161,7 @@ def test_log_names_the_port_of_each_model() -> None:
         ([first], ["127.0.0.1:5"]),
         ([first, second], ["127.0.0.1:5 (first)", "127.0.0.1:6 (second)"]),
     ):
-        context = create_context(Settings(), ModelRegistry(models))
+        context = create_context(Settings(), ModelRegistry(models), store=make_log_store())
         context.grpc_ports = (5, 6)[: len(models)]
         screen = io.StringIO()
         launch._show_grpc(StartupScreen(create_console(screen)), context)

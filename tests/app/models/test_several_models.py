@@ -22,6 +22,7 @@ from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.memory_pool import HostTimeouts, ModelMemory, ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.routes.health import unready_reason
+from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import Chunk, EngineInfo, Job, OnChunk
 from tests.app.models.fake_engines import GatedEngine
@@ -213,9 +214,11 @@ def test_model_that_a_request_would_load_keeps_the_server_ready(
         assert httpx.get(f"{server.root}/ready").json()["unready_models"] == {"writer": "restarting"}
 
 
-async def test_server_is_not_ready_before_all_models_of_the_start_are_loaded(tmp_path: Path) -> None:
+async def test_server_is_not_ready_before_all_models_of_the_start_are_loaded(
+    tmp_path: Path, memory_store: MemoryStore
+) -> None:
     models = Models(tmp_path, on_demand=False)
-    context = create_context(Settings(), models.registry)
+    context = create_context(Settings(), models.registry, store=memory_store)
     models.gates["writer"].may_start.clear()
     loads = [asyncio.create_task(model.engine.start()) for model in models.registry.all_models]
     async with asyncio.timeout(HANG_TIMEOUT_S):

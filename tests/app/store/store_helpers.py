@@ -17,6 +17,7 @@ from antiphon.app.store.postgres.address import parse_address
 from antiphon.app.store.postgres.database import PostgresDatabase
 from antiphon.app.store.postgres.store import PostgresStore
 from antiphon.app.store.sqlite.database import SqliteDatabase
+from antiphon.app.store.sqlite.schema import open_connection
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.turns.stored_history import with_ids
@@ -101,7 +102,7 @@ class SqlitePlace:
         return open_test_store(self.path, **options)
 
     def open_database(self) -> Database:
-        return SqliteDatabase(self.path)
+        return SqliteDatabase(open_connection(self.path))
 
     def read_rows(self, query: str) -> list[tuple[Any, ...]]:
         with sqlite3.connect(self.path) as connection:

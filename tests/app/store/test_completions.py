@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.base.event_log import EventLog, PromptDetail, ScoredToken, TokenDetail
+from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.requests.chat.stored import CompletionQuery
 from antiphon.app.store.base import ResponseStore
-from antiphon.app.store.memory import MemoryStore
-from antiphon.app.store.persistent import PersistentStore
+from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import (
     SqlitePlace,
     StorePlace,
     add_completion,
     add_log,
-    make_response,
     make_steps,
     open_test_store,
 )
@@ -37,7 +35,9 @@ LONG_SWEEP = StoreTimings(sweep_interval_s=3600)
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ResponseStore]:
     if request.param == "memory":
-        yield MemoryStore()
+        memory_store = MemoryStore()
+        yield memory_store
+        await memory_store.close()
         return
     is_file = request.param == "sqlite"
     place = SqlitePlace(tmp_path / "responses.db") if is_file else request.getfixturevalue("postgres_place")
@@ -139,17 +139,6 @@ def delete_expired(place: StorePlace, *, before: int, most: int = 2**40) -> None
     database.close()
 
 
-async def test_memory_evicts_a_completion_as_a_whole() -> None:
-    store = MemoryStore(responses=3)
-    running = await add_completion(store, "running", counts=(4, 2))
-    first = await add_completion(store, "first")
-    assert list_ids(store) == [first.id]
-    store.add_log(EventLog(make_response("b"), "me"))
-    assert list_ids(store) == [] and len(store) == 3, "the choices of a completion are evicted together"
-    assert [await store.read_log("me", choice_id) for choice_id in first.choice_ids] == [None, None]
-    assert all([await store.read_log("me", choice_id) for choice_id in running.choice_ids])
-
-
 # Restarts and damage
 
 
@@ -204,8 +193,5 @@ async def test_second_process_reads_completions_of_the_first(place: StorePlace) 
 
 
 async def test_responses_are_no_completions(store: ResponseStore) -> None:
-    if isinstance(store, PersistentStore):
-        await add_log(store, "a").wait_published()
-    else:
-        store.add_log(EventLog(make_response("a"), "me"))
+    await add_log(store, "a").wait_published()
     assert list_ids(store) == [] and store.completions.find_completion("me", "resp_a") is None

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.store.database import Database
+from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import StorePlace, add_completion, add_log, make_response, make_steps
 from tests.invariants import check_stream
@@ -150,8 +150,8 @@ async def test_response_of_a_dead_writer_is_failed_exactly_once(place: StorePlac
         abandoned = EventLog(make_response("a", background=True), "me")
         abandoned.append_step([*create_machine().begin(), *make_steps()[1]])
         database.begin(sync=True)
-        database.insert_response(abandoned, "dead")
-        database.append_events("me", abandoned.id, abandoned.entries, "dead")
+        database.insert_responses([abandoned], "dead")
+        database.append_steps([NewStep("me", abandoned.id, abandoned.entries)], "dead")
         database.commit()
         found = await second.read_log("me", "resp_a")
         assert found is not None

@@ -12,7 +12,7 @@ from antiphon.app.requests.chat.stored import CompletionQuery
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.sqlite.database import SqliteDatabase
-from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION
+from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION, open_connection
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import InputMessage
@@ -135,18 +135,19 @@ async def test_transaction_of_many_streams_has_few_statements(path: Path) -> Non
     """Between two statements the thread waits for the global lock, which a busy event loop holds for 5 ms."""
     statements: list[str] = []
     path.parent.mkdir(exist_ok=True)
-    database = SqliteDatabase(path)
+    connection = open_connection(path)
+    database = SqliteDatabase(connection)
     logs = [EventLog(make_response(f"r{number}"), "me", (item(number),)) for number in range(300)]
     for log in logs:
         for step in make_steps():
             log.append_step(step)
-    database._file.set_trace_callback(statements.append)
+    connection.set_trace_callback(statements.append)
     database.begin(sync=True)
     database.insert_responses(logs, "writer")
     steps = [NewStep("me", log.id, log.entries) for log in logs]
     assert database.append_steps([*steps, NewStep("me", "resp_none", logs[0].entries)], "writer") == {"resp_none"}
     database.commit()
-    database._file.set_trace_callback(None)
+    connection.set_trace_callback(None)
     assert len(statements) < 80
     for log in logs:
         found = database.load_log("me", log.id)

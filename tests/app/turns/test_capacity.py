@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.output_processor import OutputProcessor
@@ -18,6 +17,7 @@ from antiphon.app.turns.turn import Turn
 from antiphon.engine.protocol import Engine
 from antiphon.engine.scripted.engine import ScriptedEngine
 from tests.app.requests.request_builders import read_responses_spec
+from tests.log_store import make_log_store
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
 
@@ -86,7 +86,7 @@ async def test_every_slot_is_released_when_a_step_raises(
     model = scripted_registry([{"name": "any", "output": ["Yes."]}]).served[0]
     capacity = TurnCapacity([model.engine])
     free = capacity.free_slots(model.engine)
-    manager = TurnManager(MemoryStore(), capacity)
+    manager = TurnManager(make_log_store(), capacity)
     with contextlib.suppress(RuntimeError, ApiError):
         await manager.start_choices(model, msgspec.structs.replace(read_responses_spec(input="Hi"), n=3))
     async with asyncio.timeout(HANG_TIMEOUT_S):
@@ -101,7 +101,7 @@ async def test_every_slot_is_released_when_the_permit_release_raises() -> None:
     capacity = TurnCapacity([model.engine])
     free = capacity.free_slots(model.engine)
     with pytest.raises(ZeroDivisionError):
-        await TurnManager(MemoryStore(), capacity).start_choices(
+        await TurnManager(make_log_store(), capacity).start_choices(
             model, read_responses_spec(input="Hi"), "", lambda: 1 / 0
         )
     assert capacity.free_slots(model.engine) == free

@@ -10,7 +10,7 @@ from antiphon.app.base.encryption import KEY_BYTES, Sealer
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import StoredConversation
-from antiphon.app.store.memory import MemoryStore
+from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.turns import stored_history
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction, with_ids
 from antiphon.events.inputs import (
@@ -53,7 +53,7 @@ TOOLS = AdditionalToolsInput(tools=({"type": "custom", "name": "note"},))
 CALL = InputFunctionCall(call_id="c1", name="f", arguments="{}")
 
 
-def add_response(
+async def add_response(
     store: MemoryStore,
     name: str,
     items: Sequence[AnyInput] = (),
@@ -78,6 +78,7 @@ def add_response(
     if end is not None:
         log.append_step(end(machine))
         log.end_log()
+        await log.wait_published()
     return log
 
 
@@ -96,47 +97,45 @@ def texts_of(items: Sequence[AnyInput]) -> list[str]:
     return texts
 
 
-def test_chain_has_the_items_of_all_turns_in_order() -> None:
-    store = MemoryStore()
-    add_response(store, "a", [user("1")], output=[Think("hm"), Say("one")], instructions="never inherited")
-    add_response(store, "b", [user("2"), user("3")], output=[Say("two")], previous_response_id="resp_a")
-    assert texts_of(history_of(store).response_chain("resp_b")) == ["1", "reasoning", "one", "2", "3", "two"]
-    assert texts_of(history_of(store).items_before_input({"previous_response_id": "resp_a"})) == [
+async def test_chain_has_the_items_of_all_turns_in_order(memory_store: MemoryStore) -> None:
+    await add_response(memory_store, "a", [user("1")], output=[Think("hm"), Say("one")], instructions="never inherited")
+    await add_response(memory_store, "b", [user("2"), user("3")], output=[Say("two")], previous_response_id="resp_a")
+    assert texts_of(history_of(memory_store).response_chain("resp_b")) == ["1", "reasoning", "one", "2", "3", "two"]
+    assert texts_of(history_of(memory_store).items_before_input({"previous_response_id": "resp_a"})) == [
         "1",
         "reasoning",
         "one",
     ]
 
 
-def test_response_that_is_not_ended_or_not_published_is_not_continued() -> None:
-    store = MemoryStore()
-    add_response(store, "a", [user("1")], end=None)
-    check_in_progress(store)
-    log = add_response(store, "a", [user("1")])
+async def test_response_that_is_not_ended_or_not_published_is_not_continued(memory_store: MemoryStore) -> None:
+    await add_response(memory_store, "b", [user("1")], end=None)
+    check_in_progress(memory_store, "resp_b")
+    log = await add_response(memory_store, "a", [user("1")])
     log.withhold(len(log.entries) - 1)
-    check_in_progress(store)
+    check_in_progress(memory_store, "resp_a")
     log.publish(len(log.entries))
-    assert texts_of(history_of(store).response_chain("resp_a")) == ["1", "yes"]
+    assert texts_of(history_of(memory_store).response_chain("resp_a")) == ["1", "yes"]
 
 
-def check_in_progress(store: MemoryStore) -> None:
-    with pytest.raises(ApiError, match="'resp_a' is still in progress") as caught:
-        history_of(store).response_chain("resp_a")
+def check_in_progress(store: MemoryStore, response_id: str) -> None:
+    with pytest.raises(ApiError, match=f"'{response_id}' is still in progress") as caught:
+        history_of(store).response_chain(response_id)
     assert summarize_error(caught.value) == (400, "previous_response_in_progress", "previous_response_id")
 
 
-def test_unpublished_response_in_the_middle_of_a_chain_is_not_continued() -> None:
-    store = MemoryStore()
-    add_response(store, "a", [user("1")]).withhold(2)
-    add_response(store, "b", [user("2")], previous_response_id="resp_a")
-    check_not_continued(store, "resp_b", "previous_response_in_progress")
+async def test_unpublished_response_in_the_middle_of_a_chain_is_not_continued(memory_store: MemoryStore) -> None:
+    (await add_response(memory_store, "a", [user("1")])).withhold(2)
+    await add_response(memory_store, "b", [user("2")], previous_response_id="resp_a")
+    check_not_continued(memory_store, "resp_b", "previous_response_in_progress")
 
 
 @pytest.mark.parametrize(("response_id", "owner"), [("resp_x", "me"), ("resp_a", "you")])
-def test_response_of_nobody_or_of_another_owner_is_not_found(response_id: str, owner: str) -> None:
-    store = MemoryStore()
-    add_response(store, "a", [user("1")])
-    check_not_continued(store, response_id, "previous_response_not_found", owner)
+async def test_response_of_nobody_or_of_another_owner_is_not_found(
+    memory_store: MemoryStore, response_id: str, owner: str
+) -> None:
+    await add_response(memory_store, "a", [user("1")])
+    check_not_continued(memory_store, response_id, "previous_response_not_found", owner)
 
 
 def check_not_continued(store: MemoryStore, response_id: str, code: str, owner: str = "me") -> None:
@@ -145,59 +144,62 @@ def check_not_continued(store: MemoryStore, response_id: str, code: str, owner: 
     assert summarize_error(caught.value) == (400, code, "previous_response_id")
 
 
-def test_chain_of_exactly_the_maximum_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    add_response(store, "a", [user("1")])
-    add_response(store, "b", [user("2"), user("3")], previous_response_id="resp_a")
+async def test_chain_of_exactly_the_maximum_is_continued(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_response(memory_store, "a", [user("1")])
+    await add_response(memory_store, "b", [user("2"), user("3")], previous_response_id="resp_a")
     monkeypatch.setattr(stored_history, "MAX_CHAIN_ITEMS", 5)
-    assert len(history_of(store).response_chain("resp_b")) == 5
+    assert len(history_of(memory_store).response_chain("resp_b")) == 5
     monkeypatch.setattr(stored_history, "MAX_CHAIN_ITEMS", 4)
     with pytest.raises(ApiError) as caught:
-        history_of(store).response_chain("resp_b")
+        history_of(memory_store).response_chain("resp_b")
     assert summarize_error(caught.value) == (400, "context_length_exceeded", "input")
 
 
-def test_incomplete_call_is_left_out_of_the_chain() -> None:
-    store = MemoryStore()
-    add_response(store, "a", [user("1")], output=[Say("I run it."), Call("f"), Arguments('{"x')], end=Machine.cut)
-    assert texts_of(history_of(store).response_chain("resp_a")) == ["1", "I run it."]
+async def test_incomplete_call_is_left_out_of_the_chain(memory_store: MemoryStore) -> None:
+    await add_response(
+        memory_store, "a", [user("1")], output=[Say("I run it."), Call("f"), Arguments('{"x')], end=Machine.cut
+    )
+    assert texts_of(history_of(memory_store).response_chain("resp_a")) == ["1", "I run it."]
 
 
 async def add_conversation(store: MemoryStore, items: Sequence[AnyInput] = (), owner: str = "me") -> None:
     await store.save_conversation(owner, StoredConversation(id="conv_1", created_at=1, metadata={}))
-    await store.add_items(owner, "conv_1", items)
+    await store.add_items(owner, "conv_1", with_ids(tuple(items), "conv_1"))
 
 
 @pytest.mark.parametrize("sent", ["conv_1", {"id": "conv_1"}])
-async def test_items_of_a_conversation_precede_the_input(sent: Any) -> None:
-    store = MemoryStore()
-    await add_conversation(store, [user("1"), assistant("one"), summary("s"), user("2")])
-    assert texts_of(history_of(store).items_before_input({"conversation": sent})) == ["1", "s", "2"]
+async def test_items_of_a_conversation_precede_the_input(memory_store: MemoryStore, sent: Any) -> None:
+    await add_conversation(memory_store, [user("1"), assistant("one"), summary("s"), user("2")])
+    assert texts_of(history_of(memory_store).items_before_input({"conversation": sent})) == ["1", "s", "2"]
     with pytest.raises(ApiError) as caught:
-        history_of(store, "you").items_before_input({"conversation": sent})
+        history_of(memory_store, "you").items_before_input({"conversation": sent})
     assert summarize_error(caught.value) == (404, None, "conversation")
 
 
-async def test_chain_through_a_conversation_begins_with_what_preceded_the_response_there() -> None:
-    store = MemoryStore()
-    await add_conversation(store, [user("1", id="msg_1"), user("2", id="msg_2")])
-    add_response(store, "a", [user("3")], conversation=ConversationRef(id="conv_1"))
-    await store.add_items("me", "conv_1", [user("4", id="msg_4")])
-    add_response(store, "b", [user("5")], previous_response_id="resp_a")
-    assert texts_of(history_of(store).response_chain("resp_b")) == ["1", "2", "3", "yes", "5", "yes"]
+async def test_chain_through_a_conversation_begins_with_what_preceded_the_response_there(
+    memory_store: MemoryStore,
+) -> None:
+    await add_conversation(memory_store, [user("1", id="msg_1"), user("2", id="msg_2")])
+    await add_response(memory_store, "a", [user("3")], conversation=ConversationRef(id="conv_1"))
+    await memory_store.add_items("me", "conv_1", [user("4", id="msg_4")])
+    await add_response(memory_store, "b", [user("5")], previous_response_id="resp_a")
+    assert texts_of(history_of(memory_store).response_chain("resp_b")) == ["1", "2", "3", "yes", "5", "yes"]
 
 
-async def test_response_whose_items_were_deleted_from_its_conversation_has_none_before_it() -> None:
-    store = MemoryStore()
-    await add_conversation(store, [user("1", id="msg_1")])
-    log = add_response(store, "a", [user("3")], conversation=ConversationRef(id="conv_1"))
-    for item in store.history.conversation_reader("me", "conv_1")()[1:]:
-        assert await store.delete_item("me", "conv_1", item.id or "")
-    assert log.conversation_id and texts_of(history_of(store).response_chain("resp_a")) == ["3", "yes"]
+async def test_response_whose_items_were_deleted_from_its_conversation_has_none_before_it(
+    memory_store: MemoryStore,
+) -> None:
+    await add_conversation(memory_store, [user("1", id="msg_1")])
+    log = await add_response(memory_store, "a", [user("3")], conversation=ConversationRef(id="conv_1"))
+    for item in memory_store.history.conversation_reader("me", "conv_1")()[1:]:
+        assert await memory_store.delete_item("me", "conv_1", item.id or "")
+    assert log.conversation_id and texts_of(history_of(memory_store).response_chain("resp_a")) == ["3", "yes"]
 
 
-def test_nothing_precedes_the_input_of_a_first_turn() -> None:
-    assert history_of(MemoryStore()).items_before_input({"conversation": None, "previous_response_id": None}) == ()
+async def test_nothing_precedes_the_input_of_a_first_turn(memory_store: MemoryStore) -> None:
+    assert history_of(memory_store).items_before_input({"conversation": None, "previous_response_id": None}) == ()
 
 
 COMPACTIONS: list[tuple[list[AnyInput], list[str]]] = [
@@ -235,17 +237,16 @@ def sealed(purpose: Any, text: str = "secret", owner: str = "me") -> str:
         (InputReasoning(content=(ReasoningText(text="open"),)), None),
     ],
 )
-def test_only_content_sealed_for_this_owner_and_purpose_is_decrypted(
-    item: InputReasoning | CompactionInput, text: str | None
+async def test_only_content_sealed_for_this_owner_and_purpose_is_decrypted(
+    memory_store: MemoryStore, item: InputReasoning | CompactionInput, text: str | None
 ) -> None:
-    assert history_of(MemoryStore()).decrypt(item) == text
+    assert history_of(memory_store).decrypt(item) == text
 
 
-def test_item_is_found_by_its_owner_only() -> None:
-    store = MemoryStore()
-    log = add_response(store, "a", [user("1", id="msg_sent")])
-    assert history_of(store).find_item("msg_sent") == log.input_items[0]
-    assert history_of(store, "you").find_item("msg_sent") is None
+async def test_item_is_found_by_its_owner_only(memory_store: MemoryStore) -> None:
+    log = await add_response(memory_store, "a", [user("1", id="msg_sent")])
+    assert history_of(memory_store).find_item("msg_sent") == log.input_items[0]
+    assert history_of(memory_store, "you").find_item("msg_sent") is None
 
 
 def test_items_get_ids_of_their_kind_unless_the_client_has_sent_one() -> None:

@@ -1,0 +1,35 @@
+"""A store for tests of turns that have no server: it keeps the logs as they are, and needs no thread."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.store.base import ResponseStore
+
+
+class LogStore:
+    """Keeps all logs until it is freed."""
+
+    def __init__(self) -> None:
+        self._logs: dict[tuple[str, str], EventLog] = {}
+
+    def add_log(self, log: EventLog) -> None:
+        self._logs[log.owner, log.id] = log
+
+    def add_completion(self, _completion: object, _messages: object, logs: Sequence[EventLog]) -> None:
+        for log in logs:
+            self.add_log(log)
+
+    async def read_log(self, owner: str, response_id: str) -> EventLog | None:
+        return self._logs.get((owner, response_id))
+
+    def unavailable_reason(self) -> None:
+        """Returns None: it is always available."""
+
+    def on_cancel_request(self, callback: Callable[[str], None]) -> None:
+        """Does nothing: no other process uses it."""
+
+
+def make_log_store() -> ResponseStore:
+    """Returns a store with the methods that a turn manager calls."""
+    return cast("ResponseStore", LogStore())
