@@ -16,10 +16,10 @@ from antiphon.engine.remote.faults import (
     is_about_grammar,
     lost_attempt,
 )
-from antiphon.engine.remote.grammars.follower import GrammarFollowers, PreparedGrammar
+from antiphon.engine.remote.grammars.follower import PreparedGrammar
 from antiphon.engine.remote.handshake import ServerProfile
 from antiphon.engine.remote.job_stream import JobStream
-from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
+from antiphon.engine.remote.options import RemoteSetup
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.transport.connection import HttpResponse, RemoteConnectionError
 
@@ -85,14 +85,8 @@ class RemoteJob:
 class AttemptRunner:
     """Runs jobs on replicas, one try at a time."""
 
-    def __init__(
-        self,
-        options: RemoteOptions,
-        model: RemoteModel,
-        followers: GrammarFollowers | None,
-        timeouts: RemoteTimeouts,
-    ) -> None:
-        self._options, self._model, self._followers, self._timeouts = options, model, followers, timeouts
+    def __init__(self, setup: RemoteSetup) -> None:
+        self._setup = setup
 
     async def run_attempt(self, run: RemoteJob, replica: Replica, headers: dict[str, str]) -> FailedAttempt | None:
         """Runs the job until its last chunk. Returns the failure of a try that got no token."""
@@ -117,7 +111,7 @@ class AttemptRunner:
                 run.job,
                 run.receive_chunk,
                 target=target,
-                vocab_size=self._model.vocab_size,
+                vocab_size=self._setup.model.vocab_size,
                 decode=api.create_decoder(run.job),
                 follower=follower,
                 is_admitted=run.is_admitted,
@@ -180,7 +174,7 @@ class AttemptRunner:
             ends: set[asyncio.Future[Any]] = {request, stream.finishing}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not request.done():
-                await asyncio.wait({request}, timeout=self._timeouts.final_count_grace_s)
+                await asyncio.wait({request}, timeout=self._setup.timeouts.final_count_grace_s)
             return request.result() if request.done() else None
         finally:
             if not request.done():
@@ -189,16 +183,16 @@ class AttemptRunner:
                     await request
 
     async def _prepare_grammar(self, grammar: str, syntax: GrammarSyntax) -> PreparedGrammar:
-        if self._followers is None:
+        if self._setup.followers is None:
             raise EngineError("grammar_unsupported", "grammars need the tokenizer.json of the model")
-        return await self._followers.prepare_grammar(grammar, syntax)
+        return await self._setup.followers.prepare_grammar(grammar, syntax)
 
     def _build_target(self, job: Job, profile: ServerProfile) -> JobTarget:
         room = profile.max_model_len - len(job.tokens)
         sampling = job.sampling
-        eos_ids = () if sampling.ignore_eos else self._model.eos_ids
+        eos_ids = () if sampling.ignore_eos else self._setup.model.eos_ids
         salt = ""
-        if job.cache_salt or self._options.separate_owners:
+        if job.cache_salt or self._setup.options.separate_owners:
             digest = hashlib.sha256(f"{job.owner}\0{job.cache_salt}".encode()).digest()
             salt = base64.b64encode(digest).decode()
         return JobTarget(

@@ -20,7 +20,7 @@ from antiphon.engine.protocol import (
 from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJob
 from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.grammars.follower import GrammarFollowers
-from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
+from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteSetup, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
 
@@ -50,15 +50,16 @@ class RemoteEngine:
         self._child = child
         if child is not None:
             child.on_exit = self._on_child_exit
-        self._options, self._model, self._base_info = options, model, info
-        self._timeouts, self._on_status = timeouts or RemoteTimeouts(), on_status
+        self._options, self._base_info, self._on_status = options, info, on_status
+        self._timeouts = timeouts or RemoteTimeouts()
         self._api_key, self._shown_status = api_key, ""
-        self._followers: GrammarFollowers | None = None
+        followers: GrammarFollowers | None = None
         if model.tokenizer_file is not None and options.grammar != "off":
-            self._followers = GrammarFollowers(
+            followers = GrammarFollowers(
                 model.tokenizer_file, model.vocab_size, model.eos_ids, model.relax_grammar, model.added_tokens
             )
-        self._runner = AttemptRunner(options, model, self._followers, self._timeouts)
+        self._setup = RemoteSetup(options, model, followers, self._timeouts)
+        self._runner = AttemptRunner(self._setup)
         self._replicas: tuple[Replica, ...] = ()
         self._monitors: list[asyncio.Task[None]] = []
         self._info: EngineInfo | None = None
@@ -85,16 +86,10 @@ class RemoteEngine:
             return
         if self._child is not None:
             self._child.start()
-        create = functools.partial(
-            Replica,
-            options=self._options,
-            model=self._model,
-            followers=self._followers,
-            timeouts=self._timeouts,
-            api_key=self._api_key,
-            on_change=self._on_change,
+        self._replicas = tuple(
+            Replica(endpoint, self._setup, api_key=self._api_key, on_change=self._on_change)
+            for endpoint in self._options.endpoints
         )
-        self._replicas = tuple(create(endpoint) for endpoint in self._options.endpoints)
         self._monitors = [
             asyncio.create_task(replica.run_monitor(), name=f"engine-{replica.name}") for replica in self._replicas
         ]

@@ -17,9 +17,8 @@ from antiphon.engine.remote.backend_apis.llama_cpp import LlamaCppApi
 from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateApi
 from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
 from antiphon.engine.remote.faults import clean_message
-from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.grammars.gbnf import REFUSED_IN_GBNF
-from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts, list_names
+from antiphon.engine.remote.options import RemoteSetup, list_names
 from antiphon.engine.remote.probes import ProbeResult, ServerProbes
 from antiphon.engine.remote.queries import HandshakeError, ServerQueries
 from antiphon.engine.remote.tokenizer_checks import TokenizerChecks
@@ -85,17 +84,10 @@ class ModelPage(msgspec.Struct):
 class Handshake:
     """One handshake with the server of `client`. `on_step` is called with a short text for each step."""
 
-    def __init__(
-        self,
-        client: HttpClient,
-        options: RemoteOptions,
-        model: RemoteModel,
-        followers: GrammarFollowers | None,
-        timeouts: RemoteTimeouts,
-        on_step: Callable[[str], None],
-    ) -> None:
-        self._queries = ServerQueries(client, timeouts.handshake_timeout_s)
-        self._options, self._model, self._followers, self._on_step = options, model, followers, on_step
+    def __init__(self, client: HttpClient, setup: RemoteSetup, on_step: Callable[[str], None]) -> None:
+        self._queries = ServerQueries(client, setup.timeouts.handshake_timeout_s)
+        self._options, self._model, self._followers = setup.options, setup.model, setup.followers
+        self._on_step = on_step
         self._name = client.endpoint.name
         self._warnings: list[str] = []
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from antiphon.engine.remote.backend_apis.base import EngineKind
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from antiphon.engine.remote.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from antiphon.engine.remote.grammars.follower import GrammarFollowers
 
 SurfaceChoice = Literal["auto", "completions", "generate"]
 MAX_LISTED_NAMES = 8
@@ -90,6 +93,16 @@ class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
     """Texts of the added tokens by id, without those of blanks alone. Grammars match them by id only."""
     relax_grammar: Callable[[str], str] = str
     """Returns what an engine with an older grammar library may generate under a grammar."""
+
+
+class RemoteSetup(msgspec.Struct, frozen=True):
+    """What the parts of one remote engine share."""
+
+    options: RemoteOptions
+    model: RemoteModel
+    followers: "GrammarFollowers | None"
+    """None if the engine has no grammars."""
+    timeouts: RemoteTimeouts
 
 
 def list_names(names: Sequence[str]) -> str:

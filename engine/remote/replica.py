@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.handshake import Handshake, ServerProfile
-from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
+from antiphon.engine.remote.options import RemoteSetup
 from antiphon.engine.remote.queries import HandshakeError
 from antiphon.engine.remote.transport.connection import RemoteConnectionError
 from antiphon.engine.remote.transport.endpoint import Endpoint
@@ -44,10 +43,7 @@ class Replica:
     def __init__(
         self,
         endpoint: Endpoint,
-        options: RemoteOptions,
-        model: RemoteModel,
-        followers: GrammarFollowers | None,
-        timeouts: RemoteTimeouts,
+        setup: RemoteSetup,
         *,
         api_key: str | None,
         on_change: Callable[[], None],
@@ -55,7 +51,7 @@ class Replica:
         self.client = HttpClient(
             endpoint,
             {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            silence_timeout_s=options.silence_timeout_s,
+            silence_timeout_s=setup.options.silence_timeout_s,
             secrets=() if api_key is None else (api_key,),
         )
         self.name = endpoint.name
@@ -64,8 +60,7 @@ class Replica:
         self.mismatch: str | None = None
         """Reason why the server does not fit; None if it does, or has not answered."""
         self.stats = ReplicaStats()
-        self._options, self._model, self._followers = options, model, followers
-        self._timeouts, self._on_change = timeouts, on_change
+        self._setup, self._timeouts, self._on_change = setup, setup.timeouts, on_change
         self._recheck = asyncio.Event()
         self._shown_steps = {self.unready_reason}
 
@@ -99,7 +94,7 @@ class Replica:
         self.client.close()
 
     async def _shake_hands(self) -> bool:
-        handshake = Handshake(self.client, self._options, self._model, self._followers, self._timeouts, self._show_step)
+        handshake = Handshake(self.client, self._setup, self._show_step)
         try:
             profile = await handshake.run()
         except HandshakeError as error:

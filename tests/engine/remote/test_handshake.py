@@ -11,7 +11,7 @@ import pytest
 from antiphon.engine.remote import vocabulary
 from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.handshake import MAX_CONTEXT, Handshake, ServerProfile, parse_version
-from antiphon.engine.remote.options import RemoteModel, RemoteOptions
+from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteSetup
 from antiphon.engine.remote.queries import HandshakeError
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from antiphon.engine.remote.transport.http_client import HttpClient
@@ -49,7 +49,7 @@ async def shake_hands(
     remote_options = RemoteOptions(endpoints=(endpoint,), **options)
     followers = create_followers(model) if has_followers else None
     try:
-        return await Handshake(client, remote_options, model, followers, FAST, lambda _: None).run()
+        return await Handshake(client, RemoteSetup(remote_options, model, followers, FAST), lambda _: None).run()
     finally:
         client.close()
 
@@ -330,8 +330,9 @@ class TestProbes:
             timeouts = msgspec.structs.replace(FAST, handshake_timeout_s=0.05)
             client = HttpClient(Endpoint(host="127.0.0.1", port=server.port), {}, silence_timeout_s=30)
             options = RemoteOptions(endpoints=(client.endpoint,))
+            setup = RemoteSetup(options, load_model()[0], None, timeouts)
             with pytest.raises(HandshakeError, match=r"no answer within 0\.05 s") as caught:
-                await Handshake(client, options, load_model()[0], None, timeouts, lambda _: None).run()
+                await Handshake(client, setup, lambda _: None).run()
             assert not caught.value.is_permanent
 
     @pytest.mark.parametrize(("accepted", "found"), [(20, 20), (19, 5), (5, 5), (4, 0), (0, 0), (-1, -1)])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.engine.remote.options import RemoteOptions
+from antiphon.engine.remote.options import RemoteOptions, RemoteSetup
 from antiphon.engine.remote.replica import MAX_HEALTH_FAILURES, Replica
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from tests.engine.remote.fake_server import FakeServer, Pause, Reply, fake_server, json_reply, play_vllm
@@ -22,10 +22,9 @@ def build_replica(port: int = 1, steps: list[str | None] | None = None, **timeou
     endpoint = Endpoint(host="127.0.0.1", port=port)
     replica = Replica(
         endpoint,
-        RemoteOptions(endpoints=(endpoint,), grammar="off"),
-        model,
-        None,
-        msgspec.structs.replace(FAST, **timeouts),
+        RemoteSetup(
+            RemoteOptions(endpoints=(endpoint,), grammar="off"), model, None, msgspec.structs.replace(FAST, **timeouts)
+        ),
         api_key="sk-engine",
         on_change=lambda: None if steps is None else steps.append(replica.unready_reason),
     )
@@ -140,17 +139,18 @@ class TestHandshakes:
         replica.request_handshake("second")
         assert replica.unready_reason == "first" and replica._recheck.is_set()
 
-    async def test_error_of_the_handshake_itself_is_retried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_error_of_the_handshake_itself_is_retried(self) -> None:
         async with running_server() as server:
             replica = build_replica(server.port)
-            replica._followers = object()  # type: ignore[assignment]
-            monkeypatch.setattr(replica, "_options", RemoteOptions(endpoints=(replica.client.endpoint,)))
+            options = RemoteOptions(endpoints=(replica.client.endpoint,))
+            setup = msgspec.structs.replace(replica._setup, options=options)
+            replica._setup = msgspec.structs.replace(setup, followers=object())
             async with monitored(replica):
                 async with asyncio.timeout(HANG_TIMEOUT_S):
                     while "the handshake with" not in str(replica.unready_reason):
                         await asyncio.sleep(0.005)
                 assert replica.mismatch is None
-                replica._followers = None
+                replica._setup = setup
                 await wait_until_up(replica)
 
     async def test_mismatch_is_told_and_forgotten(self) -> None:
