@@ -1,15 +1,18 @@
-"""JSON that the model writes: texts in a JSON format, and the arguments of calls, against their schemas."""
+"""JSON that the model writes: texts in a JSON format, and the arguments of calls, against their schemas.
+
+Schemas are checked by the package jsonschema where it is installed: the extras `kit` and `pytest` bring it.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from antiphon.kit.checker.json_schema import SchemaSupportError, find_schema_fault
 from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
 
 JsonItem = Mapping[str, Any]
 JSON_KINDS = ("json_object", "json_schema")
+MAX_SHOWN_CHARS = 200
 
 
 def check_text_format(text: object, output: Sequence[JsonItem], findings: FindingList) -> None:
@@ -72,3 +75,29 @@ def _list_texts(output: Sequence[JsonItem]) -> Iterator[tuple[str, str]]:
         for part in as_objects(as_list(item.get("content"))):
             if part.get("type") == "output_text":
                 yield str(item.get("id")), as_text(part.get("text"))
+
+
+class SchemaSupportError(Exception):
+    """Raised where no schema can be checked, because jsonschema is not installed."""
+
+
+def find_schema_fault(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """Returns what is wrong with a JSON value. None if it follows the schema, or if the schema is none itself.
+
+    References to other documents are not followed. Raises `SchemaSupportError`.
+    """
+    try:
+        import jsonschema  # noqa: PLC0415  a user of the kit may not have it, and it takes time to load
+        from referencing.jsonschema import EMPTY_REGISTRY  # noqa: PLC0415
+    except ImportError:
+        raise SchemaSupportError from None
+    try:
+        default: Any = jsonschema.Draft202012Validator
+        validator = jsonschema.validators.validator_for(schema, default=default)(schema, registry=EMPTY_REGISTRY)
+        error = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    except Exception:  # noqa: BLE001  the schema is the client's own: its faults are not the stream's
+        return None
+    if error is None:
+        return None
+    place = "" if error.json_path == "$" else f" at {error.json_path}"
+    return quote(error.message, MAX_SHOWN_CHARS) + place

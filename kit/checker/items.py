@@ -59,19 +59,14 @@ class ItemsChecker:
 
     def check_event(self, kind: str, event: JsonEvent) -> None:
         """Checks an event of an item; `kind` is its type without `response.`."""
-        if kind == "output_item.added":
-            self._check_added(event)
-        elif kind == "output_item.done":
-            self._check_done(event)
-        else:
+        if kind not in ("output_item.added", "output_item.done"):
             self._check_content(kind, event)
+        elif isinstance(item := event.get("item"), dict):
+            check_item_shape(item, self._findings)
+            check = self._check_added if kind == "output_item.added" else self._check_done
+            check(event, item, f"{item.get('type')} {item.get('id')}")
 
-    def _check_added(self, event: JsonEvent) -> None:
-        item = event.get("item")
-        if not isinstance(item, dict):
-            return
-        check_item_shape(item, self._findings)
-        label = f"{item.get('type')} {item.get('id')}"
+    def _check_added(self, event: JsonEvent, item: Mapping[str, Any], label: str) -> None:
         for tracked in self.open_items[:1]:
             self._findings.add("item-interleaved", f"output_item.done of {tracked.label}", "a new item", label)
         if any(done.get("status") == "incomplete" for done in self.done_items):
@@ -115,12 +110,7 @@ class ItemsChecker:
         if not item.get("name"):
             self._findings.add("call-name-empty", "the name of a tool", quote(item.get("name")), label)
 
-    def _check_done(self, event: JsonEvent) -> None:
-        item = event.get("item")
-        if not isinstance(item, dict):
-            return
-        check_item_shape(item, self._findings)
-        label = f"{item.get('type')} {item.get('id')}"
+    def _check_done(self, event: JsonEvent, item: Mapping[str, Any], label: str) -> None:
         tracked = self._find_item(event, as_text(item.get("id")))
         if tracked is None:
             self._findings.add("item-never-added", "output_item.added before", "output_item.done", label)

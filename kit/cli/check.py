@@ -126,8 +126,8 @@ def _check_server(target: str, options: dict[str, Any]) -> int:
 def _run_cases(
     client: "LiveClient", chosen: list[Any], options: dict[str, Any], console: "Console"
 ) -> tuple[str, list["CaseReport"]]:
+    from antiphon.kit.conformance.client import find_model  # noqa: PLC0415
     from antiphon.kit.conformance.display import CaseDisplay  # noqa: PLC0415
-    from antiphon.kit.conformance.models import find_model  # noqa: PLC0415
     from antiphon.kit.conformance.runner import CaseRunner  # noqa: PLC0415
 
     model = find_model(client, options["model"])

@@ -25,7 +25,7 @@ The marked event is the `number`-th of the type `at`, from 1; without `at`, of t
 Example: `FaultInjector(fault)` takes one frame after the other, and returns what to write instead.
 """
 
-from antiphon.kit.faults.arguments import break_json_reply
+from antiphon.kit.faults.edits import break_json_reply
 from antiphon.kit.faults.fault import CountedFault, FaultError, WireFault, parse_fault
 from antiphon.kit.faults.frames import split_frames
 from antiphon.kit.faults.injector import (

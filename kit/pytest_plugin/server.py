@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, NoReturn, Self
+from typing import IO, NoReturn
 from urllib.parse import urlsplit
 
 import pytest
@@ -95,23 +95,17 @@ class ScriptedServer(RelayedServer):
             pytest.fail(f"the scripted server died with exit status {exit_status}:\n{output}", pytrace=False)
 
 
-class ServerPool:
+class ServerPool(ExitStack):
     """Starts servers, and stops them all at its end. Files of cases are looked up in `folder`."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
+        super().__init__()
         self._command, self._folder = command, folder
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def start_server(self, cases: Cases, **options: object) -> ScriptedServer:
         """Starts a server and waits until it is ready. Fails the test, with the server's output, if it is not."""
         __tracebackhide__ = True  # in a failure, the test's own line is shown
-        scratch = Path(self._stack.enter_context(TemporaryDirectory(prefix="antiphon-")))
+        scratch = Path(self.enter_context(TemporaryDirectory(prefix="antiphon-")))
         try:
             script = find_script(cases, self._folder, scratch)
         except CasesError as error:
@@ -130,7 +124,7 @@ class ServerPool:
                 state = f"was not ready after {START_TIMEOUT_S:g} s"
             pytest.fail(f"the scripted server {state}:\n{output.read_to_end()}", pytrace=False)
         _wait_ready(upstream_url, process)
-        return self._stack.enter_context(ScriptedServer(process, output, upstream_url))
+        return self.enter_context(ScriptedServer(process, output, upstream_url))
 
     def _start_process(self, command: list[str]) -> subprocess.Popen[str]:
         # The settings of a server that the user runs must not change the one of the tests.

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from antiphon.kit.checker.formats import find_schema_fault
 from antiphon.kit.checker.grammar import BODIES
-from antiphon.kit.checker.json_schema import find_schema_fault
 from antiphon.kit.checker.schema import ITEM_SHAPES
 from antiphon.kit.checker.stream import StreamChecker, check_events, check_sse
 from antiphon.kit.findings import load_codes

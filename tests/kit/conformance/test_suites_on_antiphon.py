@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 
-from antiphon.kit.conformance.client import LiveClient
-from antiphon.kit.conformance.models import find_model
+from antiphon.kit.conformance.client import LiveClient, find_model
 from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
 from antiphon.kit.conformance.suites import SUITE_NAMES, CaseSuite, LiveCase, load_suite

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from antiphon.harmony.detect import DIALECTS
-from antiphon.kit.conformance.client import LiveClient
-from antiphon.kit.conformance.models import find_model
+from antiphon.kit.conformance.client import LiveClient, find_model
 from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
 from antiphon.kit.conformance.suites import select_cases

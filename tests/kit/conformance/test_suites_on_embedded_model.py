@@ -9,8 +9,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony.detect import load_format
-from antiphon.kit.conformance.client import LiveClient
-from antiphon.kit.conformance.models import find_model
+from antiphon.kit.conformance.client import LiveClient, find_model
 from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
 from antiphon.kit.conformance.suites import CaseSuite, LiveCase, select_cases

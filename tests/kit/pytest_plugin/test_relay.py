@@ -160,7 +160,7 @@ def test_a_server_that_is_gone_resets_the_client() -> None:
     relay.start()
     try:
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{relay.port}/")
+            httpx.get(f"{relay.url}/")
     finally:
         relay.stop()
 

@@ -209,15 +209,15 @@ class JsonSchemaWriter:
         others = schema.get("additionalProperties", True)
         if missing := [name for name in required if name not in properties]:
             raise UntranslatableError(f"the required property {missing[0]}, which the JSON Schema does not have")
-        comma, literal = self._list_separator(), self._rules.literal
+        comma, literal = self._sign(","), self._rules.literal
         tail, head = self._blanks, EMPTY_TEXT
         if others is not False:
-            other = (self._write_other_key(properties), *self._colon(), self._write(others))
+            other = (self._write_other_key(properties), *self._sign(":"), self._write(others))
             more = self._rules.repeat(self._rules.add("o", (*comma, *other)), 0, None)
             tail = self._rules.add("o", (more, self._blanks))
             head = self._rules.add("o", (*other, tail), ())
         for name in reversed(properties):
-            member = (literal(_encode_text(name)), *self._colon(), self._write(properties[name]))
+            member = (literal(_encode_text(name)), *self._sign(":"), self._write(properties[name]))
             is_optional = name not in required
             head = self._rules.add("o", (*member, tail), *([(head,)] if is_optional else []))
             tail = self._rules.add("o", (*comma, *member, tail), *([(tail,)] if is_optional else []))
@@ -229,16 +229,13 @@ class JsonSchemaWriter:
         body = table.both(self._string_body, table.complement(table.either(*names))) if names else self._string_body
         return self._regular.write(table.concat(quote, body, quote))
 
-    def _list_separator(self) -> tuple[Symbol, ...]:
-        return (self._blanks, self._rules.literal(","), self._blanks)
-
-    def _colon(self) -> tuple[Symbol, ...]:
-        return (self._blanks, self._rules.literal(":"), self._blanks)
+    def _sign(self, text: str) -> tuple[Symbol, ...]:
+        return (self._blanks, self._rules.literal(text), self._blanks)
 
     def _write_array(self, schema: Mapping[str, Any]) -> Symbol:
         prefix, items = schema.get("prefixItems") or [], schema.get("items", True)
         low, high = schema.get("minItems", 0), schema.get("maxItems")
-        comma, literal, blanks = self._list_separator(), self._rules.literal, self._blanks
+        comma, literal, blanks = self._sign(","), self._rules.literal, self._blanks
         if prefix:
             if (items is not False and high != len(prefix)) or low > len(prefix) or (high or len(prefix)) < len(prefix):
                 raise UntranslatableError("the JSON Schema keyword prefixItems beside further items")
