@@ -24,7 +24,7 @@ from antiphon.app.models.memory import (
     measure_engine,
     needed_bytes,
 )
-from antiphon.app.models.memory_pool import GIB, HostTimeouts, ModelMemory, ModelMemoryPool
+from antiphon.app.models.memory_pool import GIB, ModelMemory, ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.options import default_name, split_models
 from antiphon.app.remote.launch import create_remote_engine
@@ -65,7 +65,7 @@ async def create_models(
 
     Raises `ServeError`, `LoadError`, `ScriptError` or `DialectError`.
     """
-    _check_hosting(options)
+    _check_loading(options)
     each_options = split_models(options)
     for each in each_options:
         check_adapter_options(each)
@@ -77,19 +77,21 @@ async def create_models(
         names = [plan.name for plan in plans] + [encoder.names[0] for encoder in encoders]
         for name, estimate in zip(names, [*estimates, *encoder_estimates], strict=True):
             check_fits(name, estimate, options.memory_gib)
-    host = ModelMemoryPool(
+    pool = ModelMemoryPool(
         None if options.memory_gib is None else int(options.memory_gib * GIB),
-        HostTimeouts(load_timeout_s=options.load_timeout_s),
+        PoolTimeouts(load_timeout_s=options.load_timeout_s),
     )
     models = [
-        _create_model(plan, host, _cache_options(plan, [*estimates, *encoder_estimates], index, len(plans)))
+        _create_model(plan, pool, _cache_options(plan, [*estimates, *encoder_estimates], index, len(plans)))
         for index, plan in enumerate(plans)
     ]
-    hosted_encoders = [
-        structs.replace(encoder, engine=_host_engine(encoder.engine, encoder.names[0], host, options, estimate))
+    pooled_encoders = [
+        structs.replace(
+            encoder, engine=_create_on_demand_engine(encoder.engine, encoder.names[0], pool, options, estimate)
+        )
         for encoder, estimate in zip(encoders, encoder_estimates, strict=True)
     ]
-    registry = create_registry(models, hosted_encoders, [plan.options for plan in plans])
+    registry = create_registry(models, pooled_encoders, [plan.options for plan in plans])
     return registry, {plan.name: plan.loaded.reason for plan in plans}
 
 
@@ -103,23 +105,23 @@ def _cache_options(plan: _ModelPlan, estimates: Sequence[MemoryEstimate], index:
     return structs.replace(options, kv_cache_gib=divide_cache(estimates, index, num_models, memory_gib))
 
 
-def _create_model(plan: _ModelPlan, host: ModelMemoryPool, engine_options: EngineOptions) -> ServedModel:
+def _create_model(plan: _ModelPlan, pool: ModelMemoryPool, engine_options: EngineOptions) -> ServedModel:
     options = plan.options
     engine = record_engine(options, plan.build_engine(engine_options), plan.loaded, plan.name)
     cache_gib = engine_options.kv_cache_gib or 0.0
     return ServedModel(
         names=tuple(dict.fromkeys((plan.name, *options.served_model_names))),
-        engine=_host_engine(engine, plan.name, host, options, plan.estimate, cache_gib, plan.expected_info),
+        engine=_create_on_demand_engine(engine, plan.name, pool, options, plan.estimate, cache_gib, plan.expected_info),
         format=plan.loaded.format,
         created=int(time.time()),
         folder=plan.loaded.folder,
     )
 
 
-def _host_engine(
+def _create_on_demand_engine(
     engine: Engine,
     name: str,
-    host: ModelMemoryPool,
+    pool: ModelMemoryPool,
     options: ServeOptions,
     estimate: MemoryEstimate,
     cache_gib: float = 0.0,
@@ -127,7 +129,7 @@ def _host_engine(
 ) -> OnDemandEngine:
     return OnDemandEngine(
         engine,
-        host,
+        pool,
         name,
         on_demand=options.load_on_demand,
         idle_unload_s=None if options.idle_unload_s == math.inf else options.idle_unload_s,
@@ -153,7 +155,7 @@ def create_registry(
     return registry
 
 
-def _check_hosting(options: ServeOptions) -> None:
+def _check_loading(options: ServeOptions) -> None:
     """Raises `ServeError` for options of loading and unloading that the engine does not have."""
     given = {
         "--load-on-demand": options.load_on_demand,

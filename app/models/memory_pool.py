@@ -17,7 +17,7 @@ from antiphon.engine.protocol import EngineError
 GIB = 2**30
 
 
-class HostTimeouts(Struct, frozen=True, kw_only=True):
+class PoolTimeouts(Struct, frozen=True, kw_only=True):
     """Time limits of loading, in seconds."""
 
     load_timeout_s: float = 600.0
@@ -62,7 +62,7 @@ class PooledModel(Protocol):
 class ModelMemoryPool:
     """Reserves memory for models. `memory_bytes` is the limit of all together; None for no limit."""
 
-    def __init__(self, memory_bytes: int | None = None, timeouts: HostTimeouts = HostTimeouts()) -> None:  # noqa: B008  # it is frozen
+    def __init__(self, memory_bytes: int | None = None, timeouts: PoolTimeouts = PoolTimeouts()) -> None:  # noqa: B008  # it is frozen
         self.memory_bytes, self.timeouts = memory_bytes, timeouts
         self._engines: list[PooledModel] = []
         self._uses = count(1)

@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class OnDemandEngine(EngineWrapper):
-    """Loads `inner` at the start or, with `on_demand`, at its first use. Its memory belongs to `host`.
+    """Loads `inner` at the start or, with `on_demand`, at its first use. Its memory belongs to `pool`.
 
     `idle_unload_s` is the time after the last use after which it is unloaded; None: it stays. `expected_info` holds the
     properties that are known before it is loaded.
@@ -46,7 +46,7 @@ class OnDemandEngine(EngineWrapper):
     def __init__(
         self,
         inner: Engine,
-        host: ModelMemoryPool,
+        pool: ModelMemoryPool,
         name: str,
         *,
         on_demand: bool = False,
@@ -55,15 +55,15 @@ class OnDemandEngine(EngineWrapper):
         expected_info: EngineInfo | None = None,
     ) -> None:
         self.inner, self.name, self.memory, self.needed_bytes = inner, name, memory, memory.needed
-        self._host, self._on_demand, self._idle_unload_s = host, on_demand, idle_unload_s
+        self._pool, self._on_demand, self._idle_unload_s = pool, on_demand, idle_unload_s
         self.residence: LoadState = "unloaded"
         self.reserved_bytes = 0
         self.last_use = 0
-        """Number of the latest use, from the host's count."""
+        """Number of the latest use, from the pool's count."""
         self.num_loads = self.num_unloads = 0
         self.is_starting = False
         """Whether the model is being loaded at the start of the server."""
-        self._uses = UseCounter(host.timeouts.min_stay_s, idle_unload_s, host.notify_change, self._on_idle)
+        self._uses = UseCounter(pool.timeouts.min_stay_s, idle_unload_s, pool.notify_change, self._on_idle)
         self._info = expected_info
         self._past = EngineStats()
         self._load_task: asyncio.Task[None] | None = None
@@ -71,7 +71,7 @@ class OnDemandEngine(EngineWrapper):
         self._unload_task: asyncio.Task[None] | None = None
         self._failure: EngineError | None = None
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        host.add_engine(self)
+        pool.add_engine(self)
 
     @property
     def info(self) -> EngineInfo:
@@ -112,7 +112,7 @@ class OnDemandEngine(EngineWrapper):
 
     async def start(self) -> None:
         """Loads the model, unless it waits for its first use or the memory is full. Raises `LoadError`."""
-        if self._on_demand or not self._host.reserve_free_memory(self):
+        if self._on_demand or not self._pool.reserve_free_memory(self):
             _log.info("model is loaded at its first use", model=self.name)
             return
         self.is_starting, task = True, self._begin_load(has_room=True)
@@ -136,7 +136,7 @@ class OnDemandEngine(EngineWrapper):
             if task is not None:
                 await asyncio.wait({task})
         self.reserved_bytes = 0
-        self._host.notify_change()
+        self._pool.notify_change()
 
     async def wait_ready(self) -> None:
         """Returns as soon as a job would be accepted, which may then wait for the load. Raises `EngineError`.
@@ -201,12 +201,12 @@ class OnDemandEngine(EngineWrapper):
                 self.residence = "unloaded"
                 self.num_unloads += 1
                 _log.info("model unloaded", model=self.name, reason=why)
-            self._host.notify_change()
+            self._pool.notify_change()
 
     @contextlib.contextmanager
     def _use(self) -> Iterator[None]:
         """Marks the model as used during the block. Afterwards, the time until it is unloaded starts."""
-        self.last_use = self._host.next_use()
+        self.last_use = self._pool.next_use()
         with self._uses.hold():
             yield
 
@@ -249,7 +249,7 @@ class OnDemandEngine(EngineWrapper):
             raise self._failure
         task = self._load_task or self._begin_load(has_room=False)
         awaited = {task, self._has_room} if until_room and self._has_room is not None else {task}
-        timeout_s = self._host.timeouts.load_timeout_s
+        timeout_s = self._pool.timeouts.load_timeout_s
         done, _ = await asyncio.wait(awaited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             raise unavailable_error(f"the model {self.name} is still being loaded ({self.unready_reason()})")
@@ -272,7 +272,7 @@ class OnDemandEngine(EngineWrapper):
 
     async def _load(self, *, has_room: bool) -> None:
         if not has_room:
-            await self._host.make_room(self)
+            await self._pool.make_room(self)
             if not self._uses.count:  # all clients have left meanwhile
                 raise EngineError.from_fault(CANCELLED_WHILE_WAITING)
         if self._has_room is not None:
@@ -280,7 +280,7 @@ class OnDemandEngine(EngineWrapper):
         await self.inner.start()
         try:
             self._info = self.inner.info
-            self._host.settle_memory(self)
+            self._pool.settle_memory(self)
         except LoadError:
             await self.inner.close()
             raise
@@ -300,13 +300,13 @@ class OnDemandEngine(EngineWrapper):
             self.residence, self.reserved_bytes = "unloaded", 0
             if isinstance(error, LoadError) and not self.is_starting:
                 self._note_failure(error)
-        self._host.notify_change()
+        self._pool.notify_change()
 
     def _note_failure(self, error: LoadError) -> None:
         """Makes requests of the next seconds fail at once. The log has the reason: it names files of the machine."""
         _log.error("model could not be loaded", model=self.name, error=error.message)
         self._failure = _load_failed(self.name)
-        asyncio.get_running_loop().call_later(self._host.timeouts.retry_delay_s, setattr, self, "_failure", None)
+        asyncio.get_running_loop().call_later(self._pool.timeouts.retry_delay_s, setattr, self, "_failure", None)
 
 
 def _load_failed(name: str) -> EngineError:

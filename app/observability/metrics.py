@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.observability.load_metrics import LoadStateCollector
 from antiphon.app.observability.replica_metrics import ReplicaStatsCollector
-from antiphon.app.observability.residence_metrics import ResidenceCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
 """Media type without its charset, which litestar adds."""
@@ -54,7 +54,7 @@ class MetricsCollector:
         served = tuple(models)
         self.registry.register(_EngineStatsCollector(served))
         self.registry.register(ReplicaStatsCollector(served))
-        self.registry.register(ResidenceCollector(served))
+        self.registry.register(LoadStateCollector(served))
         self._finished = Counter(
             "antiphon:requests_finished",
             "Finished turns by finish reason, failed and cancelled ones included.",

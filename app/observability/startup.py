@@ -209,14 +209,12 @@ def access_warnings(settings: Settings) -> list[str]:
     return [*warnings, PAGES_WARNING] if "*" in settings.allowed_origins else warnings
 
 
-def show_banner(
-    screen: Console, settings: Settings, catalogue: ModelRegistry, port: int, notes: dict[str, str]
-) -> None:
+def show_banner(screen: Console, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
     """Prints the base URL, the models and examples to paste. `notes` maps a model's first name to an extra line."""
-    (url, *network_urls), model = base_urls(settings, port), catalogue.served[0].names[0]
+    (url, *network_urls), model = base_urls(settings, port), models.served[0].names[0]
     rows = [f"[bold]base URL[/]  {escape(url)}"]
     rows += [f"[bold]network[/]   {escape(network_url)}" for network_url in network_urls]
-    for served in catalogue.all_models:
+    for served in models.all_models:
         info, summary = loaded_info(served), "loaded at its first use"
         if info is not None:
             computes = "" if info.dtype in ("", "none") else f"computed in {info.dtype}"

@@ -52,7 +52,7 @@ class TurnManager:
         capacity: TurnCapacity,
         *,
         clock: Callable[[], float] = time.time,
-        id_factory: NewId = new_id,
+        new_id: NewId = new_id,
         reasoning_output: ReasoningOutput = "content",
         timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
         sealer: Sealer | None = None,
@@ -60,7 +60,7 @@ class TurnManager:
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._observer = capacity, observer
-        self._clock, self._new_id = clock, id_factory
+        self._clock, self._new_id = clock, new_id
         self._reasoning_output: ReasoningOutput = reasoning_output
         self._timeouts = timeouts
         self._renderer = PromptRenderer(timeouts.render_cpu_limit_s)

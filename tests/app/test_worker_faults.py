@@ -16,7 +16,7 @@ from msgspec import structs
 
 from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
-from antiphon.app.models.memory_pool import HostTimeouts, ModelMemoryPool
+from antiphon.app.models.memory_pool import ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
@@ -51,7 +51,7 @@ BROKEN: dict[str, tuple[str, bool]] = {
 
 
 def on_demand(engine: ProcessEngine) -> ModelRegistry:
-    host = ModelMemoryPool(timeouts=HostTimeouts(retry_delay_s=0.05))
+    host = ModelMemoryPool(timeouts=PoolTimeouts(retry_delay_s=0.05))
     (model,) = process_engine_registry().served
     return ModelRegistry([structs.replace(model, engine=OnDemandEngine(engine, host, "chatter", on_demand=True))])
 

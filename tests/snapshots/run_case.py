@@ -101,7 +101,7 @@ def make_turn_manager(**options: Any) -> TurnManager:
         make_log_store(),
         TurnCapacity(()),
         clock=lambda: 1_700_000_000.0,
-        id_factory=lambda prefix: f"{prefix}_{next(counter)}",
+        new_id=lambda prefix: f"{prefix}_{next(counter)}",
         **options,
     )
 

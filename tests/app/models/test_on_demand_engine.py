@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.models.memory_pool import HostTimeouts, ModelMemory, ModelMemoryPool
+from antiphon.app.models.memory_pool import ModelMemory, ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job
 from tests.app.models.fake_engines import GatedEngine
 from tests.progress import HANG_TIMEOUT_S
 
-SOON = HostTimeouts(min_stay_s=0.0, room_timeout_s=30.0, load_timeout_s=30.0)
+SOON = PoolTimeouts(min_stay_s=0.0, room_timeout_s=30.0, load_timeout_s=30.0)
 IDLE_S = 0.02
 MEMORY_DEFAULTS: dict[str, Any] = {"needed": 0, "growth": 0, "measure": lambda: None}
 
@@ -100,7 +100,7 @@ async def test_client_that_leaves_does_not_stop_the_load_of_others() -> None:
 
 
 async def test_failed_load_is_told_without_its_reason_and_tried_again_later() -> None:
-    host = ModelMemoryPool(timeouts=HostTimeouts(retry_delay_s=0.05))
+    host = ModelMemoryPool(timeouts=PoolTimeouts(retry_delay_s=0.05))
     engine = hosted(host)
     inner(engine).failure = LoadError("/secret/path is broken")
     for _ in range(2):
@@ -124,7 +124,7 @@ async def test_failed_load_is_told_without_its_reason_and_tried_again_later() ->
 
 
 async def test_wait_for_a_load_is_bounded_by_the_limit_and_by_the_job() -> None:
-    engine = hosted(ModelMemoryPool(timeouts=HostTimeouts(load_timeout_s=0.01)))
+    engine = hosted(ModelMemoryPool(timeouts=PoolTimeouts(load_timeout_s=0.01)))
     inner(engine).may_start.clear()
     with pytest.raises(EngineError, match=r"the model a is still being loaded \(loading\)") as caught:
         await run_job(engine)
@@ -255,7 +255,7 @@ async def test_request_during_the_unloading_loads_the_model_again() -> None:
 # Memory
 
 
-def three(limit: int, *needs: int, timeouts: HostTimeouts = SOON) -> list[OnDemandEngine]:
+def three(limit: int, *needs: int, timeouts: PoolTimeouts = SOON) -> list[OnDemandEngine]:
     host = ModelMemoryPool(limit, timeouts)
     return [hosted(host, name, needed=need) for name, need in zip("abc", needs, strict=False)]
 
@@ -293,7 +293,7 @@ async def test_model_in_use_stays_and_the_other_waits_for_it() -> None:
 
 
 async def test_wait_for_memory_ends_with_an_error_that_can_be_retried() -> None:
-    a, b = three(10, 8, 8, timeouts=HostTimeouts(min_stay_s=0.0, room_timeout_s=0.02))
+    a, b = three(10, 8, 8, timeouts=PoolTimeouts(min_stay_s=0.0, room_timeout_s=0.02))
     inner(a).may_finish.clear()
     running = asyncio.create_task(run_job(a))
     await wait_for(lambda: inner(a).jobs)
@@ -307,7 +307,7 @@ async def test_wait_for_memory_ends_with_an_error_that_can_be_retried() -> None:
 
 
 async def test_two_models_that_displace_each_other_serve_every_request() -> None:
-    a, b = three(10, 8, 8, timeouts=HostTimeouts(min_stay_s=0.001))
+    a, b = three(10, 8, 8, timeouts=PoolTimeouts(min_stay_s=0.001))
     results = await asyncio.gather(*(run_job(engine, number) for number in range(3) for engine in (a, b)))
     assert [chunks[-1].finish for chunks in results] == ["length"] * 6
 
@@ -348,7 +348,7 @@ async def test_measured_memory_replaces_the_estimate() -> None:
 
 @pytest.mark.parametrize("min_stay_s", [0.0, 0.05])
 async def test_models_leave_if_another_takes_more_than_expected(min_stay_s: float) -> None:
-    host = ModelMemoryPool(10, HostTimeouts(min_stay_s=min_stay_s))
+    host = ModelMemoryPool(10, PoolTimeouts(min_stay_s=min_stay_s))
     a, b = (hosted(host, name, needed=2) for name in "ab")
     c = hosted(host, "c", needed=2, growth=2, measure=lambda: 5)
     for engine in (a, b, c):

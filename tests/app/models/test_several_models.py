@@ -19,7 +19,7 @@ from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.context import create_context
 from antiphon.app.http import stream_writer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
-from antiphon.app.models.memory_pool import HostTimeouts, ModelMemory, ModelMemoryPool
+from antiphon.app.models.memory_pool import ModelMemory, ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.routes.health import unready_reason
 from antiphon.app.store.sqlite.store import MemoryStore
@@ -33,7 +33,7 @@ from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 THOUGHT = "<think>Let me see.</think>"
-TIMEOUTS = HostTimeouts(min_stay_s=0.0, room_timeout_s=0.05)
+TIMEOUTS = PoolTimeouts(min_stay_s=0.0, room_timeout_s=0.05)
 
 
 class Gate:

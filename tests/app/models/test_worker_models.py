@@ -15,7 +15,7 @@ from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.base.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.memory import MemoryEstimate, measure_engine
-from antiphon.app.models.memory_pool import GIB, HostTimeouts, ModelMemory, ModelMemoryPool
+from antiphon.app.models.memory_pool import GIB, ModelMemory, ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
@@ -29,7 +29,7 @@ from tests.serving import RunningServer, scripted_registry, serve
 
 
 def two_worker_models() -> ModelRegistry:
-    host = ModelMemoryPool(8 * GIB, HostTimeouts(min_stay_s=0.0))
+    host = ModelMemoryPool(8 * GIB, PoolTimeouts(min_stay_s=0.0))
     models = []
     for name in ("first", "second"):
         (model,) = process_engine_registry().served

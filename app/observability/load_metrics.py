@@ -12,7 +12,7 @@ from antiphon.app.models.status import read_residence
 LABELS = ["model_name"]
 
 
-class ResidenceCollector(Collector):
+class LoadStateCollector(Collector):
     """Reads at scrape time which models are loaded, how often each was loaded, and the memory reserved for it."""
 
     def __init__(self, models: Sequence[ServedModel | EncoderModel]) -> None:
