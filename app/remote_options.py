@@ -21,15 +21,13 @@ class RemoteServeOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     tokenizer: Annotated[
-        str | None,
-        _remote("Folder or hub id of the model that the servers run. Default: MODEL.", name="tokenizer"),
+        str | None, _remote("Folder or hub id of the model that the servers run. Default: MODEL.", name="tokenizer")
     ] = None
     model: Annotated[
         str | None, _remote("Name of the model on the servers. Default: the only one that they serve.")
     ] = None
     surface: Annotated[
-        SurfaceChoice,
-        _remote("Interface of the servers: /v1/completions, or the token-level one of vLLM and SGLang."),
+        SurfaceChoice, _remote("Interface of the servers: /v1/completions, or the token-level one of vLLM and SGLang.")
     ] = "auto"
     key_env: Annotated[str | None, _remote("Name of the variable that holds the servers' API key.")] = None
     affinity_header: Annotated[
@@ -37,8 +35,7 @@ class RemoteServeOptions(Struct, frozen=True, kw_only=True):
     ] = "X-Session-ID"
     capacity: Annotated[int, _remote("Maximum number of requests on all servers together.", minimum=1)] = 1024
     timeout_s: Annotated[
-        float,
-        _remote("Seconds of silence after which a server's reply is given up. Long prompts are silent.", above=0),
+        float, _remote("Seconds of silence after which a server's reply is given up. Long prompts are silent.", above=0)
     ] = 300.0
     grammar: Annotated[
         GrammarPolicy,

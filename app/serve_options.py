@@ -68,14 +68,12 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     name: str = ""
     """First name of the only model. Empty: the hub id, or the last part of the folder's path."""
     served_model_names: Annotated[
-        tuple[str, ...],
-        _model("Additional model name; repeatable. With several models, one for each, in order."),
+        tuple[str, ...], _model("Additional model name; repeatable. With several models, one for each, in order.")
     ] = ()
     model_options: Annotated[
         tuple[ModelOption, ...],
         _model(
-            "Option of one of several models, such as coder:quantization=int4; repeatable.",
-            syntax="model:option=value",
+            "Option of one of several models, such as coder:quantization=int4; repeatable.", syntax="model:option=value"
         ),
     ] = ()
     dialect: Annotated[
@@ -91,17 +89,14 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
         Path | None, _model("Jinja file to use instead of the model's own chat template.", scope="one")
     ] = None
     revision: Annotated[
-        str | None,
-        _model("Branch, tag or commit of a model of the hub. Default: the main branch.", scope="one"),
+        str | None, _model("Branch, tag or commit of a model of the hub. Default: the main branch.", scope="one")
     ] = None
     offline: Annotated[bool, _model("Load hub models from the local cache only.")] = False
     embedding_models: Annotated[
-        tuple[str, ...],
-        _model("Folder or hub id of a model to serve on /v1/embeddings, too; repeatable."),
+        tuple[str, ...], _model("Folder or hub id of a model to serve on /v1/embeddings, too; repeatable.")
     ] = ()
     rerank_models: Annotated[
-        tuple[str, ...],
-        _model("Folder or hub id of a model to serve on /v1/rerank and /v1/score, too; repeatable."),
+        tuple[str, ...], _model("Folder or hub id of a model to serve on /v1/rerank and /v1/score, too; repeatable.")
     ] = ()
     engine: Annotated[
         Literal["torch", "scripted", "vllm", "sglang", "llama.cpp", "trtllm", "remote"],
@@ -121,8 +116,7 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     load_on_demand: Annotated[
-        bool,
-        _memory("Load each model at its first use. Default: all models at the start.", scope="each"),
+        bool, _memory("Load each model at its first use. Default: all models at the start.", scope="each")
     ] = False
     idle_unload_s: Annotated[
         float | None,

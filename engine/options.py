@@ -52,8 +52,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options for running a model. The builder fills in fields that are None from the hardware and the model."""
 
     device: Annotated[
-        str | None,
-        _engine("Device to run on: cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu."),
+        str | None, _engine("Device to run on: cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu.")
     ] = None
     dtype: Annotated[
         str | None,
@@ -66,12 +65,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Type of the weights. None: bfloat16 on a GPU; on a CPU float32, but weights that are stored in 16 bits and are
     multiplied by compiled kernels stay as they are, with float32 activations."""
     threads: Annotated[
-        int | None,
-        _engine("CPU threads. Default: the physical cores, fewer under load.", minimum=1),
+        int | None, _engine("CPU threads. Default: the physical cores, fewer under load.", minimum=1)
     ] = None
     quantization: Annotated[
-        Quantization | None,
-        _engine("Quantize linear layers to 8 or 4 bits (CPU only).", choices=("int8", "int4")),
+        Quantization | None, _engine("Quantize linear layers to 8 or 4 bits (CPU only).", choices=("int8", "int4"))
     ] = None
     """`int8`: linear layers with 8 bits per weight and activation. `int4`: 4 bits per weight, 8 per activation; the
     output layer stays int8. `stored`: the levels of a quantized checkpoint where a kernel can hold them, else int8.
@@ -97,12 +94,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     """None: float16 with quantized layers if compiled kernels can read it, otherwise the model's own."""
     pack_cache: Annotated[
-        bool,
-        _memory("Keep quantized weights in ~/.cache/antiphon, so that the next start is fast."),
+        bool, _memory("Keep quantized weights in ~/.cache/antiphon, so that the next start is fast.")
     ] = True
     pack_cache_gib: Annotated[
-        float,
-        _memory("Disk space for quantized weights in GiB; those used longest ago are deleted.", above=0),
+        float, _memory("Disk space for quantized weights in GiB; those used longest ago are deleted.", above=0)
     ] = 32.0
     lora_modules: Annotated[
         tuple[LoraModule, ...],
