@@ -70,7 +70,7 @@ def create_context(
         reasoning_output=settings.reasoning_output,
         timeouts=timeouts,
         sealer=sealer,
-        observer=metrics,
+        on_turn_end=metrics.on_turn_end,
     )
     return ServerContext(
         settings=settings,

@@ -13,7 +13,6 @@ import re
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -51,16 +50,10 @@ class AdmissionPermit:
             self._controller = None
 
 
-class AdmissionClient(Protocol):
-    """A connection that waits for its next request."""
-
-    def accept(self, data: bytes, permit: AdmissionPermit | None) -> None:
-        """Parses the received bytes. `permit` is None for a request that is not counted."""
-        ...
-
-    def reject(self, error: ApiError, headers: HeaderPairs) -> None:
-        """Answers the request with an error and additional headers, then waits for the next one."""
-        ...
+Accept = Callable[[bytes, AdmissionPermit | None], None]
+"""Parses the received bytes. The permit is None for a request that is not counted."""
+Reject = Callable[[ApiError, HeaderPairs], None]
+"""Answers the request with an error and additional headers, then waits for the next one."""
 
 
 class RequestHead(Struct, frozen=True, eq=False):
@@ -108,27 +101,27 @@ class AdmissionController:
         self, free_slots: Callable[[], int], build_rejection: Callable[[RequestHead], tuple[ApiError, HeaderPairs]]
     ) -> None:
         self._free_slots, self._build_rejection = free_slots, build_rejection
-        self._queue: deque[tuple[AdmissionClient, bytes, AdmissionPermit]] = deque()
+        self._queue: deque[tuple[Accept, bytes, AdmissionPermit]] = deque()
         self._is_draining = self._has_rejected = False
         self._delay_until = 0.0  # while requests are being rejected, admitted ones wait until this time
         self.num_admitted = 0
         """Number of admitted requests that have not become turns."""
 
-    def submit(self, client: AdmissionClient, data: bytes) -> None:
-        """Rejects or queues a complete generation request; passes other bytes to the client's `accept` immediately."""
+    def submit(self, data: bytes, accept: Accept, reject: Reject) -> None:
+        """Rejects or queues a complete generation request; passes other bytes to `accept` immediately."""
         try:
             request = parse_whole_request(data)
             rejection = self._build_rejection(request) if request and self._free_slots() <= self.num_admitted else None
         except Exception:  # noqa: BLE001  # after a server bug, the normal path handles the request
             request = rejection = None
         if request is None:
-            client.accept(data, None)
+            accept(data, None)
         elif rejection is not None:
             self._has_rejected = True
-            client.reject(*rejection)
+            reject(*rejection)
         else:
             self.num_admitted += 1
-            self._queue.append((client, data, AdmissionPermit(self)))
+            self._queue.append((accept, data, AdmissionPermit(self)))
             if not self._is_draining:
                 self._delay_until, self._has_rejected = asyncio.get_running_loop().time() + ADMITTED_DELAY_S, False
                 self._accept_next()
@@ -143,5 +136,5 @@ class AdmissionController:
         if self._has_rejected and loop.time() < self._delay_until:
             self._has_rejected = False
             return
-        client, data, permit = self._queue.popleft()
-        client.accept(data, permit)
+        accept, data, permit = self._queue.popleft()
+        accept(data, permit)

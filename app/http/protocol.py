@@ -61,7 +61,7 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         elif self.conn.our_state is h11.IDLE and not self._upgraded and not self.conn.trailing_data[0]:
             self._awaiting_admission = True
             self._unset_keepalive_if_required()
-            self.admission.submit(self, data)
+            self.admission.submit(data, self.accept, self.reject)
         else:
             self._parse_data(data)
 

@@ -7,7 +7,6 @@ Label values are model names, finish reasons, methods and status codes: never a 
 import asyncio
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Protocol
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -37,13 +36,6 @@ class TurnStats(Struct, frozen=True, kw_only=True):
     time_to_first_token_s: float | None
     prompt_tokens: int
     generated_tokens: int
-
-
-class TurnObserver(Protocol):
-    """Receives the statistics of every turn."""
-
-    def on_turn_end(self, model: str, stats: TurnStats) -> None:
-        """Records a finished turn."""
 
 
 class MetricsCollector:

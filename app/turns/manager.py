@@ -12,7 +12,7 @@ from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, storage_unavailable
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.model_registry import ServedModel
-from antiphon.app.observability.metrics import TurnObserver, TurnStats
+from antiphon.app.observability.metrics import TurnStats
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
@@ -56,10 +56,10 @@ class TurnManager:
         reasoning_output: ReasoningOutput = "content",
         timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
         sealer: Sealer | None = None,
-        observer: TurnObserver | None = None,
+        on_turn_end: Callable[[str, TurnStats], None] | None = None,
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
-        self._capacity, self._observer = capacity, observer
+        self._capacity, self._report_end = capacity, on_turn_end
         self._clock, self._new_id = clock, new_id
         self._reasoning_output: ReasoningOutput = reasoning_output
         self._timeouts = timeouts
@@ -261,9 +261,9 @@ class TurnManager:
         slot.release()
         del self._running[turn.log.id]
         response = processor.machine.response
-        if self._observer is not None:
+        if self._report_end is not None:
             stats = _turn_stats(turn, processor, len(prompt.prompt.tokens))
-            self._observer.on_turn_end(turn.log.base_response.model, stats)
+            self._report_end(turn.log.base_response.model, stats)
         if response.status in ("completed", "incomplete") and processor.has_dialect:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
             finished = FinishedTurn(prompt, tuple(processor.generated_tokens), response.output, request_bytes)

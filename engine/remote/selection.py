@@ -5,7 +5,8 @@ Rendezvous hashing needs no state, so that several front ends choose alike witho
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+
+from antiphon.engine.remote.replica import Replica
 
 SPILL_RATIO = 1.25
 """A replica with more than this multiple of the mean number of jobs takes no further one of another's choice."""
@@ -15,22 +16,7 @@ AFFINITY_TOKENS = 1024
 """Tokens at the start of a prompt that make the key of a job without a conversation."""
 
 
-class Candidate(Protocol):
-    """A replica that can take a job."""
-
-    @property
-    def name(self) -> str:
-        """Name that is the same on every front end."""
-
-    @property
-    def num_jobs(self) -> int:
-        """Number of its jobs."""
-
-
-CandidateType = TypeVar("CandidateType", bound=Candidate)
-
-
-def choose_replica(candidates: Sequence[CandidateType], key: str) -> CandidateType:
+def choose_replica(candidates: Sequence[Replica], key: str) -> Replica:
     """Returns the replica with the highest hash of the key that is not overloaded, else the least loaded one."""
     limit = SPILL_RATIO * sum(each.num_jobs for each in candidates) / len(candidates) + SPILL_JOBS
     ranked = sorted(candidates, key=lambda each: _hash(key, each.name), reverse=True)

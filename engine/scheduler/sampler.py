@@ -9,13 +9,13 @@ then temperature, top_k, top_p, min_p.
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from antiphon.engine.kernels.bindings import SOFTMAX_BLOCK, Kernels
 from antiphon.engine.protocol import Sampling, TokenLogprob
+from antiphon.engine.scheduler.grammar import GrammarMatcher
 
 TOP_P_CANDIDATES = 1024
 """Number of most likely tokens that top_p and min_p examine first; all tokens if these do not decide the result."""
@@ -30,23 +30,6 @@ GREEDY_TEMPERATURE = 1e-5
 """Temperature up to which sampling is greedy; dividing by a smaller one would overflow."""
 
 
-class LogitsMask(Protocol):
-    """A grammar's constraint on the output of one request."""
-
-    def next_mask(self) -> Tensor | None:
-        """Returns the tokens allowed next: bool, (vocabulary,); None allows all."""
-        ...
-
-    @property
-    def has_failed(self) -> bool:
-        """True if it allows no token because it cannot go on."""
-        ...
-
-    def advance(self, token: int) -> None:
-        """Records that the token was sampled."""
-        ...
-
-
 class SamplingState:
     """Sampling state of one request: its random numbers, the counts of its tokens, its grammar.
 
@@ -54,7 +37,7 @@ class SamplingState:
     """
 
     def __init__(
-        self, sampling: Sampling, prompt: Sequence[int], stop_ids: frozenset[int], grammar: LogitsMask | None = None
+        self, sampling: Sampling, prompt: Sequence[int], stop_ids: frozenset[int], grammar: GrammarMatcher | None = None
     ) -> None:
         self.sampling = sampling
         self.grammar = grammar

@@ -89,6 +89,9 @@ class FakeConnection:
         self.outcome = ""
         self.permit: AdmissionPermit | None = None
 
+    def submit_to(self, controller: AdmissionController, data: bytes) -> None:
+        controller.submit(data, self.accept, self.reject)
+
     def accept(self, data: bytes, permit: AdmissionPermit | None) -> None:
         self.outcome, self.permit = f"accepted with {len(data)}", permit
 
@@ -104,9 +107,9 @@ async def test_requests_are_admitted_up_to_the_limit_one_per_loop_iteration() ->
     controller = AdmissionController(lambda: 3, create_rejection)
     connections = [FakeConnection() for _ in range(6)]
     for connection in connections:
-        controller.submit(connection, build_request())
+        connection.submit_to(controller, build_request())
     health_check = FakeConnection()
-    controller.submit(health_check, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    health_check.submit_to(controller, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     accepted, rejected = f"accepted with {len(build_request())}", "rejected with 429 req_1"
     assert health_check.outcome.startswith("accepted") and health_check.permit is None
     assert [connection.outcome for connection in connections] == [accepted, "", "", rejected, rejected, rejected]
@@ -120,7 +123,7 @@ async def test_requests_are_admitted_up_to_the_limit_one_per_loop_iteration() ->
         connection.permit.release()
     assert controller.num_admitted == 0
     await asyncio.sleep(0)
-    controller.submit(connections[5], build_request())
+    connections[5].submit_to(controller, build_request())
     assert connections[5].outcome == accepted, "a single request does not wait"
 
 
@@ -128,12 +131,12 @@ async def test_rejections_delay_admission_but_not_for_long(monkeypatch: pytest.M
     controller = AdmissionController(lambda: 3, create_rejection)
     connections = [FakeConnection() for _ in range(3)]
     for connection in connections:
-        controller.submit(connection, build_request())
+        connection.submit_to(controller, build_request())
 
     async def count_accepted(iterations: int) -> int:
         """Runs the loop. One more request is rejected in each iteration. Returns the number of accepted ones."""
         for _ in range(iterations):
-            controller.submit(FakeConnection(), build_request())
+            FakeConnection().submit_to(controller, build_request())
             await asyncio.sleep(0)
         return sum(connection.outcome != "" for connection in connections)
 
