@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.store.base import ResponseStore
+from antiphon.app.store.store import ResponseStore
 
 
 class LogStore:

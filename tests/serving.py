@@ -19,8 +19,8 @@ from antiphon.app.context import ServerContext, create_context
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.server import AntiphonServer, bind_socket, build_app
-from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.factory import open_store
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script

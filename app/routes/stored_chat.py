@@ -28,13 +28,13 @@ async def list_completions(request: AnyRequest) -> Response[Any]:
     """Lists the stored completions that have the `model` and `metadata` of the query, earliest first by default."""
     store, owner = server_context(request).store, request_owner(request)
     query = read_completion_query(request.query_params)
-    if query.after is not None and store.completions.find_completion(owner, query.after) is None:
+    if query.after is not None and store.find_completion(owner, query.after) is None:
         after = clip_text(request.query_params["after"])
         raise invalid_value("after", f"Invalid 'after': there is no chat completion with id '{after}'.")
     data: list[dict[str, Any]] = []
     while len(data) <= query.limit:  # one more than the page holds tells whether there are more
         missing = query.limit + 1 - len(data)
-        batch = store.completions.list_completions(owner, msgspec.structs.replace(query, limit=missing))
+        batch = store.list_completions(owner, msgspec.structs.replace(query, limit=missing))
         for completion in batch:
             if (found := await _read_completion(request, completion)) is not None:
                 data.append(found)
@@ -61,7 +61,7 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
     if "metadata" not in body:
         raise missing_field("metadata")
     metadata = body["metadata"] or {}
-    await server_context(request).store.completions.save_metadata(request_owner(request), completion.id, metadata)
+    await server_context(request).store.save_completion_metadata(request_owner(request), completion.id, metadata)
     return json_reply(msgspec.json.encode({**found, "metadata": metadata}))
 
 
@@ -80,7 +80,7 @@ async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -
 async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Lists the messages that the client sent for a stored completion, earliest first by default."""
     completion, _ = await _find_completion(request, completion_id)
-    messages = server_context(request).store.completions.completion_messages(request_owner(request), completion.id)
+    messages = server_context(request).store.completion_messages(request_owner(request), completion.id)
     listed = stored_messages(completion, messages)
     page = select_ids(request.query_params, [message["id"] for message in listed], "asc")
     ordered = listed[::-1] if page.descending else listed
@@ -90,8 +90,8 @@ async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Re
 async def _find_completion(request: AnyRequest, sent_id: str) -> tuple[StoredCompletion, dict[str, Any]]:
     """Returns the owner's completion, and its JSON. Raises `ApiError` 404, also for an id that is malformed."""
     completion_id = read_completion_id(sent_id)
-    completions = server_context(request).store.completions
-    completion = completions.find_completion(request_owner(request), completion_id) if completion_id else None
+    store = server_context(request).store
+    completion = store.find_completion(request_owner(request), completion_id) if completion_id else None
     found = await _read_completion(request, completion) if completion is not None else None
     if completion is None or found is None:
         raise _completion_not_found(sent_id)

@@ -163,6 +163,9 @@ class Database:
             "UPDATE responses SET cancel_requested = 1 WHERE id = ? AND writer IS NOT NULL", (response_id,)
         )
 
+    def announce(self, response_id: str) -> None:
+        """Notifies the readers of a response of its events, if the database can. Others poll it."""
+
     def count_events(self, response_id: str) -> int:
         """Returns the number of stored events of a response."""
         count: int = self._connection.execute(

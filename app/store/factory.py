@@ -2,8 +2,9 @@
 
 from antiphon.app.base.encryption import open_sealer
 from antiphon.app.base.settings import Settings
-from antiphon.app.store.base import ResponseStore, StoreError
+from antiphon.app.store.base import StoreError
 from antiphon.app.store.sqlite.store import MemoryStore, SqliteStore
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
 
 DAY_SECONDS = 86_400

@@ -1,11 +1,12 @@
 """Operations of a store's writer thread, those that it may have to repeat, and its intervals."""
 
 import asyncio
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -112,26 +113,8 @@ class StoreChange:
 
 
 WriteOp = AppendEvents | StoreChange
-
-
-class WriteListener(Protocol):
-    """Receives the writer's results, in the writer's thread."""
-
-    def on_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
-        """Receives committed operations, and steps dropped because the response was taken over or deleted elsewhere."""
-
-    def on_write_failed(self, ops: list[WriteOp]) -> None:
-        """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step."""
-
-    def on_write_delayed(self, ops: list[WriteOp]) -> None:
-        """Receives operations that wait for the end of a long outage; repeatedly, with those that have been added."""
-
-    def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
-        """Receives the ids of this writer's unfinished responses, each with whether a cancellation was requested."""
-
-    def is_alive(self, name: str, heartbeat_at: float) -> bool:
-        """Tells whether the writer with this name and latest heartbeat (seconds since 1970) is alive."""
-        ...
+OpQueue = queue.SimpleQueue[WriteOp | None]
+"""Operations for the writer; None ends it."""
 
 
 class RecentCommits:

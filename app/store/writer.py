@@ -14,16 +14,18 @@ from typing import Any
 import structlog
 
 from antiphon.app.base.event_log import LogEntry, is_terminal
+from antiphon.app.store import writer_lease
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
 from antiphon.app.store.sql_connection import UnreadableRowError
+from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.app.store.write_ops import (
     MAX_CHANGE_WAIT_S,
     AppendEvents,
+    OpQueue,
     RecentCommits,
     StoreChange,
     StoreTimings,
-    WriteListener,
     WriteOp,
 )
 from antiphon.state.recovery import failure_events
@@ -55,14 +57,14 @@ class StoreWriter:
         self,
         database: Database,
         name: str,
-        listener: WriteListener,
-        times: StoreTimings,
-        most: int,
+        op_queue: OpQueue,
+        logs: TrackedLogs,
+        timings: StoreTimings,
+        max_bytes: int,
     ) -> None:
-        self._database, self._name, self._listener = database, name, listener
+        self._database, self._name, self._queue, self._logs = database, name, op_queue, logs
         self.healthy = True
-        self._timings, self._max_bytes = times, most
-        self._queue: queue.SimpleQueue[WriteOp | None] = queue.SimpleQueue()
+        self._timings, self._max_bytes = timings, max_bytes
         self._last_sweep = 0.0
         self.busy_since: float | None = None
         """Time at which the thread ended its last wait for operations; None while it waits."""
@@ -76,9 +78,9 @@ class StoreWriter:
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
-    def enqueue(self, op: WriteOp) -> None:
-        """Queues an operation."""
-        self._queue.put(op)
+    def is_alive(self, name: str, heartbeat_at: float) -> bool:
+        """Tells whether a writer is alive."""
+        return name == self._name or writer_lease.is_alive(name, heartbeat_at, self._timings.lease_s)
 
     def busy_s(self) -> float:
         """Returns the seconds for which the thread has been writing without a pause; 0 while it waits."""
@@ -152,11 +154,11 @@ class StoreWriter:
 
     def _report_written(self, batch: list[WriteOp]) -> None:
         self.healthy = True
-        self._listener.on_written([op for op in batch if op not in self._lost_ops], self._lost_ops)
+        self._logs.on_written([op for op in batch if op not in self._lost_ops], self._lost_ops)
 
     def _fail_batch(self, batch: list[WriteOp]) -> None:
         self._incomplete |= {op.log.id for op in batch if isinstance(op, AppendEvents)}
-        self._listener.on_write_failed(batch)
+        self._logs.on_write_failed(batch)
 
     def _await_database(self, batch: list[WriteOp]) -> list[WriteOp]:
         """Waits until the database can be reached again. Returns the steps to write then; none if the server exits.
@@ -178,7 +180,7 @@ class StoreWriter:
                     last_error = str(error)
                     _log.error("the database of the store cannot be reached", error=last_error)
             if time.monotonic() - began > MAX_LAST_STEP_WAIT_S:
-                self._listener.on_write_delayed(batch + queued)
+                self._logs.on_write_delayed(batch + queued)
             if self._is_closing:
                 closing_at = min(closing_at, time.monotonic() + MAX_CLOSE_WAIT_S)
                 if time.monotonic() > closing_at:
@@ -201,7 +203,7 @@ class StoreWriter:
     def _refuse_changes(self, ops: list[WriteOp]) -> list[WriteOp]:
         """Reports the changes among these operations as failed and returns the rest."""
         if changes := [op for op in ops if isinstance(op, StoreChange)]:
-            self._listener.on_write_failed([*changes])
+            self._logs.on_write_failed([*changes])
         return [op for op in ops if not isinstance(op, StoreChange)]
 
     def _drop_after_gap(self, batch: list[WriteOp]) -> list[WriteOp]:
@@ -213,7 +215,7 @@ class StoreWriter:
             elif isinstance(op, AppendEvents) and op.log.id in self._incomplete:
                 dropped.append(op)
         if dropped:
-            self._listener.on_write_failed(dropped)
+            self._logs.on_write_failed(dropped)
         return [op for op in batch if op not in dropped]
 
     def _run_transaction(self, batch: list[WriteOp]) -> None:
@@ -260,8 +262,8 @@ class StoreWriter:
         self._database.save_heartbeat(self._name, time.time())
         self._database.commit()
         self.healthy = True
-        self._listener.on_heartbeat(self._database.owned_responses(self._name))
-        for owner, response_id, writer in self._database.list_orphaned(self._listener.is_alive):
+        self._logs.on_heartbeat(self._database.owned_responses(self._name))
+        for owner, response_id, writer in self._database.list_orphaned(self.is_alive):
             self._end_orphan(owner, response_id, writer)
         if time.monotonic() - self._last_sweep >= self._timings.sweep_interval_s or not self._last_sweep:
             self._last_sweep = time.monotonic()

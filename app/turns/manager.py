@@ -15,7 +15,8 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnStats
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
+from antiphon.app.store.base import ChatForm, StoredCompletion
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.affinity import affinity_key
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.output_processor import OutputProcessor
@@ -171,8 +172,7 @@ class TurnManager:
 
     def cancel_turn(self, log: EventLog) -> None:
         """Cancels the turn of this log if it runs in this process."""
-        turn = self._running.get(log.id)
-        if turn:
+        if turn := self._running.get(log.id):
             turn.cancel_turn()
 
     def current_time(self) -> float:

@@ -12,8 +12,9 @@ from msgspec import Struct
 from antiphon.app.base.encryption import DecryptionError, Purpose, Sealer
 from antiphon.app.base.errors import ApiError, clip_text, not_found
 from antiphon.app.requests.shared import conversation_of
-from antiphon.app.store.base import FindItem, ResponseStore
+from antiphon.app.store.base import FindItem
 from antiphon.app.store.log_items import StoredTurn, output_as_input
+from antiphon.app.store.store import ResponseStore
 from antiphon.events.inputs import (
     AdditionalToolsInput,
     AnyInput,

@@ -4,7 +4,7 @@ A store's logs in memory are used on its event loop only. So each method of `His
 what is in memory, and returns a function that does the rest in a thread: decoding, searching, reading the database.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from msgspec import Struct
@@ -14,44 +14,33 @@ from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
+from antiphon.app.store.tracked_logs import TrackedLogs
 
 MAX_SEARCHED_BYTES = 256 << 20
 """Maximum size of the turns that one request reads for its references. All of them are in memory at once."""
 
 
-class PersistentHistory:
-    """The reads of a store in a database, on a connection that any thread may use.
+class HistoryReads:
+    """The reads of a store, on a connection that any thread may use."""
 
-    `find_cached` returns a log in memory. `list_running` returns the logs that are not in the database yet, latest
-    first. `deleted` has the ids of responses that are being deleted.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        find_cached: Callable[[str, str], EventLog | None],
-        list_running: Callable[[str], list[EventLog]],
-        deleted: set[str],
-    ) -> None:
-        self._turns, self._conversations = database.turns, database.conversations
-        self._find_cached, self._list_running = find_cached, list_running
-        self._deleted = deleted
+    def __init__(self, database: Database, logs: TrackedLogs) -> None:
+        self._turns, self._conversations, self._logs = database.turns, database.conversations, logs
 
     def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
-        """Returns a function that returns a turn."""
-        if response_id in self._deleted:
+        """Returns a function that reads the turn of a response, finished or not. It returns None if there is none."""
+        if response_id in self._logs.deleted:
             return lambda: None
-        if (cached := self._find_cached(owner, response_id)) is not None:
+        if (cached := self._logs.find(owner, response_id)) is not None:
             return lambda: turn_of_log(cached)
         return lambda: self._turns.load_turn(owner, response_id)
 
     def conversation_reader(self, owner: str, conversation_id: str) -> ReadItems:
-        """Returns a function that returns the items of a conversation."""
+        """Returns a function that returns the items of a conversation, each with an id, in order."""
         return lambda: self._conversations.load_items(owner, conversation_id)
 
     def item_finder(self, owner: str) -> FindItem:
-        """Returns a function that finds items."""
-        search, deleted = ItemSearch(self._list_running(owner)), frozenset(self._deleted)
+        """Returns a function that returns an input item, or a completed output item, by its id."""
+        search, deleted = ItemSearch(self._logs.list_running(owner)), frozenset(self._logs.deleted)
         load_creation_time = cache(self._turns.load_creation_time)
         num_bytes = 0
 

@@ -11,11 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from typing import Protocol
 
 import structlog
 
-from antiphon.app.base.event_log import LogEntry
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 from antiphon.app.store.postgres.database import (
@@ -25,6 +24,7 @@ from antiphon.app.store.postgres.database import (
     PostgresReads,
 )
 from antiphon.app.store.sql_connection import UnreadableRowError
+from antiphon.app.store.tracked_logs import TrackedLogs
 
 FOLLOW_POLL_INTERVAL_S = 1.0
 """Seconds between two reads of the followed responses without a notification."""
@@ -37,25 +37,13 @@ MAX_CLOSE_WAIT_S = 5.0
 _log = structlog.get_logger(__name__)
 
 
-class FollowListener(Protocol):
-    """Receives what other servers have written, in the follower's thread."""
-
-    def on_remote_entries(self, response_id: str, entries: list[LogEntry], *, has_writer: bool) -> None:
-        """Receives the next events of a followed response. It has ended, or was deleted, if it has no writer."""
-
-    def on_wanted(self, response_id: str) -> None:
-        """Receives the id of a response that another server reads."""
-
-    def on_remote_cancel(self, response_id: str) -> None:
-        """Receives the id of a response that is to be cancelled."""
-
-
 class Follower:
     """Follows responses until they end. `follow` and `close` may be called from another thread."""
 
-    def __init__(self, address: DatabaseAddress, listener: FollowListener) -> None:
-        self._address, self._listener = address, listener
-        self._added: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    def __init__(self, address: DatabaseAddress, logs: TrackedLogs) -> None:
+        self._address, self._logs = address, logs
+        self._added: queue.SimpleQueue[tuple[EventLog, int]] = queue.SimpleQueue()
+        self._followed: dict[str, EventLog] = {}
         self._positions: dict[str, int] = {}
         """Number of events that have been read, by the id of the response."""
         self._wake_writer, self._wake_reader = socket.socketpair()
@@ -64,9 +52,9 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="store-follower", daemon=True)
         self._thread.start()
 
-    def follow(self, response_id: str, position: int) -> None:
-        """Begins to read the events of a response from this number on."""
-        self._added.put((response_id, position))
+    def follow(self, log: EventLog) -> None:
+        """Begins to read the new events of a log."""
+        self._added.put((log, len(log.entries)))
         self._wake_writer.send(b"f")
 
     def close(self) -> None:
@@ -121,9 +109,9 @@ class Follower:
     def _take_added(self) -> list[str]:
         ids = []
         while not self._added.empty():
-            response_id, position = self._added.get()
-            self._positions[response_id] = position
-            ids.append(response_id)
+            log, position = self._added.get()
+            self._followed[log.id], self._positions[log.id] = log, position
+            ids.append(log.id)
         return ids
 
     def _tell_wanted(self, connection: PostgresConnection, ids: list[str]) -> None:
@@ -138,9 +126,9 @@ class Follower:
         changed: list[str] = []
         for notification in connection.session.notifies(timeout=0):
             if notification.channel == WANTED_CHANNEL:
-                self._listener.on_wanted(notification.payload)
+                self._logs.on_wanted(notification.payload)
             elif notification.channel == CANCEL_CHANNEL:
-                self._listener.on_remote_cancel(notification.payload)
+                self._logs.on_remote_cancel(notification.payload)
             elif notification.payload == "*":
                 changed += self._positions
             else:
@@ -159,10 +147,10 @@ class Follower:
                 _log.error("stored response is unreadable", response=response_id, error=str(error))
                 entries, has_writer = [], False
             self._positions[response_id] += len(entries)
-            if not has_writer:
-                del self._positions[response_id]
             if entries or not has_writer:
-                self._listener.on_remote_entries(response_id, entries, has_writer=has_writer)
+                self._logs.on_remote_entries(self._followed[response_id], entries, has_writer=has_writer)
+            if not has_writer:
+                del self._followed[response_id], self._positions[response_id]
 
     def _sleep(self, seconds: float) -> None:
         """Waits, but not after `close`."""

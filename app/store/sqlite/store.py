@@ -7,10 +7,10 @@ from pathlib import Path
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store import writer_lease
-from antiphon.app.store.persistent import PersistentStore
 from antiphon.app.store.sqlite.database import MemoryDatabase, SqliteDatabase
 from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
 from antiphon.app.store.sqlite.schema import open_connection
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
 
 FILE_POLL_INTERVAL_S = 0.05
@@ -23,7 +23,7 @@ MAX_MEMORY_BYTES = 512 * 2**20
 MEMORY_TIMINGS = StoreTimings(heartbeat_s=0.25, sweep_interval_s=0.25, retention_s=inf)
 
 
-class MemoryStore(PersistentStore):
+class MemoryStore(ResponseStore):
     """Stores at most `max_responses`, of at most `max_bytes`, until it is closed. The oldest are deleted first."""
 
     def __init__(self, *, max_responses: int = MAX_MEMORY_RESPONSES, max_bytes: int = MAX_MEMORY_BYTES) -> None:
@@ -34,7 +34,7 @@ class MemoryStore(PersistentStore):
         """Does nothing: no other process writes to the memory of this one."""
 
 
-class SqliteStore(PersistentStore):
+class SqliteStore(ResponseStore):
     """Stores logs in the file `path`. Must be closed."""
 
     def __init__(self, path: Path, *, timings: StoreTimings = StoreTimings(), max_bytes: int = 4 * 2**30) -> None:  # noqa: B008  # it is frozen
@@ -63,4 +63,4 @@ class SqliteStore(PersistentStore):
             await asyncio.sleep(FILE_POLL_INTERVAL_S)
             writer = self._database.find_writer(log.id)
             entries = self._database.load_entries(log.id, len(log.entries))
-            self._add_remote_entries(log, entries, has_writer=writer is not None)
+            self._logs.add_remote_entries(log, entries, writer is not None)

@@ -83,7 +83,7 @@ def test_slow_reader_does_not_delay_the_turn_and_gets_every_event(start_server: 
     with connect(server, receive_buffer=4096) as client:
         client.sendall(build_stream_request("1.1", "Connection: close"))
         assert wait_until(60, lambda: server.engine.stats().finished_jobs == 1), "the turn ends without a reader"
-        recent = server.context.store._recent._logs  # type: ignore[attr-defined]
+        recent = server.context.store._logs.recent._logs  # type: ignore[attr-defined]
         assert wait_until(60, lambda: recent), "its last step is stored"
         log = next(iter(recent.values()))
         reply = read_to_end(client)

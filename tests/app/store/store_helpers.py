@@ -10,15 +10,15 @@ import psycopg
 from msgspec import structs
 
 from antiphon.app.base.event_log import EventLog, TokenDetail
-from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
+from antiphon.app.store.base import ChatForm, StoredCompletion
 from antiphon.app.store.database import Database
-from antiphon.app.store.persistent import PersistentStore
 from antiphon.app.store.postgres.address import parse_address
 from antiphon.app.store.postgres.database import PostgresDatabase
 from antiphon.app.store.postgres.store import PostgresStore
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import open_connection
 from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.base import Event
@@ -71,7 +71,7 @@ class StorePlace(Protocol):
         """The file or the URL."""
         ...
 
-    def open(self, **options: Any) -> AbstractAsyncContextManager[PersistentStore]:
+    def open(self, **options: Any) -> AbstractAsyncContextManager[ResponseStore]:
         """Opens a store with short timings."""
         ...
 
@@ -98,7 +98,7 @@ class SqlitePlace:
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
 
-    def open(self, **options: Any) -> AbstractAsyncContextManager[PersistentStore]:
+    def open(self, **options: Any) -> AbstractAsyncContextManager[ResponseStore]:
         return open_test_store(self.path, **options)
 
     def open_database(self) -> Database:
@@ -124,7 +124,7 @@ class PostgresPlace:
         self.url = self.name = url
 
     @asynccontextmanager
-    async def open(self, **options: Any) -> AsyncIterator[PersistentStore]:
+    async def open(self, **options: Any) -> AsyncIterator[ResponseStore]:
         store = PostgresStore(self.url, **{"timings": SHORT_TIMINGS, **options})
         try:
             yield store

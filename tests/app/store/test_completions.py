@@ -9,8 +9,8 @@ import pytest
 
 from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.requests.chat.stored import CompletionQuery
-from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.sqlite.store import MemoryStore
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import (
     SqlitePlace,
@@ -46,30 +46,30 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 def list_ids(store: ResponseStore, owner: str = "me", **query: object) -> list[str]:
-    listed = store.completions.list_completions(owner, CompletionQuery(**{"limit": 10, **query}))  # type: ignore[arg-type]
+    listed = store.list_completions(owner, CompletionQuery(**{"limit": 10, **query}))  # type: ignore[arg-type]
     return [completion.id for completion in listed]
 
 
 async def test_completion_exists_from_the_end_of_all_its_choices_on(store: ResponseStore) -> None:
     completion = await add_completion(store, "a", counts=(4, 2))
-    assert store.completions.find_completion("me", completion.id) is None and list_ids(store) == []
+    assert store.find_completion("me", completion.id) is None and list_ids(store) == []
     log = await store.read_log("me", completion.choice_ids[1])
     assert log is not None
     for step in make_steps()[2:]:
         log.append_step(step)
     log.end_log()
     await log.wait_published()
-    assert store.completions.find_completion("me", completion.id) == completion and list_ids(store) == [completion.id]
-    assert store.completions.completion_messages("me", completion.id) == ({"role": "user", "content": "a"},)
+    assert store.find_completion("me", completion.id) == completion and list_ids(store) == [completion.id]
+    assert store.completion_messages("me", completion.id) == ({"role": "user", "content": "a"},)
 
 
 async def test_completion_exists_for_its_owner_only(store: ResponseStore) -> None:
     completion = await add_completion(store, "a", metadata={"a": "1"})
-    assert store.completions.find_completion("you", completion.id) is None and list_ids(store, "you") == []
-    assert store.completions.completion_messages("you", completion.id) == ()
-    await store.completions.save_metadata("you", completion.id, {})
+    assert store.find_completion("you", completion.id) is None and list_ids(store, "you") == []
+    assert store.completion_messages("you", completion.id) == ()
+    await store.save_completion_metadata("you", completion.id, {})
     assert not await store.delete_completion("you", completion.id)
-    assert store.completions.find_completion("me", completion.id) == completion
+    assert store.find_completion("me", completion.id) == completion
 
 
 async def test_list_is_in_order_of_creation(store: ResponseStore) -> None:
@@ -101,7 +101,7 @@ async def test_deletion_removes_all_choices(store: ResponseStore) -> None:
     assert await store.delete_completion("me", completion.id)
     assert not await store.delete_completion("me", completion.id)
     assert [await store.read_log("me", choice_id) for choice_id in completion.choice_ids] == [None, None]
-    assert store.completions.completion_messages("me", completion.id) == () and list_ids(store) == [kept.id]
+    assert store.completion_messages("me", completion.id) == () and list_ids(store) == [kept.id]
 
 
 # Retention and limits
@@ -150,7 +150,7 @@ async def test_completion_of_a_killed_server_is_not_found(place: StorePlace) -> 
     place.read_rows(f"DELETE FROM responses WHERE id = '{completion.choice_ids[1]}'")
     async with place.open() as store:
         assert list_ids(store) == [kept.id]
-        assert store.completions.find_completion("me", completion.id) is None
+        assert store.find_completion("me", completion.id) is None
 
 
 @pytest.mark.parametrize("column", ["metadata", "form"])
@@ -164,7 +164,7 @@ async def test_unreadable_completion_is_not_found_and_the_others_are(column: str
     connection.close()
     async with open_test_store(path) as store:
         assert list_ids(store) == [good.id] == list_ids(store, metadata={"a": "1"})
-        assert store.completions.find_completion("me", bad.id) is None
+        assert store.find_completion("me", bad.id) is None
 
 
 async def test_details_of_choices_are_read_back(place: StorePlace) -> None:
@@ -185,13 +185,13 @@ async def test_second_process_reads_completions_of_the_first(place: StorePlace) 
     async with place.open() as store, place.open() as other:
         completion = await add_completion(store, "a")
         assert list_ids(other) == [completion.id]
-        await other.completions.save_metadata("me", completion.id, {"b": "2"})
-        found = store.completions.find_completion("me", completion.id)
+        await other.save_completion_metadata("me", completion.id, {"b": "2"})
+        found = store.find_completion("me", completion.id)
         assert found is not None and found.metadata == {"b": "2"} and list_ids(store, metadata={"b": "2"})
         await other.delete_completion("me", completion.id)
-        assert list_ids(store) == [] and store.completions.find_completion("me", completion.id) is None
+        assert list_ids(store) == [] and store.find_completion("me", completion.id) is None
 
 
 async def test_responses_are_no_completions(store: ResponseStore) -> None:
     await add_log(store, "a").wait_published()
-    assert list_ids(store) == [] and store.completions.find_completion("me", "resp_a") is None
+    assert list_ids(store) == [] and store.find_completion("me", "resp_a") is None

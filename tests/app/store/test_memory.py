@@ -44,7 +44,7 @@ async def test_oldest_finished_responses_are_deleted_above_the_limit() -> None:
             await add_log(store, f"x{age}", created=10 + age).wait_published()
         await wait_for_ids(store, ["resp_running", "resp_x4", "resp_x5"])
         assert await store.read_log("me", running.id) is running, "a running response is never deleted"
-        store._recent.clear()
+        store._logs.recent.clear()
         assert await store.read_log("me", "resp_x3") is None and await store.read_log("me", "resp_x5") is not None
 
 
@@ -69,10 +69,10 @@ async def test_completion_is_deleted_as_a_whole_and_not_while_a_choice_runs() ->
         running = await add_completion(store, "running", counts=(4, 2), created=1)
         first = await add_completion(store, "first", created=2)
         query = CompletionQuery(limit=10)
-        assert [each.id for each in store.completions.list_completions("me", query)] == [first.id]
+        assert [each.id for each in store.list_completions("me", query)] == [first.id]
         last = add_log(store, "b")
         await wait_for_ids(store, [*running.choice_ids, last.id])
-        assert store.completions.list_completions("me", query) == []
+        assert store.list_completions("me", query) == []
 
 
 async def test_old_responses_do_not_expire() -> None:
@@ -89,7 +89,7 @@ async def test_steps_of_a_background_response_are_shown_at_once(memory_store: Me
     assert log.published == len(log.entries) - len(make_steps()[3]), "the last one is stored first"
     log.end_log()
     assert (await log.wait_finished()).status == "completed"
-    memory_store._recent.clear()
+    memory_store._logs.recent.clear()
     found = await memory_store.read_log("me", log.id)
     assert found is not None and found is not log and found.entries == log.entries
 

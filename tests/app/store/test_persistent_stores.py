@@ -97,7 +97,7 @@ async def test_input_and_output_items_are_found_by_id(place: StorePlace) -> None
             for item in (*log.input_items, *log.response.output):
                 assert store.history.item_finder("me")(item.id or "") == item
                 assert store.history.item_finder("you")(item.id or "") is None
-            store._recent.clear()
+            store._logs.recent.clear()
         assert store.history.item_finder("me")("msg_none") is None
 
 
@@ -131,7 +131,7 @@ async def test_second_process_reads_while_the_first_writes(place: StorePlace) ->
         log.end_log()
         assert (await asyncio.wait_for(reading, HANG_TIMEOUT_S)).status == "completed"
         assert entry_data(found) == entry_data(log)
-        assert not second._remote or await becomes_true(lambda: not second._remote)
+        assert not second._logs.remote or await becomes_true(lambda: not second._logs.remote)
 
 
 async def becomes_true(condition: Any) -> bool:
@@ -145,7 +145,7 @@ async def becomes_true(condition: Any) -> bool:
 async def test_response_of_a_dead_writer_is_failed_exactly_once(place: StorePlace) -> None:
     async with place.open() as first, place.open() as second:
         for store in (first, second):
-            store.is_alive = lambda name, _: "dead" not in name  # type: ignore[method-assign]
+            store._writer.is_alive = lambda name, _: "dead" not in name  # type: ignore[method-assign]
         database = place.open_database()
         abandoned = EventLog(make_response("a", background=True), "me")
         abandoned.append_step([*create_machine().begin(), *make_steps()[1]])
@@ -172,7 +172,7 @@ async def test_live_writer_keeps_its_response_until_another_takes_over(place: St
         await log.wait_published()
         await asyncio.sleep(0.3)
         assert not log.ended and store._database.find_writer("resp_a") == store.name
-        store.is_alive = lambda *_: True  # type: ignore[method-assign]
+        store._writer.is_alive = lambda *_: True  # type: ignore[method-assign]
         database = place.open_database()
         database.begin(sync=True)
         assert database.take_over("resp_a", store.name, "other") and not database.take_over(
@@ -191,9 +191,9 @@ async def test_writer_is_alive_by_its_process_or_its_heartbeat(place: StorePlace
         now = time.time()
         parts = store.name.split(":")
         dead = ":".join([*parts[:2], str(int(parts[2]) + 1), "ab"])  # same pid, another start time
-        assert store.is_alive(store.name, 0.0) and not store.is_alive(dead, now)
+        assert store._writer.is_alive(store.name, 0.0) and not store._writer.is_alive(dead, now)
         for name in ("elsewhere:1:2:ab", "of another version", ""):
-            assert store.is_alive(name, now) and not store.is_alive(name, now - 60)
+            assert store._writer.is_alive(name, now) and not store._writer.is_alive(name, now - 60)
 
 
 async def test_database_error_does_not_end_the_writer_thread(

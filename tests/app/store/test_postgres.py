@@ -254,7 +254,7 @@ async def test_process_of_another_container_is_judged_by_its_heartbeat(postgres_
     async with postgres_place.open() as store:
         import time
 
-        assert store.is_alive(elsewhere, time.time()) and not store.is_alive(here, time.time())
+        assert store._writer.is_alive(elsewhere, time.time()) and not store._writer.is_alive(here, time.time())
 
 
 async def test_failed_probe_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -91,9 +91,9 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
         assert [item.id for item in store.history.conversation_reader("me", "conv_1")()] == ["msg_old0000", "msg_0"]
         await store.request_cancel(found)
         await add_log(store, "new", background=True).wait_finished()
-        assert store.completions.list_completions("me", CompletionQuery(limit=1)) == []
+        assert store.list_completions("me", CompletionQuery(limit=1)) == []
         completion = await add_completion(store, "chat")
-        assert store.completions.find_completion("me", completion.id) == completion
+        assert store.find_completion("me", completion.id) == completion
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     connection.close()

@@ -1,0 +1,181 @@
+"""A store of event logs by owner and id, in a database that several processes may share.
+
+Logs of responses that run in this process are in memory, and each of their steps is written to the database. Steps of
+a background response are published after they are committed; for other responses only the last step waits for that.
+In a database that ends with the process, all steps are written together with the last one.
+Responses that have ended, or run in another process, are read from the database. A subclass reads the new events of
+the latter, and passes them to `TrackedLogs.add_remote_entries`.
+
+For an owner, data of other owners does not exist. Changes return when they are durable. They raise `ApiError` 503, and
+change nothing, if they cannot be stored.
+"""
+
+import asyncio
+import queue
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from antiphon.app.base.event_log import EventLog, is_terminal
+from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
+from antiphon.app.store.base import StoredCompletion, StoredConversation
+from antiphon.app.store.database import Database
+from antiphon.app.store.history.reads import HistoryReads
+from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, OverdueSteps, StoreTimings
+from antiphon.app.store.writer import StoreWriter
+from antiphon.events.inputs import AnyInput
+
+T = TypeVar("T")
+
+
+class ResponseStore:
+    """Stores logs for `timings.retention_s`, up to `max_bytes` in total. Must be closed.
+
+    The writer thread uses the first of the connections, the event loop the second, and threads that read the third.
+    """
+
+    def __init__(
+        self, name: str, databases: tuple[Database, Database, Database], timings: StoreTimings, max_bytes: int
+    ) -> None:
+        self.name, self._timings = name, timings
+        self._queue: OpQueue = queue.SimpleQueue()
+        self._database, self._reader = databases[1:]
+        self._is_volatile = databases[0].is_volatile
+        self._logs = TrackedLogs(self._queue, self._database)
+        self.history = HistoryReads(self._reader, self._logs)
+        self._writer = StoreWriter(databases[0], name, self._queue, self._logs, timings, max_bytes)
+        self._overdue_steps = OverdueSteps(self._writer.is_overdue, self._logs.live)
+
+    async def close(self) -> None:
+        """Writes everything that is pending and closes the database."""
+        self._overdue_steps.close()
+        await asyncio.to_thread(self._writer.close)
+        self._database.close()
+        self._reader.close()
+
+    def _follow_remote(self, log: EventLog) -> None:
+        """Begins to read the new events of a remote log, until it has ended."""
+        raise NotImplementedError
+
+    def add_completion(self, completion: StoredCompletion, messages: ChatMessages, logs: Sequence[EventLog]) -> None:
+        """Stores a chat completion with the logs of its choices from now on."""
+        for log in logs:
+            self.add_log(log, (completion, messages) if log.id == completion.id else None)
+
+    def add_log(self, log: EventLog, completion: tuple[StoredCompletion, ChatMessages] | None = None) -> None:
+        """Stores a log from now on, with the chat completion that it is the first choice of."""
+        self._logs.live[log.owner, log.id] = log
+        log.listener = self
+        entries, is_last = tuple(log.entries), is_terminal(log.entries)
+        if self._publishes_committed(log):
+            log.withhold(0)
+        elif is_last:
+            log.withhold(len(entries) - 1)
+        first_entries = () if self._is_volatile and not is_last else entries
+        self._queue.put(AppendEvents(log, first_entries, is_first=True, completion=completion))
+
+    def on_append(self, log: EventLog, first: int) -> None:
+        """Writes the new entries of a log; in a database that ends with the process, all of them with the last step."""
+        entries = tuple(log.entries[first:])
+        is_last = is_terminal(entries)
+        if is_last and not self._publishes_committed(log):
+            log.withhold(first)
+        if is_last or not self._is_volatile:
+            self._queue.put(AppendEvents(log, tuple(log.entries) if self._is_volatile else entries))
+
+    def _publishes_committed(self, log: EventLog) -> bool:
+        """Tells whether no step of a log is published before it is committed, not only not the last one."""
+        return log.base_response.background and not self._is_volatile
+
+    async def prepare_read(self, owner: str, response_id: str = "") -> None:
+        """Returns at once: reads of a local file are short."""
+
+    async def read_log(self, owner: str, response_id: str) -> EventLog | None:
+        """Returns the log of the owner's response, whichever process writes it. A thread reads the database."""
+        while (cached := self._logs.find(owner, response_id)) is None and response_id not in self._logs.deleted:
+            num_deletions = self._logs.num_deletions
+            found = await asyncio.to_thread(self._reader.find_log, owner, response_id)
+            if num_deletions == self._logs.num_deletions and self._logs.find(owner, response_id) is None:
+                return self._track(found)  # else it may have been deleted, or read by another request
+        return cached
+
+    def _track(self, found: tuple[EventLog, str | None] | None) -> EventLog | None:
+        """Keeps a log that was read from the database. Returns it."""
+        if found is None:
+            return None
+        log, writer = found
+        if writer is None:
+            self._logs.recent.add(log)
+        else:
+            self._logs.remote[log.owner, log.id] = log
+            self._follow_remote(log)
+        return log
+
+    def unavailable_reason(self) -> str | None:
+        """Returns the reason why nothing can be stored now, or None."""
+        return None if self._writer.healthy else NOT_WRITABLE
+
+    async def request_cancel(self, log: EventLog) -> None:
+        """Asks the process that writes a log to cancel its turn."""
+        await self._commit(lambda database: database.request_cancel(log.id))
+
+    def on_cancel_request(self, callback: Callable[[str], None]) -> None:
+        """Sets the callback for ids of responses that are to end."""
+        self._logs.cancel_turn = callback
+
+    async def delete_response(self, owner: str, response_id: str) -> bool:
+        """Deletes the owner's response. Returns whether it existed."""
+        if await self.read_log(owner, response_id) is None:
+            return False
+        await self._logs.delete(owner, (response_id,)).wait_done()
+        return True
+
+    async def delete_completion(self, owner: str, completion_id: str) -> bool:
+        """Deletes the owner's chat completion with all its choices. Returns whether it existed."""
+        completion = self.find_completion(owner, completion_id)
+        if completion is None:
+            return False
+        await self._logs.delete(owner, completion.choice_ids).wait_done()
+        return True
+
+    def find_completion(self, owner: str, completion_id: str) -> StoredCompletion | None:
+        """Returns the owner's chat completion with this id, if all its choices have ended."""
+        is_deleted = completion_id in self._logs.deleted
+        return None if is_deleted else self._database.completions.find_completion(owner, completion_id)
+
+    def list_completions(self, owner: str, query: CompletionQuery) -> list[StoredCompletion]:
+        """Returns the owner's chat completions that the query selects."""
+        return self._database.completions.list_completions(owner, query, frozenset(self._logs.deleted))
+
+    def completion_messages(self, owner: str, completion_id: str) -> ChatMessages:
+        """Returns the messages that the client sent; none if the chat completion does not exist."""
+        return self._database.completions.load_messages(owner, completion_id)
+
+    async def save_completion_metadata(self, owner: str, completion_id: str, metadata: dict[str, str]) -> None:
+        """Replaces the metadata of a chat completion."""
+        await self._commit(lambda database: database.completions.save_metadata(owner, completion_id, metadata))
+
+    async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
+        """Stores a conversation, or its new metadata."""
+        await self._commit(lambda database: database.conversations.save_conversation(owner, conversation))
+
+    def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
+        """Returns the owner's conversation with this id."""
+        return self._database.conversations.find_conversation(owner, conversation_id)
+
+    async def delete_conversation(self, owner: str, conversation_id: str) -> None:
+        """Deletes a conversation and its items."""
+        await self._commit(lambda database: database.conversations.delete_conversation(owner, conversation_id))
+
+    async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+        """Appends items to a conversation."""
+        await self._commit(lambda database: database.conversations.add_items(owner, conversation_id, items))
+
+    async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
+        """Deletes an item of a conversation. Returns whether it existed."""
+        return await self._commit(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
+
+    async def _commit(self, apply: Callable[[Database], T]) -> T:
+        """Applies a change and returns its result once it is durable. The change continues if the client leaves."""
+        result: T = await self._logs.enqueue_change(apply).wait_done()
+        return result

@@ -1,0 +1,198 @@
+"""The logs that a store has in memory, and what the results of its writer mean for them.
+
+A log is live while a turn of this process appends to it. If a step cannot be written, the log has failed: its missing
+steps are written again when it has ended. A remote log is written by another process. All others are in the database
+only; those that ended or were read last are kept.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.store.database import Database
+from antiphon.app.store.recent_logs import RecentLogs
+from antiphon.app.store.write_ops import AppendEvents, OpQueue, StoreChange, WriteOp
+from antiphon.state.recovery import failure_events
+
+DELETED_MESSAGE = "The response was deleted."
+
+
+class TrackedLogs:
+    """The logs of one store by owner and id. Only the methods `on_…` may be called outside the event loop."""
+
+    def __init__(self, queue: OpQueue, database: Database) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue, self._database = queue, database
+        self.live: dict[tuple[str, str], EventLog] = {}
+        self.remote: dict[tuple[str, str], EventLog] = {}
+        self.recent = RecentLogs()
+        self.deleted: set[str] = set()
+        """Ids of logs whose deletion is not committed yet."""
+        self.num_deletions = 0
+        self.cancel_turn: Callable[[str], None] = lambda _: None
+        """Receives the id of each response here that another process cancels or takes over."""
+        self._failed: dict[tuple[str, str], EventLog] = {}
+        self._repairing: set[str] = set()
+        """Ids of failed logs whose missing steps are queued."""
+        self._persisted: set[str] = set()
+        """Ids of live responses that are in the database."""
+
+    def find(self, owner: str, response_id: str) -> EventLog | None:
+        """Returns the owner's log with this id, if it is in memory."""
+        key = owner, response_id
+        tables = self.remote, self.live, self._failed
+        return next((table[key] for table in tables if key in table), None) or self.recent.find(*key)
+
+    def list_running(self, owner: str) -> list[EventLog]:
+        """Returns the owner's logs that are not, or not completely, in the database, latest first."""
+        logs = [*reversed(self.live.items()), *self._failed.items()]
+        return [log for (log_owner, _), log in logs if log_owner == owner]
+
+    def delete(self, owner: str, ids: Sequence[str]) -> StoreChange:
+        """Deletes a response, or all choices of a chat completion. They are not found from now on."""
+        for key in ((owner, response_id) for response_id in ids):
+            self.recent.drop(*key)
+            self.remote.pop(key, None)
+            self._failed.pop(key, None)
+            if (live := self.live.pop(key, None)) is not None:
+                live.listener = None
+                live.publish()
+        self._persisted.difference_update(ids)
+        self.deleted.update(ids)
+        self.num_deletions += 1
+        change = self.enqueue_change(lambda database: database.delete_response(ids[0]))
+        # Not when a request ends: its client may leave, and the logs must not be read again before the commit.
+        change.done.add_done_callback(lambda _: self.deleted.difference_update(ids))
+        return change
+
+    def enqueue_change(self, apply: Callable[[Database], object]) -> StoreChange:
+        """Queues a change for the writer's next transaction."""
+        change = StoreChange(apply, self._loop.create_future())
+        self._queue.put(change)
+        return change
+
+    def add_remote_entries(self, log: EventLog, entries: Sequence[LogEntry], has_writer: bool) -> None:
+        """Adds events that another process has written; without a writer, the response has ended or was deleted."""
+        if entries:
+            log.add_stored(entries)
+            log.publish()
+        if has_writer:
+            return
+        if not is_terminal(log.entries):
+            events = [entry.event for entry in log.entries]
+            missing = failure_events(events, code="server_error", message=DELETED_MESSAGE)
+            log.add_stored([LogEntry.from_event(event) for event in missing])
+            log.publish()
+        log.end_log()
+        if self.remote.pop((log.owner, log.id), None) is not None:
+            self.recent.add(log)
+
+    # Methods for the threads of the store, and their handlers on the event loop
+
+    def _call_on_loop(self, handle: Callable[..., None], *values: object) -> None:
+        """Calls a handler on the event loop, unless that is closed: a thread may outlast it in a frozen database."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(handle, *values)
+
+    def on_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
+        """Receives committed operations, and steps dropped because the response was taken over or deleted elsewhere."""
+        self._call_on_loop(self._handle_written, committed, dropped)
+
+    def on_write_failed(self, ops: list[WriteOp]) -> None:
+        """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step."""
+        self._call_on_loop(self._handle_failed, ops)
+
+    def on_write_delayed(self, ops: list[WriteOp]) -> None:
+        """Receives operations that wait for the end of a long outage; repeatedly, with those that have been added."""
+        self._call_on_loop(self._handle_delayed, ops)
+
+    def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
+        """Receives the ids of this writer's unfinished responses, each with whether a cancellation was requested."""
+        self._call_on_loop(self._handle_heartbeat, cancel_requested)
+
+    def on_remote_entries(self, log: EventLog, entries: list[LogEntry], *, has_writer: bool) -> None:
+        """Receives the next events of a remote log. It has ended, or was deleted, if it has no writer."""
+        self._call_on_loop(self.add_remote_entries, log, entries, has_writer)
+
+    def on_wanted(self, response_id: str) -> None:
+        """Receives the id of a response that another server reads."""
+        self._call_on_loop(self._handle_wanted, response_id)
+
+    def on_remote_cancel(self, response_id: str) -> None:
+        """Receives the id of a response that another server cancels."""
+        self._call_on_loop(self._handle_remote_cancel, response_id)
+
+    def _handle_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
+        for (_, response_id), log in [*self.live.items(), *self._failed.items()]:
+            if cancel_requested.get(response_id):
+                self.cancel_turn(response_id)
+            elif response_id in self._persisted and response_id not in cancel_requested:
+                self._release_log(log)
+        for key, log in list(self._failed.items()):
+            if not log.ended or log.id in self._repairing:
+                continue
+            if log.id in cancel_requested:
+                missing = tuple(log.entries[self._database.count_events(log.id) :])
+                self._repairing.add(log.id)
+                self._queue.put(AppendEvents(log, missing, is_repair=True))
+            else:  # the database has never contained it
+                del self._failed[key]
+                self.recent.add(log)
+
+    def _handle_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
+        for op in committed:
+            if isinstance(op, StoreChange):
+                op.succeed()
+                continue
+            log, entries = op.log, op.entries
+            self._persisted.add(log.id)
+            log.publish(entries[-1].event.sequence_number + 1 if entries else 0)
+            if is_terminal(entries):
+                self._persisted.discard(log.id)
+                self._repairing.discard(log.id)
+                tracked = self.live.pop((log.owner, log.id), None) or self._failed.pop((log.owner, log.id), None)
+                if tracked is not None:
+                    self.recent.add(log)
+        for op in dropped:
+            if isinstance(op, AppendEvents):
+                self._release_log(op.log)
+
+    def _handle_delayed(self, ops: list[WriteOp]) -> None:
+        """Publishes the last steps of foreground responses, whose clients wait for them."""
+        for op in ops:
+            if isinstance(op, AppendEvents) and op.entries and not op.log.base_response.background:
+                op.log.publish(op.entries[-1].event.sequence_number + 1)
+
+    def _handle_failed(self, ops: list[WriteOp]) -> None:
+        """Publishes unwritten steps, since readers must not wait forever, and keeps their logs in memory."""
+        for op in ops:
+            if isinstance(op, StoreChange):
+                op.fail()
+                continue
+            log = op.log
+            self._repairing.discard(log.id)
+            if self.live.pop((log.owner, log.id), None) is not None:
+                log.listener = None
+                log.publish()
+                self._failed[log.owner, log.id] = log
+
+    def _handle_wanted(self, response_id: str) -> None:
+        if self._is_live(response_id):
+            self.enqueue_change(lambda database: database.announce(response_id))
+
+    def _handle_remote_cancel(self, response_id: str) -> None:
+        if self._is_live(response_id):
+            self.cancel_turn(response_id)
+
+    def _is_live(self, response_id: str) -> bool:
+        return any(live_id == response_id for _, live_id in self.live)
+
+    def _release_log(self, log: EventLog) -> None:
+        """Stops storing a log that another process has deleted or ended as orphaned, and cancels its turn."""
+        self._persisted.discard(log.id)
+        key = log.owner, log.id
+        if (self.live.pop(key, None) or self._failed.pop(key, None)) is not None:
+            log.listener = None
+            log.publish()
+            self.cancel_turn(log.id)
