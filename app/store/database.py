@@ -80,11 +80,6 @@ def _completed_item_ids(entries: Iterable[LogEntry]) -> list[str]:
 class Database:
     """A connection to the database. One thread at a time may use it."""
 
-    syncs_background_steps = False
-    """Whether the steps of background responses are committed with `sync`, not only the last step of each response."""
-
-    can_lose_commits = False
-    """Whether a crash of the database loses transactions that were committed without `sync`."""
     commit_number = 0
     """Number of the last transaction that was committed, if the database counts them."""
     is_volatile = False
@@ -103,7 +98,7 @@ class Database:
         self._connection.close()
 
     def begin(self, *, sync: bool) -> None:
-        """Begins a write transaction. With `sync`, its data is on disk when `commit` returns."""
+        """Begins a write transaction. With `sync`, if not always, its data is on disk when `commit` returns."""
         raise NotImplementedError
 
     def commit(self) -> None:

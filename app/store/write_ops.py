@@ -3,8 +3,6 @@
 import asyncio
 import queue
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,8 +21,6 @@ MAX_CHANGE_WAIT_S = 10.0
 """Time after which a change is reported as failed if the database has not confirmed it."""
 OVERDUE_CHECK_INTERVAL_S = 0.5
 """Time between two checks for changes that are overdue."""
-MAX_SYNC_DELAY_S = 10.0
-"""Time after which every commit is on disk. PostgreSQL's default is three times 200 ms."""
 
 
 class StoreTimings(Struct, frozen=True, kw_only=True):
@@ -115,32 +111,6 @@ class StoreChange:
 WriteOp = AppendEvents | StoreChange
 OpQueue = queue.SimpleQueue[WriteOp | None]
 """Operations for the writer; None ends it."""
-
-
-class RecentCommits:
-    """The steps of recent transactions that were committed without a sync, by the number of the transaction.
-
-    If the database server crashes, it loses such transactions; the writer then writes their steps again.
-    """
-
-    def __init__(self) -> None:
-        self._commits: deque[tuple[float, int, list[WriteOp]]] = deque()
-
-    def add(self, number: int, ops: list[WriteOp], *, is_synced: bool) -> None:
-        """Adds a transaction. One that is synced puts all earlier ones on disk, too."""
-        now = time.monotonic()
-        if is_synced:
-            self._commits.clear()
-            return
-        self._commits.append((now, number, ops))
-        while now - self._commits[0][0] > MAX_SYNC_DELAY_S:
-            self._commits.popleft()
-
-    def take_lost(self, last_number: int) -> list[WriteOp]:
-        """Returns the steps of all transactions after the last one that the database has, and forgets them."""
-        lost = [op for _, number, ops in self._commits if number > last_number for op in ops]
-        self._commits = deque(commit for commit in self._commits if commit[1] <= last_number)
-        return lost
 
 
 class OverdueSteps:

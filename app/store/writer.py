@@ -17,13 +17,12 @@ from antiphon.app.base.event_log import LogEntry, is_terminal
 from antiphon.app.store import writer_lease
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
+from antiphon.app.store.outage import MAX_RECONNECT_DELAY_S, Outage, OutageState, is_overdue
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.app.store.write_ops import (
-    MAX_CHANGE_WAIT_S,
     AppendEvents,
     OpQueue,
-    RecentCommits,
     StoreChange,
     StoreTimings,
     WriteOp,
@@ -34,12 +33,6 @@ RESTARTED_CODE = "server_restarted"
 RESTARTED_MESSAGE = "The server process stopped before this response was complete. Retry the request."
 MAX_TRIES = 5
 """Attempts to commit a transaction, 0.1 s apart."""
-MAX_RECONNECT_DELAY_S = 2.0
-"""Longest time between two attempts to reach the database again. It is shorter than a lease."""
-MAX_LAST_STEP_WAIT_S = 10.0
-"""Time without an answer after which the last steps of foreground responses are shown before they are written."""
-MAX_CLOSE_WAIT_S = 5.0
-"""Time for which a server that exits waits for a database that cannot be reached."""
 MAX_STUCK_S = 15.0
 """Time of one statement after which a server that exits no longer waits for a database that does not answer."""
 
@@ -71,7 +64,6 @@ class StoreWriter:
         self._is_closing = False
         self._lost_ops: list[WriteOp] = []
         """Steps of the latest transaction that were not written, because this process does not own their responses."""
-        self._recent_commits = RecentCommits()
         self._incomplete: set[str] = set()
         """Ids of responses with a step that could not be written."""
         self._heartbeat()
@@ -89,7 +81,7 @@ class StoreWriter:
 
     def is_overdue(self) -> bool:
         """Tells whether clients have waited long enough for a database that does not answer."""
-        return self.busy_s() > MAX_LAST_STEP_WAIT_S
+        return is_overdue(self.busy_s())
 
     def close(self) -> None:
         """Writes all queued operations, deletes the heartbeat and stops the thread."""
@@ -161,44 +153,49 @@ class StoreWriter:
         self._logs.on_write_failed(batch)
 
     def _await_database(self, batch: list[WriteOp]) -> list[WriteOp]:
-        """Waits until the database can be reached again. Returns the steps to write then; none if the server exits.
-
-        No step of a background response is shown meanwhile. Changes are refused, so that clients can repeat them; those
-        of an interrupted COMMIT only when the wait gets long, since they may have been made.
-        """
-        is_uncertain, queued, delay = self._database.commit_is_uncertain, list[WriteOp](), 0.1
-        last_error = ""
-        began, closing_at = time.monotonic(), float("inf")
+        """Waits until the database can be reached again. Returns the steps to write then; none if the server exits."""
+        outage = Outage(batch, is_uncertain=self._database.commit_is_uncertain)
         while True:
-            if not is_uncertain or time.monotonic() - began > MAX_CHANGE_WAIT_S:
-                batch = self._refuse_changes(batch)
-            try:
-                last_number = self._database.reconnect()
-                break
-            except Exception as error:  # noqa: BLE001  # as in `_write_batch`
-                if str(error) != last_error:
-                    last_error = str(error)
-                    _log.error("the database of the store cannot be reached", error=last_error)
-            if time.monotonic() - began > MAX_LAST_STEP_WAIT_S:
-                self._logs.on_write_delayed(batch + queued)
-            if self._is_closing:
-                closing_at = min(closing_at, time.monotonic() + MAX_CLOSE_WAIT_S)
-                if time.monotonic() > closing_at:
-                    self._fail_batch(batch + queued)
-                    return []
+            if outage.state is not OutageState.UNCERTAIN:
+                outage.batch = self._refuse_changes(outage.batch)
+            if (last_number := self._try_reconnect(outage)) is not None:
+                return self._list_unwritten(outage, last_number)
+            if outage.state is OutageState.OVERDUE:
+                self._logs.on_write_delayed(outage.batch + outage.queued)
+            if not self._is_closing:
+                self._queue_during(outage)
+            elif outage.is_given_up():
+                self._fail_batch(outage.batch + outage.queued)
+                return []
+            else:
                 time.sleep(0.1)
-                continue
-            new_ops = self._take_batch(delay)
-            if new_ops and new_ops[-1] is None:
-                self._queue.put(None)
-            queued += self._refuse_changes([op for op in new_ops if op is not None])
-            delay = min(delay * 2, MAX_RECONNECT_DELAY_S)
-        _log.info("the database of the store can be reached again", seconds=round(time.monotonic() - began, 1))
-        if is_uncertain and last_number > self._database.commit_number:
+
+    def _try_reconnect(self, outage: Outage) -> int | None:
+        """Returns the number of the last transaction in the database; None if it cannot be reached."""
+        try:
+            last_number = self._database.reconnect()
+        except Exception as error:  # noqa: BLE001  # as in `_write_batch`
+            if str(error) != outage.last_error:
+                outage.last_error = str(error)
+                _log.error("the database of the store cannot be reached", error=outage.last_error)
+            return None
+        _log.info("the database of the store can be reached again", seconds=round(outage.elapsed_s, 1))
+        return last_number
+
+    def _list_unwritten(self, outage: Outage, last_number: int) -> list[WriteOp]:
+        """Returns the operations to write after an outage: without the batch if its interrupted COMMIT was made."""
+        if outage.is_uncertain and last_number > self._database.commit_number:
             self._database.commit_number = last_number
-            self._report_written(batch)
-            batch = []
-        return self._recent_commits.take_lost(last_number) + batch + queued
+            self._report_written(outage.batch)
+            return outage.queued
+        return outage.batch + outage.queued
+
+    def _queue_during(self, outage: Outage) -> None:
+        """Waits for new operations, of which changes are refused, until the database is tried again."""
+        new_ops = self._take_batch(outage.next_delay())
+        if new_ops and new_ops[-1] is None:
+            self._queue.put(None)
+        outage.queued += self._refuse_changes([op for op in new_ops if op is not None])
 
     def _refuse_changes(self, ops: list[WriteOp]) -> list[WriteOp]:
         """Reports the changes among these operations as failed and returns the rest."""
@@ -220,8 +217,8 @@ class StoreWriter:
 
     def _run_transaction(self, batch: list[WriteOp]) -> None:
         """Writes a batch. Sets `_lost_ops`."""
-        self._lost_ops, is_synced = [], any(self._needs_sync(op) for op in batch)
-        self._database.begin(sync=is_synced)
+        self._lost_ops = []
+        self._database.begin(sync=any(isinstance(op, StoreChange) or is_terminal(op.entries) for op in batch))
         steps: list[AppendEvents] = []
         for op in batch:
             if isinstance(op, StoreChange):
@@ -234,13 +231,6 @@ class StoreWriter:
         if not all(op.begin_commit() for op in batch if isinstance(op, StoreChange)):
             raise ChangeGivenUpError
         self._database.commit()
-        if self._database.can_lose_commits:
-            self._recent_commits.add(self._database.commit_number, batch, is_synced=is_synced)
-
-    def _needs_sync(self, op: WriteOp) -> bool:
-        if isinstance(op, StoreChange) or is_terminal(op.entries):
-            return True
-        return self._database.syncs_background_steps and op.log.base_response.background
 
     def _append_steps(self, ops: list[AppendEvents]) -> None:
         """Writes steps, and the items that finished ones add to conversations."""

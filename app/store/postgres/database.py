@@ -1,7 +1,8 @@
 """The connection of one server to PostgreSQL: transactions, and the statements that differ from SQLite's.
 
-Each transaction of a writer has a number, which its row in `writers` holds. After an interrupted COMMIT, and after a
-crash of the database, the number tells which transactions the database has.
+Each transaction of a writer has a number, which its row in `writers` holds. After an interrupted COMMIT, the number
+tells whether the transaction was made. All commits wait for the disk, also those of a foreground response's steps: one
+commit serves all streams, so none of them waits longer, and a crash of the database loses nothing.
 
 A notification takes a lock of the whole database server until the commit. A writer therefore notifies others of the
 steps of those responses only that another server has said it reads, and at most once in a transaction.
@@ -55,9 +56,6 @@ class PostgresReads(Database):
 class PostgresDatabase(PostgresReads):
     """The connection of a writer. `lease_s` is the time for which other writers are spared after an outage."""
 
-    syncs_background_steps = True
-    can_lose_commits = True
-
     def __init__(
         self, address: DatabaseAddress, name: str = "", encryption_key: str = "", lease_s: float = 0.0
     ) -> None:
@@ -70,11 +68,10 @@ class PostgresDatabase(PostgresReads):
         self._news: dict[str, int] = {}
         """Number of events of each wanted response that the current transaction changes."""
 
-    def begin(self, *, sync: bool) -> None:
-        """Begins a transaction. With `sync`, its data is on disk when `commit` returns; else after a second."""
+    def begin(self, *, sync: bool) -> None:  # noqa: ARG002  # every commit is synced
+        """Begins a transaction. Its data is on disk when `commit` returns."""
         self.commit_is_uncertain = False
-        begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
-        self._session.run_script(begin if sync else f"{begin}; SET LOCAL synchronous_commit = off")
+        self._session.run_script("BEGIN ISOLATION LEVEL READ COMMITTED")
 
     def commit(self) -> None:
         """Commits the transaction with its number and its notification."""
