@@ -173,11 +173,6 @@ class Database:
         query = "SELECT id, cancel_requested FROM responses WHERE writer = ?"
         return {response_id: bool(cancel) for response_id, cancel in self._connection.execute(query, (writer,))}
 
-    def owns(self, response_id: str, writer: str) -> bool:
-        """Tells whether the response is unfinished and belongs to this writer."""
-        row = self._connection.execute("SELECT writer FROM responses WHERE id = ?", (response_id,)).fetchone()
-        return row is not None and row[0] == writer
-
     def take_over(self, response_id: str, old: str, new: str) -> bool:
         """Makes `new` the writer of a response. Returns False if `old` is no longer its writer."""
         statement = "UPDATE responses SET writer = ? WHERE id = ? AND writer = ?"

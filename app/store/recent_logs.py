@@ -33,8 +33,3 @@ class RecentLogs:
         """Drops a log, if it is there."""
         log = self._logs.pop((owner, response_id), None)
         self._size -= log.size if log is not None else 0
-
-    def clear(self) -> None:
-        """Drops all logs."""
-        self._logs.clear()
-        self._size = 0

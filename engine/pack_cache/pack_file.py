@@ -3,6 +3,10 @@
 A file holds tensors at offsets that are multiples of `ALIGNMENT_BYTES`, an index in JSON, and a trailer with the
 place and the hash of the index. The index holds a checksum of the first and the last bytes of each tensor. A checksum
 of all bytes would have to read the whole file at every start: damage inside a tensor is left to the file system.
+
+The format is not safetensors, which permits no gap between tensors: they could not be aligned to cache lines. Its
+writer takes all tensors at once: the memory of those that are written could not be freed meanwhile, and a server that
+exits could not stop it. Its reader does not let the pages be read ahead.
 """
 
 import hashlib

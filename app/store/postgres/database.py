@@ -145,7 +145,7 @@ class PostgresDatabase(PostgresReads):
 
     def announce(self, response_id: str) -> None:
         """Notifies the readers of a response of its events so far, and from now on of each step."""
-        if self.owns(response_id, self._name):
+        if self.find_writer(response_id) == self._name:
             self.wanted.add(response_id)
             self._news[response_id] = self.count_events(response_id)
 
@@ -162,15 +162,8 @@ class PostgresDatabase(PostgresReads):
         """
         return self._connection.execute(statement, (new, response_id, old)).rowcount == 1
 
-    def save_heartbeat(self, writer: str, _now: float) -> None:
-        """Records that a writer is alive, by the clock of the database. `commit` does so for the own one."""
-        if writer == self._name:
-            return
-        statement = f"""
-            INSERT INTO writers (name, heartbeat) VALUES (?, {_NOW})
-            ON CONFLICT (name) DO UPDATE SET heartbeat = excluded.heartbeat
-        """  # noqa: S608
-        self._connection.execute(statement, (writer,))
+    def save_heartbeat(self, writer: str, now: float) -> None:
+        """Does nothing: every commit records that this writer is alive, by the clock of the database."""
 
     def delete_writer(self, writer: str) -> None:
         """Deletes the heartbeat of a writer that exits. Its next commit does not save it again."""

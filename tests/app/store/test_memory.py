@@ -11,6 +11,7 @@ import pytest
 
 from antiphon.app.requests.chat.stored import CompletionQuery
 from antiphon.app.store.database import NewStep
+from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.sqlite.database import MemoryDatabase, SqliteDatabase
 from antiphon.app.store.sqlite.store import MemoryStore
 from tests.app.store.store_helpers import add_completion, add_log, make_steps
@@ -44,7 +45,7 @@ async def test_oldest_finished_responses_are_deleted_above_the_limit() -> None:
             await add_log(store, f"x{age}", created=10 + age).wait_published()
         await wait_for_ids(store, ["resp_running", "resp_x4", "resp_x5"])
         assert await store.read_log("me", running.id) is running, "a running response is never deleted"
-        store._logs.recent.clear()
+        store._logs.recent = RecentLogs()
         assert await store.read_log("me", "resp_x3") is None and await store.read_log("me", "resp_x5") is not None
 
 
@@ -89,7 +90,7 @@ async def test_steps_of_a_background_response_are_shown_at_once(memory_store: Me
     assert log.published == len(log.entries) - len(make_steps()[3]), "the last one is stored first"
     log.end_log()
     assert (await log.wait_finished()).status == "completed"
-    memory_store._logs.recent.clear()
+    memory_store._logs.recent = RecentLogs()
     found = await memory_store.read_log("me", log.id)
     assert found is not None and found is not log and found.entries == log.entries
 

@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.database import Database, NewStep
+from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import SqlitePlace, StorePlace, add_completion, add_log, make_response, make_steps
 from tests.invariants import check_stream
@@ -98,7 +99,7 @@ async def test_input_and_output_items_are_found_by_id(place: StorePlace) -> None
             for item in (*log.input_items, *log.response.output):
                 assert store.history.item_finder("me")(item.id or "") == item
                 assert store.history.item_finder("you")(item.id or "") is None
-            store._logs.recent.clear()
+            store._logs.recent = RecentLogs()
         assert store.history.item_finder("me")("msg_none") is None
 
 
