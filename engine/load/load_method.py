@@ -123,6 +123,8 @@ def _has_kernels_for(stored_dtype: torch.dtype) -> bool:
 def unpacks_weights(checkpoint: Checkpoint, device: str) -> bool:
     """Tells whether transformers unpacks the quantized weights of the checkpoint when it loads them on the device."""
     method = checkpoint.quantization_method
+    if decodes_weights(checkpoint, device):
+        return False
     if method == "mxfp4":
         has_kernels = find_spec("kernels") is not None and find_spec("triton") is not None
         return not keeps_mxfp4_experts(checkpoint, device) and not has_kernels

@@ -193,7 +193,7 @@ def test_packing_reports_its_progress(caplog: pytest.LogCaptureFixture, monkeypa
     build_optimized_core("llama", quantization="int8")
     assert "packing weights" in caplog.messages and not any(" of " in line for line in caplog.messages)
     caplog.clear()
-    monkeypatch.setattr("antiphon.engine.fit.pack_linears.PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("antiphon.engine.fit.experts.pack.PROGRESS_INTERVAL_S", 0.0)
     build_optimized_core("llama", quantization="int8")
     expected = [f"packing weights: {done} of 9" for done in range(1, 10)]  # two layers of four groups, and the output
     assert [line for line in caplog.messages if " of " in line] == expected

@@ -37,7 +37,8 @@ def run(project: pytest.Pytester, *tests: str, args: tuple[str, ...] = ()) -> py
 def test_loading_the_plugin_imports_nothing_but_pytest() -> None:
     code = "import pytest, sys; before = set(sys.modules); import antiphon.kit.pytest_plugin; print(*sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert loaded == ["antiphon", "antiphon.kit", "antiphon.kit.pytest_plugin"]
+    plugin = "antiphon.kit.pytest_plugin"
+    assert loaded == ["antiphon", "antiphon.kit", plugin, f"{plugin}.install_hint"]
 
 
 def test_the_kit_has_its_names() -> None:
