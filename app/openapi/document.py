@@ -11,7 +11,7 @@ from antiphon.app.base.errors import MESSAGES_PATH
 from antiphon.app.http.admission import GENERATION_PATHS
 from antiphon.app.http.middleware import OPEN_PATHS
 from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_schemas
-from antiphon.app.projections.chat_schema import ChatCompletion
+from antiphon.app.projections.chat.schema import ChatCompletion
 from antiphon.app.projections.completions.schema import TextCompletion
 from antiphon.app.projections.messages.schema import AnthropicMessage
 from antiphon.app.requests.fields import RequestField

@@ -9,7 +9,7 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
-from antiphon.app.projections import chat
+from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.replies.engine_ready import wait_until_ready
 from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.requests.chat.request import read_chat_request
@@ -31,5 +31,5 @@ async def create_chat_completion(request: AnyRequest) -> Response[Any]:
             error.param = "messages"
         raise
     if parsed.spec.stream:
-        return stream_reply(chat.ChatStream(logs, parsed.spec), context)
-    return json_reply(await final_reply(request, chat.final_completion(logs, parsed.spec), logs))
+        return stream_reply(ChatStream(logs, parsed.spec), context)
+    return json_reply(await final_reply(request, final_completion(logs, parsed.spec), logs))

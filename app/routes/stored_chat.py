@@ -11,9 +11,9 @@ from litestar.response import Response
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.projections.chat import chat_id
+from antiphon.app.projections.chat.stored import stored_completion, stored_messages
+from antiphon.app.projections.chat.stream import chat_id
 from antiphon.app.projections.item_lists import encode_list
-from antiphon.app.projections.stored_chat import stored_completion, stored_messages
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query

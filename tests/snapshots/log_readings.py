@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.http.stream_writer import StreamEncoder
-from antiphon.app.projections import chat, responses
+from antiphon.app.projections import responses
+from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.messages.stream import MessagesStream
 from antiphon.app.requests.turn_spec import TurnSpec
 from tests.snapshots import stream_sums
@@ -34,7 +35,7 @@ async def read_log(log: EventLog, spec: TurnSpec) -> LogReadings:
         api: collect_frames(create, log)
         for api, create in {
             "responses": lambda: responses.ResponsesStream(log),
-            "chat": lambda: chat.ChatStream([log], spec),
+            "chat": lambda: ChatStream([log], spec),
             "messages": lambda: MessagesStream(log),
         }.items()
     }
@@ -46,7 +47,7 @@ async def read_log(log: EventLog, spec: TurnSpec) -> LogReadings:
     errors = [event["error"]["message"] for event in (events[-2], chunks[-1], message_events[-1]) if "error" in event]
     return LogReadings(
         response=response,
-        chat=await read_body(chat.final_completion([log], spec)),
+        chat=await read_body(final_completion([log], spec)),
         chat_sum=stream_sums.sum_chat_chunks(chunks),
         message=(await read_message(CaseResult(b"", b"", log))).reply,
         message_sum=stream_sums.sum_message_events(message_events),

@@ -16,7 +16,8 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.http.stream_writer import StreamEncoder, pump
 from antiphon.app.model_registry import ModelRegistry, ServedModel
-from antiphon.app.projections import chat, responses
+from antiphon.app.projections import responses
+from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
 from antiphon.app.requests import responses as responses_request
@@ -248,9 +249,9 @@ async def read_chat(case: Case, **options: Any) -> CaseResult:
     except ApiError as error:
         return CaseResult(b"", error, None)
     await _cancel_stalled_turn(case, manager, logs)
-    frames = await collect_frames(chat.ChatStream(logs, parsed.spec))
+    frames = await collect_frames(ChatStream(logs, parsed.spec))
     try:
-        return CaseResult(frames, await chat.final_completion(logs, parsed.spec), logs[0])
+        return CaseResult(frames, await final_completion(logs, parsed.spec), logs[0])
     except ApiError as error:
         return CaseResult(frames, error, logs[0])
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from antiphon.app.projections.chat_schema import ChatUsage, CompletionDetails, TokenDetails
+from antiphon.app.projections.chat.schema import ChatUsage, CompletionDetails, TokenDetails
 from antiphon.app.projections.prompt_logprobs import PromptLogprobs
 
 CompletionFinish = Literal["stop", "length", "content_filter"]

@@ -12,7 +12,7 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.reply_form import CompletionOptions
 from antiphon.app.projections.best_of import rank_choices
-from antiphon.app.projections.chat_schema import ChatUsage
+from antiphon.app.projections.chat.schema import ChatUsage
 from antiphon.app.projections.completions.fold import CompletionFold, join_parts
 from antiphon.app.projections.completions.schema import CompletionChoice, TextCompletion, completion_usage
 from antiphon.app.projections.obfuscation import add_obfuscation

@@ -8,9 +8,9 @@ from msgspec import UNSET, UnsetType
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog, LogEntry, PromptDetail
 from antiphon.app.projections.best_of import rank_choices
-from antiphon.app.projections.chat_choice import ChoiceFold
-from antiphon.app.projections.chat_fold import ChatAccumulator
-from antiphon.app.projections.chat_schema import (
+from antiphon.app.projections.chat.choice import ChoiceFold
+from antiphon.app.projections.chat.fold import ChatAccumulator
+from antiphon.app.projections.chat.schema import (
     ChatChunk,
     ChatCompletion,
     ChatUsage,

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.event_log import LogEntry, PromptDetail, ScoredToken, TokenDetail, spell_token
-from antiphon.app.projections.chat_fold import ChatFold
-from antiphon.app.projections.chat_schema import ChatDelta, ChatLogprobs, ChunkChoice
+from antiphon.app.projections.chat.fold import ChatFold
+from antiphon.app.projections.chat.schema import ChatDelta, ChatLogprobs, ChunkChoice
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.events.items import Logprob
 from antiphon.events.response import Response

@@ -9,8 +9,8 @@ import pytest
 
 from antiphon.app.base.event_log import PromptDetail, TokenDetail
 from antiphon.app.projections.best_of import rank_choices
-from antiphon.app.projections.chat_choice import ChoiceFold
-from antiphon.app.projections.chat_schema import ChunkChoice
+from antiphon.app.projections.chat.choice import ChoiceFold
+from antiphon.app.projections.chat.schema import ChunkChoice
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.state.segments import PlacedLogprob, Say
 from tests.app.projections.fold_helpers import Step, detail, make_entries, run_texts, scored

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.projections.chat import chat_id, fold_completion
+from antiphon.app.projections.chat.stream import chat_id, fold_completion
 from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import StoredCompletion

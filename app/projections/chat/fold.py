@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.projections.chat_schema import (
+from antiphon.app.projections.chat.schema import (
     CallFragment,
     ChatChoice,
     ChatDelta,

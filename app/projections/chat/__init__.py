@@ -1,0 +1,1 @@
+"""Projection of event logs to chat completions."""
