@@ -5,19 +5,23 @@ Label values are model names, finish reasons, methods and status codes: never a 
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as CounterFamily
+from prometheus_client.core import GaugeMetricFamily as GaugeFamily
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.model_registry import EncoderModel, ServedModel
-from antiphon.app.observability.load_metrics import LoadStateCollector
-from antiphon.app.observability.replica_metrics import ReplicaStatsCollector
+from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.models.status import read_residence
+from antiphon.engine.remote.engine import RemoteEngine
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
 """Media type without its charset, which litestar adds."""
@@ -43,10 +47,7 @@ class MetricsCollector:
 
     def __init__(self, models: Iterable[ServedModel | EncoderModel]) -> None:
         self.registry = CollectorRegistry()
-        served = tuple(models)
-        self.registry.register(_EngineStatsCollector(served))
-        self.registry.register(ReplicaStatsCollector(served))
-        self.registry.register(LoadStateCollector(served))
+        self.registry.register(_EngineCollector(tuple(models)))
         self._finished = Counter(
             "antiphon:requests_finished",
             "Finished turns by finish reason, failed and cancelled ones included.",
@@ -104,40 +105,82 @@ COUNTED_METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 """Other methods are counted as `other`: a client can invent any number of them, and each label set takes memory."""
 
 
-class _EngineStatsCollector(Collector):
-    """Reads the engines' own counters at scrape time."""
+_Family = tuple[type[GaugeFamily | CounterFamily], str, str, str]
+"""Kind, name and help text of a metric, and the attribute that it shows."""
+_ENGINE_FAMILIES: tuple[_Family, ...] = (
+    (GaugeFamily, "num_requests_running", "Requests that the engine is processing.", "running"),
+    (GaugeFamily, "num_requests_waiting", "Requests queued in the engine.", "waiting"),
+    (GaugeFamily, "kv_cache_tokens", "Tokens in the KV caches of running requests.", "running_cache_tokens"),
+    (GaugeFamily, "prefix_cache_tokens", "Tokens of finished requests kept in the prefix cache.", "idle_cache_tokens"),
+    (CounterFamily, "prompt_tokens", "Prompt tokens processed.", "prompt_tokens"),
+    (CounterFamily, "generation_tokens", "Tokens generated.", "generated_tokens"),
+    (CounterFamily, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prompt_tokens"),
+    (CounterFamily, "prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    (CounterFamily, "engine_steps", "Forward passes of the model.", "steps"),
+    (CounterFamily, "engine_request_failures", "Requests that failed in the engine.", "failed_jobs"),
+)
+_REPLICA_FAMILIES: tuple[_Family, ...] = (
+    (GaugeFamily, "engine_replica_running", "Requests of this server that have a token.", "running"),
+    (GaugeFamily, "engine_replica_waiting", "Requests of this server that wait for their first token.", "waiting"),
+    (CounterFamily, "engine_replica_attempts", "Requests sent to this server, retries included.", "attempts"),
+    (CounterFamily, "engine_replica_failures", "Requests that ended with an error of this server.", "failures"),
+    (
+        *(CounterFamily, "engine_replica_grammar_departures"),
+        *("Responses that left the grammar given to this server.", "grammar_departures"),
+    ),
+)
+_LOAD_FAMILIES: tuple[_Family, ...] = (
+    (GaugeFamily, "model_memory_bytes", "Memory reserved for the model.", "reserved_bytes"),
+    (CounterFamily, "model_loads", "Times that the model was loaded.", "num_loads"),
+    (CounterFamily, "model_unloads", "Times that the model was unloaded.", "num_unloads"),
+)
+
+
+class _EngineCollector(Collector):
+    """Reads at scrape time what the engines count, and which models are loaded."""
 
     def __init__(self, models: tuple[ServedModel | EncoderModel, ...]) -> None:
         self._models = models
 
-    def describe(self) -> Iterator[Metric]:
-        """Returns nothing, so that registration reads no engine."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
-        """Yields one metric family per counter, with one sample per model."""
-        gauges = {
-            "num_requests_running": ("Requests that the engine is processing.", "running"),
-            "num_requests_waiting": ("Requests queued in the engine.", "waiting"),
-            "kv_cache_tokens": ("Tokens in the KV caches of running requests.", "running_cache_tokens"),
-            "prefix_cache_tokens": ("Tokens of finished requests kept in the prefix cache.", "idle_cache_tokens"),
-        }
-        counters = {
-            "prompt_tokens": ("Prompt tokens processed.", "prompt_tokens"),
-            "generation_tokens": ("Tokens generated.", "generated_tokens"),
-            "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prompt_tokens"),
-            "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
-            "engine_steps": ("Forward passes of the model.", "steps"),
-            "engine_request_failures": ("Requests that failed in the engine.", "failed_jobs"),
-        }
-        tasks = len(asyncio.all_tasks())
-        yield GaugeMetricFamily("antiphon:event_loop_tasks", "Tasks on the event loop.", tasks)
-        for name, (help_text, field) in gauges.items():
-            yield self._add_samples(GaugeMetricFamily(f"antiphon:{name}", help_text, labels=["model_name"]), field)
-        for name, (help_text, field) in counters.items():
-            yield self._add_samples(CounterMetricFamily(f"antiphon:{name}", help_text, labels=["model_name"]), field)
+        """Yields one metric family per figure, with one sample per model or replica."""
+        yield GaugeFamily("antiphon:event_loop_tasks", "Tasks on the event loop.", len(asyncio.all_tasks()))
+        engines = [((model.names[0],), model.engine) for model in self._models]
+        stats = [(labels, engine.stats()) for labels, engine in engines]
+        yield from _build_families(_ENGINE_FAMILIES, ["model_name"], stats)
+        yield from self._collect_replicas()
+        loaded = GaugeFamily("antiphon:model_loaded", "1 if the model is loaded.", labels=["model_name"])
+        for labels, engine in engines:
+            loaded.add_metric(labels, float(read_residence(engine) == "loaded"))
+        yield loaded
+        on_demand = [(labels, engine) for labels, engine in engines if isinstance(engine, OnDemandEngine)]
+        yield from _build_families(_LOAD_FAMILIES, ["model_name"], on_demand)
 
-    def _add_samples(self, family: GaugeMetricFamily | CounterMetricFamily, field: str) -> Metric:
-        for model in self._models:
-            family.add_metric([model.names[0]], getattr(model.engine.stats(), field))
-        return family
+    def _collect_replicas(self) -> Iterator[Metric]:
+        """Yields the figures of the servers behind remote engines; nothing if there are none."""
+        engines = [(model.names[0], unwrap_engine(model.engine)) for model in self._models]
+        replicas = [
+            ((name, replica.name), replica)
+            for name, engine in engines
+            if isinstance(engine, RemoteEngine)
+            for replica in engine.replicas
+        ]
+        if not replicas:
+            return
+        names = ["model_name", "replica"]
+        up = GaugeFamily("antiphon:engine_replica_up", "1 if this server can take requests.", labels=names)
+        for labels, replica in replicas:
+            up.add_metric(labels, float(replica.profile is not None))
+        yield up
+        yield from _build_families(_REPLICA_FAMILIES, names, [(labels, replica.stats) for labels, replica in replicas])
+
+
+def _build_families(
+    families: Iterable[_Family], names: Sequence[str], sources: Sequence[tuple[Sequence[str], object]]
+) -> Iterator[Metric]:
+    """Yields the families, with a sample of each source. `names` are those of the labels, whose values precede it."""
+    for kind, name, help_text, attribute in families:
+        family = kind(f"antiphon:{name}", help_text, labels=names)
+        for labels, source in sources:
+            family.add_metric(labels, getattr(source, attribute))
+        yield family

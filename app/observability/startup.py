@@ -5,7 +5,7 @@ Everything is written to standard error, so that standard output stays free for 
 
 import socket
 from collections.abc import Sequence
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 import structlog
 from rich.console import Console
@@ -37,31 +37,8 @@ def create_console(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False)
 
 
-class StartupDisplay(Protocol):
-    """Shows the operator what the server does until it is ready. A context manager, which ends the progress display."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def start(self, names: Sequence[str]) -> None:
-        """Shows that these models are being loaded."""
-
-    def update(self, name: str, status: str) -> None:
-        """Shows a status of the engine of the model `name`."""
-
-    def print_lines(self, lines: str) -> None:
-        """Prints complete lines of the access log, unchanged."""
-
-    def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
-        """Shows the addresses and models. `notes` maps a model's first name to an extra line."""
-
-    def show_grpc(self, address: str, model: str) -> None:
-        """Shows an address of gRPC, and the model of its engine service if there are several."""
-
-
 class StartupLog:
-    """A `StartupDisplay` of log lines in JSON."""
+    """Shows the operator what the server does until it is ready: log lines in JSON."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -86,7 +63,7 @@ class StartupLog:
         self._stream.write(lines)
 
     def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
-        """Logs one line for the server and one for each model."""
+        """Logs one line for the server and one for each model. `notes` maps a model's first name to an extra line."""
         for served in models.all_models:
             info = loaded_info(served)
             if info is None:
@@ -111,12 +88,12 @@ class StartupLog:
             _log.warning(warning)
 
     def show_grpc(self, address: str, model: str) -> None:
-        """Logs an address of gRPC."""
+        """Logs an address of gRPC, and the model of its engine service if there are several."""
         _log.info("gRPC ready", address=address, **({"model": model} if model else {}))
 
 
 class StartupScreen:
-    """A `StartupDisplay` for a person: an animated line in a terminal, else one line per stage; then a banner."""
+    """The same for a person: an animated line in a terminal, which the context ends, or one line a stage; a banner."""
 
     def __init__(self, screen: Console) -> None:
         self.screen = screen
@@ -171,6 +148,9 @@ class StartupScreen:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+StartupDisplay = StartupLog | StartupScreen
 
 
 def base_urls(settings: Settings, port: int) -> list[str]:
