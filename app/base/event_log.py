@@ -8,7 +8,6 @@ position, and it is woken once for all events that are appended before it reads 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -89,14 +88,6 @@ def is_terminal(entries: Sequence[LogEntry]) -> bool:
     return bool(entries) and isinstance(entries[-1].event, Terminal)
 
 
-class LogListener(Protocol):
-    """Receives what is appended to a log. Stores implement it."""
-
-    def on_append(self, log: "EventLog", first: int) -> None:
-        """Handles entries appended from index `first` on. May call `log.withhold`, and `log.publish` later."""
-        ...
-
-
 class EventLog:
     """The events of one response so far, and whether the log has ended."""
 
@@ -121,8 +112,11 @@ class EventLog:
         """Size of the encoded events in bytes."""
         self.readers = 0
         """Number of clients that read the log now. At zero, a turn is cancelled, unless it runs in the background."""
-        self.listener: LogListener | None = None
-        """Receives every step after `ResponseStore.add_log`."""
+        self.on_append: Callable[[EventLog, int], None] | None = None
+        """Receives the log and the index of its first new entry, for every step after `ResponseStore.add_log`.
+
+        It may call `withhold`, and `publish` later.
+        """
         self._published_limit: int | None = None
         self._open_readers: set[LogReader] = set()
 
@@ -146,12 +140,12 @@ class EventLog:
         self.add_stored(
             [LogEntry.from_event(event, detail if index == last else None) for index, event in enumerate(events)]
         )
-        if self.listener is not None:
-            self.listener.on_append(self, first)
+        if self.on_append is not None:
+            self.on_append(self, first)
         self._wake_readers()
 
     def add_stored(self, entries: Sequence[LogEntry]) -> None:
-        """Appends encoded entries without notifying the listener or the readers."""
+        """Appends encoded entries without notifying the store or the readers."""
         if self.ended:
             raise RuntimeError(f"{self.id}: the log has ended")
         for entry in entries:

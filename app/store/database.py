@@ -224,29 +224,24 @@ class Database:
 
     # Reads
 
-    def load_log(self, owner: str, response_id: str) -> tuple[EventLog, str | None] | None:
+    def find_log(self, owner: str, response_id: str) -> tuple[EventLog, str | None] | None:
         """Returns the current log of the owner's response, and its writer, which is None if the response has ended.
 
-        Returns None if the owner has no such response. Raises `UnreadableRowError`.
+        Returns None if the owner has no such response, and for one that is unreadable.
         """
         query = "SELECT base_response, input_items, writer FROM responses WHERE id = ? AND owner = ?"
         row = self._connection.execute(query, (response_id, owner)).fetchone()
         if row is None:
             return None
-        base_response = decode_row(_response_decoder.decode, row[0])
-        log = EventLog(base_response, owner, decode_items(row[1]))
-        log.add_stored(self.load_entries(response_id))
-        if row[2] is None:
-            log.end_log()
-        return log, row[2]
-
-    def find_log(self, owner: str, response_id: str) -> tuple[EventLog, str | None] | None:
-        """Returns the same as `load_log`, but None for a response that is unreadable."""
         try:
-            return self.load_log(owner, response_id)
+            log = EventLog(decode_row(_response_decoder.decode, row[0]), owner, decode_items(row[1]))
+            log.add_stored(self.load_entries(response_id))
         except UnreadableRowError as error:
             _log.error("stored response is unreadable", response=response_id, error=str(error))
             return None
+        if row[2] is None:
+            log.end_log()
+        return log, row[2]
 
     def load_entries(self, response_id: str, start: int = 0) -> list[LogEntry]:
         """Returns the log entries of a response from sequence number `start` on. Raises `UnreadableRowError`."""

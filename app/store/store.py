@@ -4,7 +4,7 @@ Logs of responses that run in this process are in memory, and each of their step
 a background response are published after they are committed; for other responses only the last step waits for that.
 In a database that ends with the process, all steps are written together with the last one.
 Responses that have ended, or run in another process, are read from the database. A subclass reads the new events of
-the latter, and passes them to `TrackedLogs.add_remote_entries`.
+the latter, and passes them to `TrackedLogs.on_remote_entries`.
 
 For an owner, data of other owners does not exist. Changes return when they are durable. They raise `ApiError` 503, and
 change nothing, if they cannot be stored.
@@ -65,7 +65,7 @@ class ResponseStore:
     def add_log(self, log: EventLog, completion: tuple[StoredCompletion, ChatMessages] | None = None) -> None:
         """Stores a log from now on, with the chat completion that it is the first choice of."""
         self._logs.live[log.owner, log.id] = log
-        log.listener = self
+        log.on_append = self._write_entries
         entries, is_last = tuple(log.entries), is_terminal(log.entries)
         if self._publishes_committed(log):
             log.withhold(0)
@@ -74,7 +74,7 @@ class ResponseStore:
         first_entries = () if self._is_volatile and not is_last else entries
         self._queue.put(AppendEvents(log, first_entries, is_first=True, completion=completion))
 
-    def on_append(self, log: EventLog, first: int) -> None:
+    def _write_entries(self, log: EventLog, first: int) -> None:
         """Writes the new entries of a log; in a database that ends with the process, all of them with the last step."""
         entries = tuple(log.entries[first:])
         is_last = is_terminal(entries)

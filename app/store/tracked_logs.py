@@ -8,6 +8,8 @@ only; those that ended or were read last are kept.
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec
 
 from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store.database import Database
@@ -15,14 +17,29 @@ from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.write_ops import AppendEvents, OpQueue, StoreChange, WriteOp
 from antiphon.state.recovery import failure_events
 
+P = ParamSpec("P")
+_Handler = Callable[Concatenate["TrackedLogs", P], None]
 DELETED_MESSAGE = "The response was deleted."
+
+
+def _on_event_loop(
+    handle: Callable[Concatenate["TrackedLogs", P], None],
+) -> Callable[Concatenate["TrackedLogs", P], None]:
+    """Makes a method run on the event loop, unless that is closed: a thread may outlast it in a frozen database."""
+
+    @wraps(handle)
+    def schedule(logs: "TrackedLogs", /, *values: P.args, **named: P.kwargs) -> None:
+        with contextlib.suppress(RuntimeError):
+            logs.loop.call_soon_threadsafe(partial(handle, logs, *values, **named))
+
+    return schedule
 
 
 class TrackedLogs:
     """The logs of one store by owner and id. Only the methods `on_…` may be called outside the event loop."""
 
     def __init__(self, queue: OpQueue, database: Database) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._queue, self._database = queue, database
         self.live: dict[tuple[str, str], EventLog] = {}
         self.remote: dict[tuple[str, str], EventLog] = {}
@@ -56,7 +73,7 @@ class TrackedLogs:
             self.remote.pop(key, None)
             self._failed.pop(key, None)
             if (live := self.live.pop(key, None)) is not None:
-                live.listener = None
+                live.on_append = None
                 live.publish()
         self._persisted.difference_update(ids)
         self.deleted.update(ids)
@@ -68,12 +85,15 @@ class TrackedLogs:
 
     def enqueue_change(self, apply: Callable[[Database], object]) -> StoreChange:
         """Queues a change for the writer's next transaction."""
-        change = StoreChange(apply, self._loop.create_future())
+        change = StoreChange(apply, self.loop.create_future())
         self._queue.put(change)
         return change
 
-    def add_remote_entries(self, log: EventLog, entries: Sequence[LogEntry], has_writer: bool) -> None:
-        """Adds events that another process has written; without a writer, the response has ended or was deleted."""
+    # Methods for the threads of the store
+
+    @_on_event_loop
+    def on_remote_entries(self, log: EventLog, entries: Sequence[LogEntry], *, has_writer: bool) -> None:
+        """Receives the next events of a remote log. It has ended, or was deleted, if it has no writer."""
         if entries:
             log.add_stored(entries)
             log.publish()
@@ -88,42 +108,9 @@ class TrackedLogs:
         if self.remote.pop((log.owner, log.id), None) is not None:
             self.recent.add(log)
 
-    # Methods for the threads of the store, and their handlers on the event loop
-
-    def _call_on_loop(self, handle: Callable[..., None], *values: object) -> None:
-        """Calls a handler on the event loop, unless that is closed: a thread may outlast it in a frozen database."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(handle, *values)
-
-    def on_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
-        """Receives committed operations, and steps dropped because the response was taken over or deleted elsewhere."""
-        self._call_on_loop(self._handle_written, committed, dropped)
-
-    def on_write_failed(self, ops: list[WriteOp]) -> None:
-        """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step."""
-        self._call_on_loop(self._handle_failed, ops)
-
-    def on_write_delayed(self, ops: list[WriteOp]) -> None:
-        """Receives operations that wait for the end of a long outage; repeatedly, with those that have been added."""
-        self._call_on_loop(self._handle_delayed, ops)
-
+    @_on_event_loop
     def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
         """Receives the ids of this writer's unfinished responses, each with whether a cancellation was requested."""
-        self._call_on_loop(self._handle_heartbeat, cancel_requested)
-
-    def on_remote_entries(self, log: EventLog, entries: list[LogEntry], *, has_writer: bool) -> None:
-        """Receives the next events of a remote log. It has ended, or was deleted, if it has no writer."""
-        self._call_on_loop(self.add_remote_entries, log, entries, has_writer)
-
-    def on_wanted(self, response_id: str) -> None:
-        """Receives the id of a response that another server reads."""
-        self._call_on_loop(self._handle_wanted, response_id)
-
-    def on_remote_cancel(self, response_id: str) -> None:
-        """Receives the id of a response that another server cancels."""
-        self._call_on_loop(self._handle_remote_cancel, response_id)
-
-    def _handle_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
         for (_, response_id), log in [*self.live.items(), *self._failed.items()]:
             if cancel_requested.get(response_id):
                 self.cancel_turn(response_id)
@@ -140,7 +127,9 @@ class TrackedLogs:
                 del self._failed[key]
                 self.recent.add(log)
 
-    def _handle_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
+    @_on_event_loop
+    def on_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
+        """Receives committed operations, and steps dropped because the response was taken over or deleted elsewhere."""
         for op in committed:
             if isinstance(op, StoreChange):
                 op.succeed()
@@ -158,14 +147,22 @@ class TrackedLogs:
             if isinstance(op, AppendEvents):
                 self._release_log(op.log)
 
-    def _handle_delayed(self, ops: list[WriteOp]) -> None:
-        """Publishes the last steps of foreground responses, whose clients wait for them."""
+    @_on_event_loop
+    def on_write_delayed(self, ops: list[WriteOp]) -> None:
+        """Receives operations that wait for the end of a long outage; repeatedly, with those that have been added.
+
+        Publishes the last steps of foreground responses, whose clients wait for them.
+        """
         for op in ops:
             if isinstance(op, AppendEvents) and op.entries and not op.log.base_response.background:
                 op.log.publish(op.entries[-1].event.sequence_number + 1)
 
-    def _handle_failed(self, ops: list[WriteOp]) -> None:
-        """Publishes unwritten steps, since readers must not wait forever, and keeps their logs in memory."""
+    @_on_event_loop
+    def on_write_failed(self, ops: list[WriteOp]) -> None:
+        """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step.
+
+        Publishes these steps, since readers must not wait forever, and keeps their logs in memory.
+        """
         for op in ops:
             if isinstance(op, StoreChange):
                 op.fail()
@@ -173,15 +170,19 @@ class TrackedLogs:
             log = op.log
             self._repairing.discard(log.id)
             if self.live.pop((log.owner, log.id), None) is not None:
-                log.listener = None
+                log.on_append = None
                 log.publish()
                 self._failed[log.owner, log.id] = log
 
-    def _handle_wanted(self, response_id: str) -> None:
+    @_on_event_loop
+    def on_wanted(self, response_id: str) -> None:
+        """Receives the id of a response that another server reads."""
         if self._is_live(response_id):
             self.enqueue_change(lambda database: database.announce(response_id))
 
-    def _handle_remote_cancel(self, response_id: str) -> None:
+    @_on_event_loop
+    def on_remote_cancel(self, response_id: str) -> None:
+        """Receives the id of a response that another server cancels."""
         if self._is_live(response_id):
             self.cancel_turn(response_id)
 
@@ -193,6 +194,6 @@ class TrackedLogs:
         self._persisted.discard(log.id)
         key = log.owner, log.id
         if (self.live.pop(key, None) or self._failed.pop(key, None)) is not None:
-            log.listener = None
+            log.on_append = None
             log.publish()
             self.cancel_turn(log.id)

@@ -7,8 +7,6 @@ what is in memory, and returns a function that does the rest in a thread: decodi
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from msgspec import Struct
-
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn
@@ -72,37 +70,13 @@ class ItemSearch:
 
     def __init__(self, logs: Iterable[EventLog]) -> None:
         self._logs = iter(logs)
-        self._found: dict[str, AnyItem | _Holder] = {}
+        self._found: dict[str, AnyItem] = {}
 
     def find(self, item_id: str) -> AnyItem | None:
         """Returns the first item with this id."""
         while item_id not in self._found:
             if (log := next(self._logs, None)) is None:
                 return None
-            self._add_log(log)
-        found = self._found[item_id]
-        return self._read_output(found.log, item_id) if isinstance(found, _Holder) else found
-
-    def _add_log(self, log: EventLog) -> None:
-        for item in log.input_items:
-            self._found.setdefault(item.id or "", item)
-        # The final response of a log that has ended tells its items. Its events are read when one of them is needed.
-        holder = _Holder(log)
-        for output in log.response.output if log.ended else completed_items(log):
-            self._found.setdefault(output.id, holder if log.ended else output)
-
-    def _read_output(self, log: EventLog, item_id: str) -> AnyItem | None:
-        for item in completed_items(log):
-            if isinstance(self._found.get(item.id), _Holder):
-                self._found[item.id] = item
-        found = self._found[item_id]
-        if isinstance(found, _Holder):  # it was open when the response broke off
-            del self._found[item_id]
-            return self.find(item_id)
-        return found
-
-
-class _Holder(Struct, frozen=True):
-    """A log that has ended and has an item with the id that leads to this."""
-
-    log: EventLog
+            for item in (*log.input_items, *completed_items(log)):
+                self._found.setdefault(item.id or "", item)
+        return self._found[item_id]

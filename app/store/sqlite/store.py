@@ -63,4 +63,4 @@ class SqliteStore(ResponseStore):
             await asyncio.sleep(FILE_POLL_INTERVAL_S)
             writer = self._database.find_writer(log.id)
             entries = self._database.load_entries(log.id, len(log.entries))
-            self._logs.add_remote_entries(log, entries, writer is not None)
+            self._logs.on_remote_entries(log, entries, has_writer=writer is not None)
