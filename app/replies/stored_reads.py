@@ -1,9 +1,6 @@
-"""Reads of the store by requests: waits for a database that is away, so that the event loop does not, and threads."""
+"""Reads of the store by requests: waits for a database that is away, so that the event loop does not."""
 
-import asyncio
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from antiphon.app.context import AnyRequest, ServerContext, request_owner, server_context
@@ -15,8 +12,6 @@ ReadRequest = Callable[[StoredHistory], T]
 
 MAX_SEARCHED_ITEMS = 500
 """Number of items that are searched for ids. More may well have one."""
-MAX_LOOP_WAIT_S = 60.0
-"""Time after which a thread no longer waits for the event loop, which may have ended."""
 
 
 async def prepare_read(request: AnyRequest) -> None:
@@ -34,7 +29,7 @@ async def read_with_history(
     `ApiError` 503 if the store cannot be read now.
     """
     reads_history = await _prepare_history(context, owner, body)
-    history = StoredHistory(context.store, owner, context.turn_manager.sealer, LoopCaller())
+    history = StoredHistory(context.store, owner, context.turn_manager.sealer)
     return await run_parser(body_bytes, read, history, reads_history=reads_history)
 
 
@@ -50,25 +45,3 @@ async def _prepare_history(context: ServerContext, owner: str, body: Mapping[str
     known = previous if isinstance(previous, str) and not has_ids and body.get("conversation") is None else ""
     await context.store.prepare_read(owner, known)
     return True
-
-
-class LoopCaller:
-    """Calls functions on the event loop for a thread. Create it on the event loop, where it calls them at once."""
-
-    def __init__(self) -> None:
-        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
-
-    def __call__(self, read: Callable[..., T], *values: Any) -> T:
-        """Returns the result of `read`. Raises its errors."""
-        if threading.get_ident() == self._thread_id:
-            return read(*values)
-        result: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(read(*values))
-            except BaseException as error:  # noqa: BLE001  # raised in the thread
-                result.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        return result.result(MAX_LOOP_WAIT_S)

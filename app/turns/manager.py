@@ -71,16 +71,7 @@ class TurnManager:
 
     async def start_turn(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> EventLog:
         """Starts one turn and returns its log, which has at least one event. Raises `ApiError` before any event."""
-        return (await self.start_choices(model, spec, owner))[0]
-
-    async def start_choices(
-        self, model: ServedModel, spec: TurnSpec, owner: str = "", on_admitted: Callable[[], None] = lambda: None
-    ) -> list[EventLog]:
-        """Starts `spec.n` turns that share one prompt. If one is rejected, none runs.
-
-        Calls `on_admitted` once their slots are counted.
-        """
-        return await self.start_prompts(model, (spec,), owner, on_admitted)
+        return (await self.start_prompts(model, (spec,), owner))[0]
 
     async def start_prompts(
         self,

@@ -3,8 +3,11 @@
 Each response in the chain contributes its input and output items. Instructions are never inherited.
 """
 
+import asyncio
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -30,31 +33,41 @@ MAX_CHAIN_ITEMS = 100_000
 """Maximum number of items in a chain: every turn processes all of them."""
 MAX_CHAIN_BYTES = 256 << 20
 """Maximum size of the items in a chain that are read from a database. All of them are in memory at once."""
-
-
+MAX_LOOP_WAIT_S = 60.0
+"""Time after which a thread no longer waits for the event loop, which may have ended."""
 T = TypeVar("T")
 
 
-class CallOnLoop(Protocol):
-    """Calls a function where the store may be used, and returns its result."""
+class LoopCaller:
+    """Calls functions on the event loop for a thread. Create it on the event loop, where it calls them at once."""
 
-    def __call__(self, read: Callable[..., T], *values: Any) -> T:  # noqa: D102
-        ...
+    def __init__(self) -> None:
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
 
+    def __call__(self, read: Callable[..., T], *values: Any) -> T:
+        """Returns the result of `read`. Raises its errors."""
+        if threading.get_ident() == self._thread_id:
+            return read(*values)
+        result: Future[T] = Future()
 
-def call_here(read: Callable[..., T], *values: Any) -> T:
-    """Calls a function on the event loop, where the caller runs."""
-    return read(*values)
+        def run() -> None:
+            try:
+                result.set_result(read(*values))
+            except BaseException as error:  # noqa: BLE001  # raised in the thread
+                result.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return result.result(MAX_LOOP_WAIT_S)
 
 
 class StoredHistory:
     """Earlier items of one owner, for one request: from the store and from sealed content that the client sends back.
 
-    It may be used in any thread if `call` calls a function on the event loop.
+    Create it on the event loop, and use it in any thread.
     """
 
-    def __init__(self, store: ResponseStore, owner: str, sealer: Sealer, call: CallOnLoop = call_here) -> None:
-        self.store, self.owner, self.sealer, self._call = store, owner, sealer, call
+    def __init__(self, store: ResponseStore, owner: str, sealer: Sealer) -> None:
+        self.store, self.owner, self.sealer, self._call = store, owner, sealer, LoopCaller()
         self._find_item: FindItem | None = None
 
     def find_item(self, item_id: str) -> Struct | None:

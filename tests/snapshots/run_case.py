@@ -245,7 +245,7 @@ async def read_chat(case: Case, **options: Any) -> CaseResult:
     parsed = chat_request.read_chat_request(body | case.request | case.chat, make_single_case_registry(case))
     manager = make_case_manager(case, options)
     try:
-        logs = await manager.start_choices(parsed.model, parsed.spec)
+        logs = await manager.start_prompts(parsed.model, (parsed.spec,))
     except ApiError as error:
         return CaseResult(b"", error, None)
     await _cancel_stalled_turn(case, manager, logs)

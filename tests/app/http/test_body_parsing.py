@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.http.body_parsing import INLINE_BYTES, LARGE_BYTES, parse_body, run_parser
-from antiphon.app.replies.stored_reads import LoopCaller
+from antiphon.app.turns.stored_history import LoopCaller
 from antiphon.events.inputs import InputMessage
 
 ITEM = InputMessage(role="user", content="hi", id="msg_1")

@@ -88,7 +88,7 @@ async def test_every_slot_is_released_when_a_step_raises(
     free = capacity.free_slots(model.engine)
     manager = TurnManager(make_log_store(), capacity)
     with contextlib.suppress(RuntimeError, ApiError):
-        await manager.start_choices(model, msgspec.structs.replace(read_responses_spec(input="Hi"), n=3))
+        await manager.start_prompts(model, (msgspec.structs.replace(read_responses_spec(input="Hi"), n=3),))
     async with asyncio.timeout(HANG_TIMEOUT_S):
         while manager.num_running:
             await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_every_slot_is_released_when_the_permit_release_raises() -> None:
     capacity = TurnCapacity([model.engine])
     free = capacity.free_slots(model.engine)
     with pytest.raises(ZeroDivisionError):
-        await TurnManager(make_log_store(), capacity).start_choices(
-            model, read_responses_spec(input="Hi"), "", lambda: 1 / 0
+        await TurnManager(make_log_store(), capacity).start_prompts(
+            model, (read_responses_spec(input="Hi"),), "", lambda: 1 / 0
         )
     assert capacity.free_slots(model.engine) == free

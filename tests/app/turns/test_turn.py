@@ -120,7 +120,7 @@ async def test_rejected_choice_cancels_the_others() -> None:
     request = responses.read_responses_request({"model": "scripted", "input": "Hi"}, scripted.registry)
 
     with pytest.raises(ApiError) as caught:
-        await scripted.manager.start_choices(request.model, msgspec.structs.replace(request.spec, n=4))
+        await scripted.manager.start_prompts(request.model, (msgspec.structs.replace(request.spec, n=4),))
     assert caught.value.status == 429
     await wait_until_idle(scripted)
 
