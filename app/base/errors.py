@@ -10,6 +10,7 @@ from functools import cached_property
 import msgspec
 
 from antiphon.engine.protocol import EngineError
+from antiphon.events.response import Response
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -128,6 +129,15 @@ def from_engine(error: EngineError, grammar_param: str | None = None) -> ApiErro
     if error.code == "grammar_unsupported":
         param = grammar_param
     return ApiError(status, code, error.message, param, kind=kind, headers=headers)
+
+
+def from_response(response: Response | None) -> ApiError | None:
+    """Returns the error for a failed response, for APIs that cannot express one; None for any other response."""
+    if response is None or response.status != "failed":
+        return None
+    if response.error is None:
+        return ApiError(500, "server_error", "The response failed.")
+    return ApiError(500, response.error.code, response.error.message)
 
 
 def missing_field(param: str) -> ApiError:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.base.errors import from_response
 from antiphon.app.base.event_log import LogEntry, ScoredToken
 from antiphon.app.grpc.descriptors import message_class
 from antiphon.events.response import Response
@@ -65,8 +65,8 @@ class ChoiceReply:
     def build_complete(self) -> Any:
         """Returns the message that ends the choice. Raises `ApiError` if its turn failed."""
         response = self._terminal
-        if response is not None and response.error is not None and response.status == "failed":
-            raise ApiError(500, response.error.code, response.error.message)
+        if (error := from_response(response)) is not None:
+            raise error
         fields = self._shared_fields() | self._stop
         complete = engine_message(
             "GenerateComplete", output_ids=self._tokens, finish_reason=_finish_reason(response), **fields

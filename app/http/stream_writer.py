@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
+from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.events import sse
 
@@ -16,29 +17,26 @@ PING_INTERVAL_S = 15.0
 """Seconds without output after which a ping, an SSE comment, is sent: proxies close silent streams."""
 
 
-class StreamEncoder(Protocol):
+class StreamEncoder:
     """Encodes the entries of logs as framed bytes of one API, as they are published."""
 
     logs: Sequence[EventLog]
-    start: int
+    start = 0
     """Index of the first entry to read from each log."""
+    failure: ApiError | None = None
+    """Failure that ends the stream, even if the logs continue: only `final` remains to be written."""
 
     def initial(self) -> bytes:
         """Returns the bytes before the first entry."""
-        ...
+        return b""
 
     def encode(self, number: int, entries: list[LogEntry]) -> bytes:
         """Returns the bytes for the next entries of `logs[number]`."""
-        ...
-
-    @property
-    def finished(self) -> bool:
-        """True if only `final` remains to be written, even if the logs continue."""
-        ...
+        raise NotImplementedError
 
     def final(self) -> bytes:
         """Returns the bytes after the last entry."""
-        ...
+        return b""
 
 
 class ChunkSink(Protocol):
@@ -89,9 +87,9 @@ class _StreamPump:
         encoder = self._encoder
         for number, reader in enumerate(self._readers):
             # Also checked after the last chunk: if that has filled the sink, a task must drain it.
-            while not self._is_paused() and reader.has_entries and not encoder.finished:
+            while not self._is_paused() and reader.has_entries and encoder.failure is None:
                 self._write_chunk(encoder.encode(number, reader.take_entries()))
-        if not encoder.finished:
+        if encoder.failure is None:
             for reader in self._readers:
                 if not reader.at_end:
                     return

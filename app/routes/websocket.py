@@ -22,7 +22,7 @@ from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
-from antiphon.app.projections.responses import event_encoder
+from antiphon.app.projections.responses import encode_entry
 from antiphon.app.replies.engine_ready import wait_for_engine
 from antiphon.app.replies.http_replies import count_readers
 from antiphon.app.replies.stored_reads import read_with_history
@@ -136,11 +136,10 @@ class _WebSocketSession:
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
         log = await context.turn_manager.start_turn(parsed.model, spec, self._owner)
-        encode = event_encoder(obfuscated=spec.obfuscate)
         with count_readers(context, [log]):
             async for entries in log.follow_entries():
                 for entry in entries:
-                    await self._send_text(encode(entry).decode())
+                    await self._send_text(encode_entry(entry, spec.obfuscate).decode())
         self._history.remember_response(log, (*parsed.earlier_items, *spec.input_items))
 
     async def _refuse_overlap(self) -> None:

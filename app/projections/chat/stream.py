@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.base.errors import from_response
 from antiphon.app.base.event_log import EventLog, LogEntry, PromptDetail
+from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.choice import ChoiceFold
 from antiphon.app.projections.chat.fold import ChatAccumulator
@@ -21,44 +22,77 @@ from antiphon.app.projections.obfuscation import add_obfuscation
 from antiphon.app.projections.prompt_logprobs import list_prompt_logprobs
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.events import sse
-from antiphon.events.response import ResponseError, Usage
+from antiphon.events.response import Usage
 
 _encode_json = msgspec.json.Encoder().encode
 
 
-class ChatStream:
+class ChatStream(StreamEncoder):
     """Encoder of a chunk stream. The role of each choice is sent first, in order; the usage, if requested, last."""
 
-    start = 0
-
     def __init__(self, logs: Sequence[EventLog], spec: TurnSpec) -> None:
-        self.logs = logs
+        self.logs, self._spec = logs, spec
         self._folds = [ChoiceFold(index, spec) for index in range(len(logs))]
-        self._chunker = _ChunkBuilder(logs[0], spec)
-        self._failed: ApiError | None = None
-
-    @property
-    def finished(self) -> bool:
-        """True if a choice has failed, which ends the others, too."""
-        return self._failed is not None
+        self._shows_prompt = spec.chat.token_ids
+        self._num_prompt = self._num_generated = 0
 
     def initial(self) -> bytes:
         """Returns the chunks with the roles, and with the text that is repeated."""
-        return b"".join(self._chunker.encode_part(part) for fold in self._folds for part in fold.begin())
+        return b"".join(self._encode_part(part) for fold in self._folds for part in fold.begin())
 
     def encode(self, index: int, entries: list[LogEntry]) -> bytes:
         """Returns the chunks of one choice's events; the finish reason follows the last event."""
-        fold = self._folds[index]
-        encoded = self._chunker.encode_choice(index, fold, entries)
-        self._failed = self._failed or _failure_of(fold)
-        return b"".join(encoded)
+        fold, frames = self._folds[index], []
+        for entry in entries:
+            if self._spec.continuous_usage and entry.detail is not None:
+                self._num_prompt = max(self._num_prompt, entry.detail.input_tokens)
+                self._num_generated += len(entry.detail.tokens)
+            frames += [self._encode_part(part, fold.prompt) for part in fold.feed_entry(entry)]
+        self.failure = self.failure or from_response(fold.terminal)
+        return b"".join(frames)
 
     def final(self) -> bytes:
         """Returns the usage, or the error that ended the stream, followed by `[DONE]`."""
-        last_frame = (
-            sse.frame_data(self._failed.encoded_body) if self._failed else self._chunker.usage_frame(self._folds)
-        )
+        last_frame = b""
+        if self.failure is not None:
+            last_frame = sse.frame_data(self.failure.encoded_body)
+        elif self._spec.include_usage:
+            last_frame = sse.frame_data(self._encode_chunk((), _total_usage(self._folds)))
         return last_frame + sse.DONE_FRAME
+
+    def _encode_part(self, part: ChunkChoice, prompt: PromptDetail | None = None) -> bytes:
+        """Returns the frame of one part. The first one with a prompt has its token ids, if they were requested."""
+        token_ids: tuple[int, ...] | UnsetType = UNSET
+        if self._shows_prompt and prompt is not None:
+            token_ids, self._shows_prompt = prompt.tokens, False
+        data = self._encode_chunk((part,), self._running_usage() if self._spec.include_usage else UNSET, token_ids)
+        return sse.frame_data(add_obfuscation(data) if self._spec.obfuscate else data)
+
+    def _encode_chunk(
+        self,
+        choices: tuple[ChunkChoice, ...],
+        usage: ChatUsage | None | UnsetType,
+        token_ids: tuple[int, ...] | UnsetType = UNSET,
+    ) -> bytes:
+        """Returns the JSON of a chunk, with the id, the time and the model that all chunks have."""
+        log = self.logs[0]
+        chunk = ChatChunk(
+            id=chat_id(log.id, self._spec.chat.request_id),
+            created=int(log.base_response.created_at),
+            model=log.base_response.model,
+            choices=choices,
+            usage=usage,
+            prompt_token_ids=token_ids,
+        )
+        return _encode_json(chunk)
+
+    def _running_usage(self) -> ChatUsage | None:
+        """Returns the usage so far if each chunk reports it; otherwise null."""
+        if not self._spec.continuous_usage:
+            return None
+        num_prompt, num_generated = self._num_prompt, self._num_generated
+        counts = Usage(input_tokens=num_prompt, output_tokens=num_generated, total_tokens=num_prompt + num_generated)
+        return chat_usage([counts])
 
 
 async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
@@ -78,7 +112,7 @@ async def fold_completion(logs: Sequence[EventLog], spec: TurnSpec) -> ChatCompl
             for entry in entries:
                 for part in fold.feed_entry(entry):
                     accumulator.add_part(part)
-        if (error := _failure_of(fold)) is not None:
+        if (error := from_response(fold.terminal)) is not None:
             raise error
         folds.append(fold)
         accumulators.append(accumulator)
@@ -99,81 +133,8 @@ async def fold_completion(logs: Sequence[EventLog], spec: TurnSpec) -> ChatCompl
     )
 
 
-class _ChunkBuilder:
-    """Wraps deltas in chunks that all carry the same id, time and model."""
-
-    def __init__(self, log: EventLog, spec: TurnSpec) -> None:
-        self._id = chat_id(log.id, spec.chat.request_id)
-        self._created, self._model, self._spec = int(log.base_response.created_at), log.base_response.model, spec
-        self._shows_prompt = spec.chat.token_ids
-        self._num_prompt = 0
-        self._num_generated: dict[int, int] = {}
-
-    def encode_choice(self, index: int, fold: ChoiceFold, entries: list[LogEntry]) -> list[bytes]:
-        """Returns the frames of one choice's events; the finish reason follows the last event."""
-        encoded = []
-        for entry in entries:
-            self._count_tokens(index, entry)
-            encoded += [self.encode_part(part, fold.prompt) for part in fold.feed_entry(entry)]
-        return encoded
-
-    def _count_tokens(self, index: int, entry: LogEntry) -> None:
-        """Counts the tokens of a step, so that every chunk can report the usage so far."""
-        detail = entry.detail
-        if self._spec.continuous_usage and detail is not None:
-            self._num_prompt = max(self._num_prompt, detail.input_tokens)
-            self._num_generated[index] = self._num_generated.get(index, 0) + len(detail.tokens)
-
-    def encode_part(self, part: ChunkChoice, prompt: PromptDetail | None = None) -> bytes:
-        """Returns the frame of one part. The first one with a prompt has its token ids, if they were requested."""
-        token_ids: tuple[int, ...] | UnsetType = UNSET
-        if self._shows_prompt and prompt is not None:
-            token_ids, self._shows_prompt = prompt.tokens, False
-        chunk = ChatChunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=(part,),
-            usage=self._running_usage() if self._spec.include_usage else UNSET,
-            prompt_token_ids=token_ids,
-        )
-        data = _encode_json(chunk)
-        return sse.frame_data(add_obfuscation(data) if self._spec.obfuscate else data)
-
-    def usage_frame(self, folds: list[ChoiceFold]) -> bytes:
-        """Returns the last chunk, which has no choices; empty if the usage was not requested."""
-        if not self._spec.include_usage:
-            return b""
-        chunk = ChatChunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=(),
-            usage=_total_usage(folds),
-        )
-        return sse.frame_data(_encode_json(chunk))
-
-    def _running_usage(self) -> ChatUsage | None:
-        """Returns the usage so far if each chunk reports it; otherwise null."""
-        if not self._spec.continuous_usage:
-            return None
-        generated = sum(self._num_generated.values())
-        counts = Usage(
-            input_tokens=self._num_prompt, output_tokens=generated, total_tokens=self._num_prompt + generated
-        )
-        return chat_usage([counts])
-
-
 def _total_usage(folds: Sequence[ChoiceFold]) -> ChatUsage | None:
     return chat_usage([fold.terminal.usage for fold in folds if fold.terminal and fold.terminal.usage])
-
-
-def _failure_of(fold: ChoiceFold) -> ApiError | None:
-    response = fold.terminal
-    if response is None or response.status != "failed":
-        return None
-    error = response.error or ResponseError(code="server_error", message="The response failed.")
-    return ApiError(500, error.code, error.message)
 
 
 def chat_id(log_id: str, request_id: str = "") -> str:

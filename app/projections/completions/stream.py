@@ -8,54 +8,42 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.base.errors import from_response
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.reply_form import CompletionOptions
+from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.schema import ChatUsage
 from antiphon.app.projections.completions.fold import CompletionFold, join_parts
 from antiphon.app.projections.completions.schema import CompletionChoice, TextCompletion, completion_usage
 from antiphon.app.projections.obfuscation import add_obfuscation
 from antiphon.events import sse
-from antiphon.events.response import ResponseError
 
 _encode_json = msgspec.json.Encoder().encode
 
 
-class CompletionStream:
+class CompletionStream(StreamEncoder):
     """Encoder of a chunk stream. The last frames are the usage, if requested, or an error, and `[DONE]`."""
-
-    start = 0
 
     def __init__(self, logs: Sequence[EventLog], options: CompletionOptions) -> None:
         self.logs = logs
         self._options = options
         self._folds = [CompletionFold(index, options) for index in range(len(logs))]
-        self._failed: ApiError | None = None
-
-    @property
-    def finished(self) -> bool:
-        """True if a choice has failed, which ends the others, too."""
-        return self._failed is not None
-
-    def initial(self) -> bytes:
-        """Returns no bytes: the stream starts with the first text."""
-        return b""
 
     def encode(self, index: int, entries: list[LogEntry]) -> bytes:
         """Returns the chunks of one choice's events; the last of them has the finish reason."""
         fold, frames = self._folds[index], []
         for entry in entries:
             part = fold.feed_event(entry.event, entry.detail)
-            self._failed = self._failed or _failure_of(fold)
-            if part is not None and self._failed is None:
+            self.failure = self.failure or from_response(fold.terminal)
+            if part is not None and self.failure is None:
                 frames.append(self._encode_chunk((part,), self._usage_so_far()))
         return b"".join(frames)
 
     def final(self) -> bytes:
         """Returns the usage, or the error that ended the stream, followed by `[DONE]`."""
-        if self._failed is not None:
-            return sse.frame_data(self._failed.encoded_body) + sse.DONE_FRAME
+        if self.failure is not None:
+            return sse.frame_data(self.failure.encoded_body) + sse.DONE_FRAME
         usage = self._encode_chunk((), self._total_usage()) if self._options.include_usage else b""
         return usage + sse.DONE_FRAME
 
@@ -82,7 +70,7 @@ async def final_text_completion(logs: Sequence[EventLog], options: CompletionOpt
             for entry in entries:
                 if (part := fold.feed_event(entry.event, entry.detail)) is not None:
                     parts[-1].append(part)
-        if (error := _failure_of(fold)) is not None:
+        if (error := from_response(fold.terminal)) is not None:
             raise error
     chosen = [
         number for first in range(0, len(logs), options.best_of) for number in _choose_best(folds, first, options)
@@ -112,11 +100,3 @@ def _build_reply(
         choices=choices,
         usage=usage,
     )
-
-
-def _failure_of(fold: CompletionFold) -> ApiError | None:
-    response = fold.terminal
-    if response is None or response.status != "failed":
-        return None
-    error = response.error or ResponseError(code="server_error", message="The response failed.")
-    return ApiError(500, error.code, error.message)

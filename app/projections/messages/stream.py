@@ -1,40 +1,28 @@
 """Encodes a response's log as an Anthropic message: as a stream of events, or in one piece."""
 
-from collections.abc import Sequence
-
 import msgspec
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.base.errors import from_response
 from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.projections.messages.fold import MessageAccumulator, MessagesFold, failure_of
+from antiphon.app.http.stream_writer import StreamEncoder
+from antiphon.app.projections.messages.fold import MessageAccumulator, MessagesFold
 from antiphon.app.projections.messages.schema import AnyMessageEvent, MessageEvent
 from antiphon.events import sse
 
 _encode_json = msgspec.json.Encoder().encode
 
 
-class MessagesStream:
+class MessagesStream(StreamEncoder):
     """Encoder of a message's stream. It has no last frame of its own: `message_stop` or `error` is the last."""
 
-    start = 0
-    finished = False
-
     def __init__(self, log: EventLog, *, show_thinking: bool = True) -> None:
-        self.logs: Sequence[EventLog] = (log,)
+        self.logs = (log,)
         self._fold = MessagesFold(show_thinking=show_thinking)
-
-    def initial(self) -> bytes:
-        """Returns no bytes: the stream starts when the engine has admitted the request."""
-        return b""
 
     def encode(self, _: int, entries: list[LogEntry]) -> bytes:
         """Returns the frames of events."""
         feed = self._fold.feed_event
         return b"".join([frame_message_event(event) for entry in entries for event in feed(entry.event, entry.detail)])
-
-    def final(self) -> bytes:
-        """Returns no bytes."""
-        return b""
 
 
 def frame_message_event(event: AnyMessageEvent) -> bytes:
@@ -49,9 +37,8 @@ async def final_message(log: EventLog, *, show_thinking: bool = True) -> bytes:
         for entry in entries:
             for event in fold.feed_event(entry.event, entry.detail):
                 accumulator.add_event(event)
-    if fold.terminal is not None and fold.terminal.status == "failed":
-        error = failure_of(fold.terminal)
-        raise ApiError(500, error.code, error.message)
+    if (error := from_response(fold.terminal)) is not None:
+        raise error
     return _encode_json(accumulator.message)
 
 

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.http import stream_writer
-from antiphon.app.http.stream_writer import PING_INTERVAL_S, pump
+from antiphon.app.http.stream_writer import PING_INTERVAL_S, StreamEncoder, pump
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.state.segments import Say
@@ -17,19 +18,18 @@ from tests.snapshots.run_case import RecordingStreamWriter
 from tests.state.machine_helpers import INITIAL_RESPONSE, create_machine
 
 
-class NumberEncoder:
-    """Encodes the sequence numbers of the entries of its logs. It is finished at the first number above `last`."""
-
-    start = 0
+class NumberEncoder(StreamEncoder):
+    """Encodes the sequence numbers of the entries of its logs. It fails at the first number above `last`."""
 
     def __init__(self, *logs: EventLog, last: int = 1 << 30) -> None:
-        self.logs, self._last, self.finished = logs, last, False
+        self.logs, self._last = logs, last
 
     def initial(self) -> bytes:
         return b"head"
 
     def encode(self, number: int, entries: list[LogEntry]) -> bytes:
-        self.finished = entries[-1].event.sequence_number > self._last
+        if entries[-1].event.sequence_number > self._last:
+            self.failure = ApiError(500, None, "")
         numbers = ",".join(str(entry.event.sequence_number) for entry in entries)
         return f" {number}:{numbers}".encode()
 

@@ -60,17 +60,17 @@ def texts_of(chunks: Sequence[dict[str, Any]]) -> list[str]:
 def test_failure_of_a_choice_ends_the_stream(*, has_error: bool, message: str) -> None:
     failed, whole = make_log("f", say("a", end="fail"), has_error=has_error), make_log("w", say("b"))
     stream, chunks = stream_logs(failed, whole, include_usage=True)
-    assert stream.finished and texts_of(chunks) == ["a"], "nothing follows a failure"
+    assert stream.failure and texts_of(chunks) == ["a"], "nothing follows a failure"
     assert chunks[-1]["error"]["message"] == message and len(chunks) == 2
     stream, chunks = stream_logs(whole, failed)
-    assert stream.finished and texts_of(chunks) == ["b", "", "a"] and "error" in chunks[-1]
+    assert stream.failure and texts_of(chunks) == ["b", "", "a"] and "error" in chunks[-1]
     stream, chunks = stream_logs(failed, make_log("g", say("c", end="fail")))
     assert chunks[-1]["error"]["message"] == message, "the first failure is reported"
 
 
 def test_stream_without_a_failure_goes_on() -> None:
     stream, chunks = stream_logs(make_log("a", say("a")), make_log("b", say("b")))
-    assert not stream.finished and texts_of(chunks) == ["a", "", "b", ""]
+    assert not stream.failure and texts_of(chunks) == ["a", "", "b", ""]
     assert all("usage" not in chunk for chunk in chunks)
 
 
