@@ -38,7 +38,7 @@ async def list_responses_after_a_sweep(path: Path, names: tuple[str, ...], **set
     store = open_store(Settings(store_file=path, **settings))
     await store.close()
     database = SqliteDatabase(open_connection(path))
-    left = [name for name in names if database.load_log("me", f"resp_{name}")]
+    left = [name for name in names if database.find_log("me", f"resp_{name}")]
     database.close()
     return left
 

@@ -183,7 +183,7 @@ async def test_live_writer_keeps_its_response_until_another_takes_over(place: St
         database.commit()
         log.append_step(make_steps()[2])
         await asyncio.wait_for(log.wait_published(), HANG_TIMEOUT_S)
-        assert log.listener is None, "the writer drops it, and its readers do not wait for ever"
+        assert log.on_append is None, "the writer drops it, and its readers do not wait for ever"
         assert database.find_writer("resp_a") == "other" and len(database.load_entries("resp_a")) < len(log.entries)
         database.close()
 
@@ -211,7 +211,7 @@ async def test_database_error_does_not_end_the_writer_thread(
             await asyncio.sleep(0.2)
         second = add_log(store, "b", background=True)
         await asyncio.wait_for(second.wait_finished(), HANG_TIMEOUT_S)
-        assert store._database.load_log("me", "resp_b") is not None
+        assert store._database.find_log("me", "resp_b") is not None
 
 
 def raise_error(*_: object) -> None:
@@ -223,12 +223,12 @@ async def test_old_and_excess_responses_are_deleted_and_running_ones_stay(place:
         add_log(store, "old", created=5)
         add_log(store, "running", count=2, created=6)
         await add_log(store, "new").wait_published()
-        assert await becomes_true(lambda: store._database.load_log("me", "resp_old") is None)
-        assert store._database.load_log("me", "resp_running") and store._database.load_log("me", "resp_new")
+        assert await becomes_true(lambda: store._database.find_log("me", "resp_old") is None)
+        assert store._database.find_log("me", "resp_running") and store._database.find_log("me", "resp_new")
     async with place.open(
         timings=StoreTimings(heartbeat_s=0.05, sweep_interval_s=0.05, retention_s=1e10), max_bytes=1
     ) as store:
-        assert await becomes_true(lambda: store._database.load_log("me", "resp_new") is None)
+        assert await becomes_true(lambda: store._database.find_log("me", "resp_new") is None)
 
 
 async def test_full_store_deletes_the_oldest_responses_until_the_rest_fits(place: StorePlace) -> None:
@@ -244,7 +244,7 @@ async def test_full_store_deletes_the_oldest_responses_until_the_rest_fits(place
         database.begin(sync=False)
         database.delete_expired(0, max_bytes)
         database.commit()
-        return [name for name in names if database.load_log("me", f"resp_{name}")]
+        return [name for name in names if database.find_log("me", f"resp_{name}")]
 
     assert delete_down_to(sum(sizes)) == names, "a store that is exactly full keeps everything"
     assert delete_down_to(sum(sizes) - 1) == names[1:], "one byte too many costs one response"

@@ -150,7 +150,7 @@ async def test_transaction_of_many_streams_has_few_statements(path: Path) -> Non
     connection.set_trace_callback(None)
     assert len(statements) < 80
     for log in logs:
-        found = database.load_log("me", log.id)
+        found = database.find_log("me", log.id)
         assert found is not None and [entry.data for entry in found[0].entries] == [entry.data for entry in log.entries]
         assert found[1] is None and found[0].input_items == log.input_items
         assert log.id in database.turns.find_holders("me", log.input_items[0].id or "")
