@@ -59,7 +59,7 @@ class ChoiceReply:
             return None
         chunk = engine_message("GenerateStreamChunk", token_ids=self._tokens, **self._shared_fields())
         if not self.has_ended:  # the last message repeats them
-            self.forget_tokens()
+            self._tokens, self._logprobs, self._prompt = [], [], None
         return engine_message("GenerateResponse", chunk=chunk)
 
     def build_complete(self) -> Any:
@@ -72,10 +72,6 @@ class ChoiceReply:
             "GenerateComplete", output_ids=self._tokens, finish_reason=_finish_reason(response), **fields
         )
         return engine_message("GenerateResponse", complete=complete)
-
-    def forget_tokens(self) -> None:
-        """Forgets the tokens that were sent."""
-        self._tokens, self._logprobs, self._prompt = [], [], None
 
     def _read_usage(self, response: Response) -> None:
         if response.usage is not None:

@@ -34,7 +34,7 @@ from antiphon.app.grpc.statuses import (
     time_limit,
     write_message,
 )
-from antiphon.app.grpc.tokenizer_bundle import read_tokenizer_bundle, split_bundle
+from antiphon.app.grpc.tokenizer_bundle import build_tokenizer_bundle, split_bundle
 from antiphon.app.http.headers import choose_request_id
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.model_registry import ServedModel
@@ -149,7 +149,7 @@ class EngineService:
             with hold_time_limit(limit := time_limit(context)):
                 await self._start_turns(call, parsed, owner, limit)
                 with count_readers(self._context, call.logs):
-                    await send_metadata(context, (), self._stall_timeout_s)
+                    await send_metadata(context, self._stall_timeout_s)
                     async for message in _read_replies(call, parsed, stream=request.stream):
                         await write_message(context, message.SerializeToString(), self._stall_timeout_s)
         finally:
@@ -242,8 +242,8 @@ class EngineService:
         if folder is None:
             raise not_found("This model has no tokenizer files.")
         part_class = message_class("GetTokenizerChunk", COMMON_PACKAGE)
-        parts = split_bundle(await read_tokenizer_bundle(folder))
-        await send_metadata(context, (), self._stall_timeout_s)
+        parts = split_bundle(await asyncio.to_thread(build_tokenizer_bundle, folder))
+        await send_metadata(context, self._stall_timeout_s)
         for data, digest in parts:
             part: Any = part_class()
             part.data, part.sha256 = data, digest

@@ -57,13 +57,13 @@ class CallLostError(Exception):
     """The client has left, or reads nothing."""
 
 
-async def send_metadata(context: CallContext, metadata: Metadata, stall_timeout_s: float) -> None:
-    """Sends the initial metadata. Raises `CallLostError`.
+async def send_metadata(context: CallContext, stall_timeout_s: float) -> None:
+    """Sends the initial metadata, which are none. Raises `CallLostError`.
 
     Call it before the first message: gRPC would send the metadata together with that message and, if it cannot be
     written, once more with the status. A call with two initial metadata never ends for its client.
     """
-    await _send_in_time(context.send_initial_metadata(metadata), stall_timeout_s)
+    await _send_in_time(context.send_initial_metadata(()), stall_timeout_s)
 
 
 async def write_message(context: CallContext, data: bytes, stall_timeout_s: float) -> None:

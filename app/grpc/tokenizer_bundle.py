@@ -1,6 +1,5 @@
 """The files of a model's tokenizer and chat template as a zip file, which routers fetch from their workers."""
 
-import asyncio
 import hashlib
 import io
 import zipfile
@@ -25,9 +24,15 @@ PART_BYTES = 64 * 1024
 """Size of the parts that a bundle is sent in."""
 
 
-async def read_tokenizer_bundle(folder: Path) -> bytes:
-    """Returns the zip file of a model's folder. It is built in a thread, once."""
-    return await asyncio.to_thread(_build_bundle, folder)
+@cache
+def build_tokenizer_bundle(folder: Path) -> bytes:
+    """Returns the zip file of a model's folder."""
+    files = {file for pattern in BUNDLE_PATTERNS for file in folder.glob(pattern) if file.is_file()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(files):
+            archive.write(file, file.name)
+    return buffer.getvalue()
 
 
 def split_bundle(bundle: bytes) -> Iterator[tuple[bytes, str]]:
@@ -35,13 +40,3 @@ def split_bundle(bundle: bytes) -> Iterator[tuple[bytes, str]]:
     for start in range(0, len(bundle), PART_BYTES):
         end = start + PART_BYTES
         yield bundle[start:end], hashlib.sha256(bundle).hexdigest() if end >= len(bundle) else ""
-
-
-@cache
-def _build_bundle(folder: Path) -> bytes:
-    files = {file for pattern in BUNDLE_PATTERNS for file in folder.glob(pattern) if file.is_file()}
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(files):
-            archive.write(file, file.name)
-    return buffer.getvalue()

@@ -1,7 +1,6 @@
 """State of a served model: whether it is loaded, and its properties."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
@@ -39,11 +38,6 @@ def read_residence(engine: Engine) -> str:
     return "loaded" if engine.unready_reason() is None else "loading"
 
 
-@asynccontextmanager
-async def keep_loaded(engine: Engine) -> AsyncIterator[None]:
+def keep_loaded(engine: Engine) -> AbstractAsyncContextManager[None]:
     """Loads an engine that is loaded on demand, and keeps it loaded during the block. Raises `EngineError`."""
-    if isinstance(engine, OnDemandEngine):
-        async with engine.keep_loaded():
-            yield
-    else:
-        yield
+    return engine.keep_loaded() if isinstance(engine, OnDemandEngine) else nullcontext()

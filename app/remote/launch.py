@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from antiphon.app.models.options import default_name
 from antiphon.app.serve_options import ServeError, ServeOptions
@@ -23,14 +24,6 @@ from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 
-KINDS: dict[str, EngineKind | None] = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "llama.cpp": "llama.cpp",
-    "trtllm": "trtllm",
-    "remote": None,
-}
-"""Kind of server by the value of `--engine`; None: found out."""
 MAX_SOCKET_FOLDER_BYTES = 64
 """Length of a path up to which a folder and a socket in it stay below 104 bytes, the least limit of any system."""
 SHORT_TEMPORARY_FOLDER = "/tmp"  # noqa: S108  # `mkdtemp` creates a private folder in it
@@ -71,7 +64,7 @@ async def create_remote_engine(
     )
     remote_options = RemoteOptions(
         endpoints=endpoints,
-        kind=KINDS[options.engine],
+        kind=None if options.engine == "remote" else cast("EngineKind", options.engine),
         model=remote.model,
         surface=remote.surface,
         affinity_header=remote.affinity_header,

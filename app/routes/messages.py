@@ -37,14 +37,14 @@ async def create_message(request: AnyRequest) -> Response[Any]:
 async def count_message_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of tokens in the prompt of a request. Nothing is generated."""
     parsed = await _read_request(request, count_only=True)
-    counting = server_context(request).turn_manager.count_prompt_tokens(
+    rendering = server_context(request).turn_manager.render_prompt_tokens(
         parsed.model, parsed.spec, request_owner(request)
     )
     try:
-        count = await cancel_on_disconnect(request, counting)
+        tokens = await cancel_on_disconnect(request, rendering)
     except ApiError as error:
         raise _with_messages_param(error) from None
-    return json_reply(msgspec.json.encode({"input_tokens": count}))
+    return json_reply(msgspec.json.encode({"input_tokens": len(tokens)}))
 
 
 async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest:

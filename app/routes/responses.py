@@ -40,11 +40,11 @@ async def create_response(request: AnyRequest) -> Response[Any]:
 async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of input tokens of a Responses request. Nothing is generated or stored."""
     parsed = await _read_request(request, generates=False)
-    count = await cancel_on_disconnect(
+    tokens = await cancel_on_disconnect(
         request,
-        server_context(request).turn_manager.count_prompt_tokens(parsed.model, parsed.spec, request_owner(request)),
+        server_context(request).turn_manager.render_prompt_tokens(parsed.model, parsed.spec, request_owner(request)),
     )
-    return json_reply(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": count}))
+    return json_reply(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": len(tokens)}))
 
 
 @get("/v1/responses/{response_id:str}", before_request=prepare_read)

@@ -17,7 +17,6 @@ import structlog
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
@@ -71,7 +70,7 @@ class _WebSocketSession:
 
     def __init__(self, context: ServerContext, owner: str, send: AsgiSend) -> None:
         self._context, self._send = context, send
-        self._history = _ConnectionHistory()
+        self._last = _LastResponse()
         self._owner = owner
         self._running: asyncio.Task[None] | None = None
         self._interruptions = 0
@@ -128,11 +127,12 @@ class _WebSocketSession:
         await wait_for_engine(context, body)
 
         def read(stored: StoredHistory) -> ParsedRequest:
-            return read_responses_request(body, context.models, self._history.extend(stored), context.settings)
+            history = _ExtendedHistory(stored, self._last)
+            return read_responses_request(body, context.models, history, context.settings)
 
         parsed = await read_with_history(context, self._owner, body, body_bytes, read)
         spec = as_prefill(parsed.spec) if is_prefill else parsed.spec
-        if spec.base_response.store and self._history.continues_unstored_response(body):
+        if spec.base_response.store and self._last.is_continued_by(body) and not self._last.stored:
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
         log = await context.turn_manager.start_turn(parsed.model, spec, self._owner)
@@ -140,7 +140,10 @@ class _WebSocketSession:
             async for entries in log.follow_entries():
                 for entry in entries:
                     await self._send_text(encode_entry(entry, spec.obfuscate).decode())
-        self._history.remember_response(log, (*parsed.earlier_items, *spec.input_items))
+        response, earlier = log.response, (*parsed.earlier_items, *spec.input_items)
+        if response.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
+            items = (*earlier, *output_as_input(response.output))
+            self._last = _LastResponse(response.id, log.base_response.store, items)
 
     async def _refuse_overlap(self) -> None:
         """Rejects a request that arrives during a response. After `MAX_INTERRUPTIONS`, closes the connection."""
@@ -171,11 +174,15 @@ class _WebSocketSession:
 
 
 class _LastResponse(Struct, frozen=True):
-    """The latest response of a connection, and all items of the conversation up to its end."""
+    """The latest response of a connection, stored or not, and all items of the conversation up to its end."""
 
     response_id: str = ""
     stored: bool = False
     items: tuple[AnyInput, ...] = ()
+
+    def is_continued_by(self, body: Mapping[str, Any]) -> bool:
+        """Tells whether a request continues this response."""
+        return self.response_id != "" and body.get("previous_response_id") == self.response_id
 
 
 class _ExtendedHistory:
@@ -191,38 +198,12 @@ class _ExtendedHistory:
         return self._items.get(item_id) or self._stored_history.find_item(item_id)
 
     def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-        is_latest = body.get("previous_response_id") == self._last.response_id and self._last.response_id
-        return after_compaction(self._last.items) if is_latest else self._stored_history.items_before_input(body)
+        if self._last.is_continued_by(body):
+            return after_compaction(self._last.items)
+        return self._stored_history.items_before_input(body)
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
         return self._stored_history.decrypt(item)
-
-
-class _ConnectionHistory:
-    """The latest response of one connection, stored or not."""
-
-    def __init__(self) -> None:
-        self._last = _LastResponse()
-
-    def extend(self, stored_history: History) -> _ExtendedHistory:
-        """Returns the history of a request."""
-        return _ExtendedHistory(stored_history, self._last)
-
-    def continues_unstored_response(self, body: Mapping[str, Any]) -> bool:
-        """Tells whether a request continues a response that only this connection remembers."""
-        return (
-            body.get("previous_response_id") == self._last.response_id
-            and not self._last.stored
-            and self._last.response_id != ""
-        )
-
-    def remember_response(self, log: EventLog, items: tuple[AnyInput, ...]) -> None:
-        """Remembers a response that has ended. One that failed or was cancelled does not replace the latest one."""
-        response = log.response
-        if response.status in ("completed", "incomplete"):
-            self._last = _LastResponse(
-                response.id, log.base_response.store, (*items, *output_as_input(response.output))
-            )
 
 
 def _read_frame(frame: dict[str, Any]) -> dict[str, Any]:

@@ -55,10 +55,6 @@ class GrammarChecker:
                 self._faults.popitem(last=False)
         return fault
 
-    def stop_worker(self) -> None:
-        """Kills the process. The next check starts another."""
-        self.process.stop()
-
     def _check(self, request: CheckRequest) -> str:
         reply = self.process.exchange(msgspec.msgpack.encode(request))
         return TOO_COMPLEX if reply is None else reply.decode("utf-8")
@@ -93,4 +89,4 @@ def _exceeded_bound(kind: GrammarKind, source: str) -> str:
 
 GRAMMAR_CHECKER = GrammarChecker()
 """The checker of this process. A check depends on the grammar alone, so all servers of a process share one."""
-atexit.register(GRAMMAR_CHECKER.stop_worker)
+atexit.register(GRAMMAR_CHECKER.process.stop)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 
 from antiphon.app.sandbox.messages import RenderReply, RenderRequest
-from antiphon.app.sandbox.worker import Handle, run_worker
+from antiphon.app.sandbox.worker import run_worker
 from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
 from antiphon.harmony.rendered_prompt import RenderError
 
@@ -42,9 +42,5 @@ def _handle(message: bytes) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(reply, cpu_s=time.thread_time() - started))
 
 
-def _prepare() -> Handle:
-    return _handle
-
-
 if __name__ == "__main__":
-    run_worker(_prepare)
+    run_worker(lambda: _handle)

@@ -56,21 +56,18 @@ class StoreChange:
         self._apply, self.done = apply, done
         self.result: object = None
         self._lock = threading.Lock()
-        self._is_given_up = self._is_committing = False
+        self._is_committing = False
+        self.is_given_up = False
+        """True if the change must not be made any more."""
 
     def apply(self, database: Database) -> None:
         """Runs the statements in the current transaction, which may be repeated after a failure."""
         self.result = self._apply(database)
 
-    @property
-    def is_given_up(self) -> bool:
-        """True if the change must not be made any more."""
-        return self._is_given_up
-
     def begin_commit(self) -> bool:
         """Returns False if the change was given up; else it cannot be given up from now on."""
         with self._lock:
-            self._is_committing = not self._is_given_up
+            self._is_committing = not self.is_given_up
             return self._is_committing
 
     def end_commit(self) -> None:
@@ -81,8 +78,8 @@ class StoreChange:
     def give_up(self) -> bool:
         """Prevents the change. Returns False if it is too late, because the transaction is being committed."""
         with self._lock:
-            self._is_given_up = not self._is_committing
-            return self._is_given_up
+            self.is_given_up = not self._is_committing
+            return self.is_given_up
 
     async def wait_done(self) -> Any:
         """Waits until the change is durable and returns its result. Raises `ApiError` 503 after `MAX_CHANGE_WAIT_S`.

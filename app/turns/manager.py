@@ -197,10 +197,6 @@ class TurnManager:
         for task in waiting:
             task.cancel()
 
-    async def count_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> int:
-        """Returns the number of tokens in a turn's prompt. Raises `ApiError`."""
-        return len(await self.render_prompt_tokens(model, spec, owner))
-
     async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
         """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
         return (await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt.tokens

@@ -64,12 +64,8 @@ class Turn:
         self._first_token_at: float | None = None
         self._admitted = False
         self._work: asyncio.Task[None] | None = None
-        self._task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
-
-    @property
-    def task(self) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
         """Task that runs the turn. It never raises."""
-        return self._task
 
     @property
     def elapsed(self) -> float:
@@ -83,12 +79,12 @@ class Turn:
 
     def cancel_turn(self) -> None:
         """Ends the turn as cancelled, unless it has ended."""
-        self._task.cancel()
+        self.task.cancel()
 
     def fail_for_shutdown(self) -> None:
         """Ends the turn as failed because the server shuts down: agents retry a failed request."""
         self._ending = lambda: self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE)
-        self._task.cancel()
+        self.task.cancel()
 
     async def _run_turn(self) -> None:
         keepalive = asyncio.create_task(self._send_keepalive(), name=f"keepalive-{self.log.id}")

@@ -36,7 +36,7 @@ CRASHES: list[tuple[GrammarKind, str]] = [
 def checker() -> Iterator[GrammarChecker]:
     checker = GrammarChecker()
     yield checker
-    checker.stop_worker()
+    checker.process.stop()
 
 
 async def test_valid_grammars_have_no_fault(checker: GrammarChecker) -> None:
@@ -94,7 +94,7 @@ async def test_worker_killed_from_outside_is_started_again(checker: GrammarCheck
 
 async def test_results_are_cached(checker: GrammarChecker) -> None:
     await checker.find_fault("lark", 'start: "a"')
-    checker.stop_worker()
+    checker.process.stop()
     assert await checker.find_fault("lark", 'start: "a"') == ""
     assert checker.process.pid is None
 

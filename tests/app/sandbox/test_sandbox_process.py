@@ -154,7 +154,7 @@ def test_proof_passes_quietly() -> None:
     checker = GrammarChecker()
     with structlog.testing.capture_logs() as logs:
         report.prove_sandbox(checker)
-    checker.stop_worker()
+    checker.process.stop()
     assert logs == []
 
 
@@ -200,7 +200,7 @@ def test_proof_tells_that_templates_cannot_be_rendered(monkeypatch: pytest.Monke
     sandboxed_template.TEMPLATE_PROCESS.stop()
     with structlog.testing.capture_logs() as logs:
         report.prove_sandbox(checker, with_templates=True)
-    checker.stop_worker()
+    checker.process.stop()
     assert len(logs) == 1 and "No module named nowhere" in logs[0]["event"] and "template" in logs[0]["event"]
 
 
