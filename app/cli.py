@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from antiphon.app.base.api_keys import ApiKeyError, read_api_keys
+from antiphon.app.base.api_keys import ApiKeyError, load_api_keys
 from antiphon.app.base.settings import Settings
 from antiphon.app.cli_options import ServeCommand, create_parameters, is_from_config_file, pick_fields
 from antiphon.app.remote_options import RemoteServeOptions
@@ -54,7 +54,7 @@ def serve(**flags: Any) -> None:
     if environment_keys is not None and is_from_config_file("api_key_file"):
         key_file = None  # the environment takes precedence
     try:
-        digests = read_api_keys(start.api_keys, key_file, environment_keys)
+        digests = load_api_keys(start.api_keys, key_file, environment_keys)
     except ApiKeyError as error:
         raise ServeError(str(error)) from None
     store_file, store_url = resolve_store(start.store)

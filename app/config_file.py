@@ -23,14 +23,14 @@ class ConfigFileError(ValueError):
     """A configuration file that cannot be used. The message is one line that names the file and the key."""
 
 
-def read_config_file(path: Path, command: click.Command) -> dict[str, tuple[str, Any]]:
+def load_config_file(path: Path, command: click.Command) -> dict[str, tuple[str, Any]]:
     """Returns key and value of each parameter of the command that the file sets. Raises `ConfigFileError`.
 
     Values have the right type; their ranges and choices are checked where the parameters are converted.
     """
     parameters = {_key(parameter): parameter for parameter in command.params if parameter.name != "config"}
     found: dict[str, tuple[str, Any]] = {}
-    for written, value in _parse_file(path).items():
+    for written, value in _load_toml(path).items():
         key = written.replace("_", "-")
         if key in SECRETS:
             raise ConfigFileError(f"{path}: {written}: secrets do not belong into this file; {SECRETS[key]}")
@@ -51,7 +51,7 @@ def read_config_file(path: Path, command: click.Command) -> dict[str, tuple[str,
     return found
 
 
-def _parse_file(path: Path) -> dict[str, Any]:
+def _load_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -35,7 +35,7 @@ def load_ssl_context(settings: Settings) -> ssl.SSLContext | None:
 def _check_certificate(path: Path) -> None:
     source = f"--ssl-certfile {path}"
     try:
-        x509.load_pem_x509_certificates(_read_file(path, source))
+        x509.load_pem_x509_certificates(_load_file(path, source))
     except ValueError as error:
         if isinstance(error, TlsError):
             raise
@@ -44,7 +44,7 @@ def _check_certificate(path: Path) -> None:
 
 def _load_files(context: ssl.SSLContext, certificate: Path, key: Path | None, password: str | None) -> None:
     source = f"--ssl-certfile {certificate}" if key is None else f"--ssl-keyfile {key}"
-    if _PRIVATE_KEY not in _read_file(key or certificate, source):
+    if _PRIVATE_KEY not in _load_file(key or certificate, source):
         remedy = "; give --ssl-keyfile" if key is None else ""
         raise TlsError(f"{source}: contains no private key{remedy}")
     asked = False
@@ -73,7 +73,7 @@ def _describe_failure(error: Exception, *, asked: bool) -> str:
     return f"OpenSSL cannot use the certificate and the key: {reason.lower().replace('_', ' ')}"
 
 
-def _read_file(path: Path, source: str) -> bytes:
+def _load_file(path: Path, source: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

@@ -183,7 +183,7 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
             raise ServeError("--engine-url requires --engine vllm, sglang, llama.cpp, trtllm or remote")
         return await _plan_torch_model(options, on_status, spawn)
     else:
-        template = None if options.chat_template is None else _read_template(options.chat_template)
+        template = None if options.chat_template is None else _load_template(options.chat_template)
         separate_owners = bool(settings.api_key_digests)
         engine, loaded, name = await create_remote_engine(options, template, on_status, separate_owners=separate_owners)
     return _ModelPlan(options=options, name=options.name or name, loaded=loaded, build_engine=lambda _: engine)
@@ -192,7 +192,7 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
 async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: SpawnWorker) -> _ModelPlan:
     """Returns the plan of a model for a worker process, which alone imports torch."""
     folder, name = MODEL_DIR, EMBEDDED_MODEL_NAME
-    template = None if options.chat_template is None else _read_template(options.chat_template)
+    template = None if options.chat_template is None else _load_template(options.chat_template)
     if options.model is not None:
         fetch = partial(fetch_checkpoint, offline=options.offline, revision=options.revision)
         folder = await asyncio.to_thread(fetch, options.model)
@@ -218,7 +218,7 @@ async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: S
     )
 
 
-def _read_template(file: Path) -> str:
+def _load_template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:

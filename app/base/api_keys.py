@@ -12,21 +12,21 @@ class ApiKeyError(ValueError):
     """A key that cannot be used. The message is one line for the operator and does not contain the key."""
 
 
-def read_api_keys(flags: Iterable[str], key_file: Path | None, environment: str | None) -> tuple[bytes, ...]:
+def load_api_keys(flags: Iterable[str], key_file: Path | None, environment: str | None) -> tuple[bytes, ...]:
     """Returns the digests of all keys; empty if no key is required. Raises `ApiKeyError`.
 
     `flags`: values of `--api-key`. `key_file`: one key per line; empty lines and lines that begin with `#` are skipped.
     `environment`: value of `$ANTIPHON_API_KEY`, keys separated by white space. It counts only without flags and file.
     """
-    keys = [_check_key(key, "--api-key") for key in flags]
+    keys = [_require_valid_key(key, "--api-key") for key in flags]
     if key_file is not None:
-        keys += [_check_key(key, str(key_file)) for key in _read_key_file(key_file)]
+        keys += [_require_valid_key(key, str(key_file)) for key in _load_key_file(key_file)]
     if not keys and environment is not None:
         keys += _split_environment(environment)
     return tuple(dict.fromkeys(key_digest(key) for key in keys))
 
 
-def _check_key(key: str, source: str) -> str:
+def _require_valid_key(key: str, source: str) -> str:
     if not key.strip():
         raise ApiKeyError(f"{source}: the API key is empty; any client could send it")
     if not key.isprintable() or any(character.isspace() for character in key):
@@ -34,7 +34,7 @@ def _check_key(key: str, source: str) -> str:
     return key
 
 
-def _read_key_file(path: Path) -> list[str]:
+def _load_key_file(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_KEY_FILE_BYTES).decode("utf-8")
@@ -54,7 +54,7 @@ def _split_environment(value: str) -> list[str]:
     keys = value.split()
     if not keys:
         raise ApiKeyError("ANTIPHON_API_KEY is empty; set a key, or unset the variable to require none")
-    return [_check_key(key, "ANTIPHON_API_KEY") for key in keys]
+    return [_require_valid_key(key, "ANTIPHON_API_KEY") for key in keys]
 
 
 def key_digest(key: str) -> bytes:

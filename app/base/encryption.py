@@ -73,12 +73,12 @@ def open_sealer(path: Path | None) -> Sealer:
     if path is None:
         return Sealer()
     try:
-        return Sealer(_read_or_create_key(path))
+        return Sealer(_load_or_create_key(path))
     except OSError as error:
         raise KeyFileError(f"the key file {path} cannot be used: {error.strerror or error}") from None
 
 
-def _read_or_create_key(path: Path) -> bytes:
+def _load_or_create_key(path: Path) -> bytes:
     """Returns the secret from a file that only its owner may read; creates the file if it is missing.
 
     Several servers may start at the same time: the first to link its draft to `path` provides the secret, and the

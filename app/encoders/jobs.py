@@ -34,7 +34,7 @@ async def run_request(request: EncoderRequest) -> EncoderResult:
         retry = (("retry-after", str(RETRY_AFTER_S)),)
         raise ApiError(503, "engine_unavailable", f"The model is not ready: {reason}.", headers=retry)
     await _check_capacity(engine)
-    inputs = await _read_inputs(request)
+    inputs = await _tokenize_in_thread(request)
     vectors: list[bytes] = [b""] * len(inputs)
     faults: list[Fault] = []
 
@@ -62,7 +62,7 @@ async def _check_capacity(engine: Engine) -> None:
         raise from_engine(error) from None
 
 
-async def _read_inputs(request: EncoderRequest) -> list[EncoderInput]:
+async def _tokenize_in_thread(request: EncoderRequest) -> list[EncoderInput]:
     try:
         return await run_with_cpu_limit(CPU_LIMIT_S, lambda: _tokenize_inputs(request))
     except TimeoutError:

@@ -51,7 +51,7 @@ class ChoiceReply:
                     self._stop = {"matched_token_id": detail.stop_id}
             if isinstance(entry.event, TERMINAL_EVENTS):
                 self._terminal = entry.event.response
-                self._read_usage(entry.event.response)
+                self._add_usage(entry.event.response)
 
     def build_chunk(self) -> Any | None:
         """Returns a message with the tokens read since the last one; None without tokens."""
@@ -73,7 +73,7 @@ class ChoiceReply:
         )
         return engine_message("GenerateResponse", complete=complete)
 
-    def _read_usage(self, response: Response) -> None:
+    def _add_usage(self, response: Response) -> None:
         if response.usage is not None:
             self._counts["prompt_tokens"] = response.usage.input_tokens
             self._counts["cached_tokens"] = response.usage.input_tokens_details.cached_tokens

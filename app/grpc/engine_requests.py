@@ -24,7 +24,7 @@ _FLAGS = ("skip_special_tokens", "ignore_eos", "include_stop_str_in_output")
 _LISTS = ("stop", "stop_token_ids")
 
 
-def parse_message(kind: type[Message], data: bytes) -> Any:
+def decode_message(kind: type[Message], data: bytes) -> Any:
     """Decodes a message, which may have fields that this server does not know. Raises `ApiError` 400."""
     try:
         return kind.FromString(data)
@@ -39,7 +39,7 @@ def completion_body(request: Any, model: ServedModel) -> dict[str, Any]:
             raise unsupported_field(name, "This server takes text only, and moves no KV cache.")
     if request.HasField("data_parallel_rank") and request.data_parallel_rank > 0:
         raise invalid_value("data_parallel_rank", "Invalid 'data_parallel_rank': this server has only rank 0.")
-    prompt = _read_prompt(request)
+    prompt = _convert_prompt(request)
     params = request.sampling_params
     room = model.engine.info.max_model_len - (0 if isinstance(prompt, str) else len(prompt))
     body: dict[str, Any] = {
@@ -63,10 +63,10 @@ def completion_body(request: Any, model: ServedModel) -> dict[str, Any]:
         body["logprobs"] = params.logprobs
     if params.logit_bias:
         body["logit_bias"] = {str(token): _shorten(bias) for token, bias in params.logit_bias.items()}
-    return body | _read_constraint(params)
+    return body | _convert_constraint(params)
 
 
-def _read_prompt(request: Any) -> str | list[int]:
+def _convert_prompt(request: Any) -> str | list[int]:
     kind = request.WhichOneof("input")
     if kind == "text":
         text: str = request.text
@@ -76,7 +76,7 @@ def _read_prompt(request: Any) -> str | list[int]:
     return list(request.tokenized.input_ids)
 
 
-def _read_constraint(params: Any) -> dict[str, Any]:
+def _convert_constraint(params: Any) -> dict[str, Any]:
     kind = params.WhichOneof("constraint")
     if kind is None or (kind == "json_object" and not params.json_object):
         return {}

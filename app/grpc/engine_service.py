@@ -22,7 +22,7 @@ from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import ServerContext
 from antiphon.app.grpc.descriptors import COMMON_PACKAGE, ENGINE_PACKAGE, ENGINE_SERVICE, message_class
 from antiphon.app.grpc.engine_replies import ChoiceReply, engine_message
-from antiphon.app.grpc.engine_requests import completion_body, parse_message
+from antiphon.app.grpc.engine_requests import completion_body, decode_message
 from antiphon.app.grpc.statuses import (
     CLIENT_GONE,
     INTERNAL_ERROR,
@@ -73,7 +73,7 @@ class EngineService:
         self._started_at, self._received_at = time.monotonic(), 0.0
         unary = {
             "Abort": self._abort,
-            "HealthCheck": self._check_health,
+            "HealthCheck": self._report_health,
             "GetModelInfo": self._get_model_info,
             "GetServerInfo": self._get_server_info,
             "GetLoads": self._get_loads,
@@ -99,7 +99,7 @@ class EngineService:
             failure: ApiError | None = CLIENT_GONE  # unless one of the lines below is reached
             try:
                 owner = "" if name in OPEN_METHODS else self._guard.authenticate(headers)
-                reply = await run(parse_message(kind, data), owner, context)
+                reply = await run(decode_message(kind, data), owner, context)
                 failure = None
             except ApiError as error:
                 failure = error
@@ -124,7 +124,7 @@ class EngineService:
         path = f"/{ENGINE_SERVICE}/{name}"
         self._guard.on_request_done(AccessRecord("POST", path, status, seconds, request_id, code))
 
-    async def _read_info(self) -> EngineInfo:
+    async def _get_info(self) -> EngineInfo:
         """Returns the model's properties; loads a model for it that has never been loaded. Raises `ApiError`."""
         engine = self._model.engine
         try:
@@ -186,13 +186,13 @@ class EngineService:
             self._cancel_turns(call)
         return engine_message("AbortResponse")
 
-    async def _check_health(self, *_: Any) -> Any:
+    async def _report_health(self, *_: Any) -> Any:
         reason = unready_reason(self._context, self._model)
         return engine_message("HealthCheckResponse", healthy=reason is None, message=reason or "ready")
 
     async def _get_model_info(self, *_: Any) -> Any:
         model = self._model
-        info = await self._read_info()
+        info = await self._get_info()
         sampling = info.default_sampling
         defaults = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
         return engine_message(
@@ -217,7 +217,7 @@ class EngineService:
             uptime_seconds=time.monotonic() - self._started_at,
             server_type=SERVER_TYPE,
             data_parallel_size=1,
-            model_dtype=(await self._read_info()).dtype,
+            model_dtype=(await self._get_info()).dtype,
             max_num_seqs=stats.max_num_seqs,
             constrained_decoding_start="first_token",
         )

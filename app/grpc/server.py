@@ -106,11 +106,11 @@ def _load_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     if settings.ssl_certfile is None:
         return None
     certificate = settings.ssl_certfile.read_bytes()
-    key = _read_private_key(settings.ssl_keyfile or settings.ssl_certfile, settings.ssl_keyfile_password)
+    key = _load_private_key(settings.ssl_keyfile or settings.ssl_certfile, settings.ssl_keyfile_password)
     return grpc.ssl_server_credentials(((key, certificate),))
 
 
-def _read_private_key(path: Path, password: str | None) -> bytes:
+def _load_private_key(path: Path, password: str | None) -> bytes:
     """Returns the key in a PEM file, not encrypted: gRPC accepts no password."""
     data = path.read_bytes()
     block = data[data.rfind(b"-----BEGIN", 0, data.find(_PEM_KEY)) :]

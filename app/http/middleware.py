@@ -22,7 +22,7 @@ from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope,
 from antiphon.app.http.cors import CorsPolicy, is_preflight
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.malloc_trim import MemoryReleaser
-from antiphon.app.http.request_body import BodyMemory, body_too_large, check_encoding, limit_body
+from antiphon.app.http.request_body import BodyMemory, body_too_large, limit_body, parse_encoding
 from antiphon.app.http.request_state import RequestState, request_state
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
@@ -63,7 +63,7 @@ class RequestGuard:
         self._memory_releaser = MemoryReleaser()
         self._body_memory = body_memory or BodyMemory(settings.max_body_bytes)
         self._any_host = settings.host in WILDCARD_HOSTS
-        self._check_all_cached = lru_cache(MAX_CACHED_HEADS)(self._check_all)
+        self._inspect_head_cached = lru_cache(MAX_CACHED_HEADS)(self._inspect_head)
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Handles one ASGI scope: the lifespan of the server, or a request."""
@@ -82,7 +82,7 @@ class RequestGuard:
             if is_preflight(scope.get("method", ""), headers):
                 await response.send_empty(204, self._cors.preflight_headers(headers))
                 return
-            owner = self._check_access(scope, headers)
+            owner = self._authorize(scope, headers)
             if scope.get("method") in METHODS_WITH_BODY:
                 self._check_capacity(scope["path"])
             state = request_state(scope)
@@ -93,7 +93,7 @@ class RequestGuard:
             body = limit_body(
                 receive,
                 self._settings.max_body_bytes,
-                check_encoding(headers.get("content-encoding", "")),
+                parse_encoding(headers.get("content-encoding", "")),
                 reservation,
             )
             await self._app(_as_get(scope), _count_bytes(body, state), response.send)
@@ -126,7 +126,7 @@ class RequestGuard:
 
         The error is the one of the first check that fails on the head, else `error`.
         """
-        headers, head_error = self._check_all_cached(head)
+        headers, head_error = self._inspect_head_cached(head)
         error = head_error or error
         reply_headers = self._reply_headers(headers)
         self.on_request_done(
@@ -141,12 +141,12 @@ class RequestGuard:
         )
         return shape_error(error, head.scope["path"], _request_id(reply_headers)), reply_headers
 
-    def _check_all(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None]:
+    def _inspect_head(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None]:
         """Returns the decoded headers, and the error of the first check that fails, if any."""
         headers = decode_headers(head.scope)
         try:
             self._check_head(head.scope, headers)
-            self._check_access(head.scope, headers)
+            self._authorize(head.scope, headers)
         except ApiError as error:
             return headers, error
         return headers, None
@@ -164,7 +164,7 @@ class RequestGuard:
         _check_header_limits(scope)
         self._check_host(headers)
 
-    def _check_access(self, scope: AsgiScope, headers: dict[str, str]) -> str:
+    def _authorize(self, scope: AsgiScope, headers: dict[str, str]) -> str:
         """Runs the other checks that do not need the body. Returns the owner; raises `ApiError`."""
         if scope["type"] == "websocket" or headers.get("upgrade", "").lower() == "websocket":
             self._check_websocket(scope, headers)
@@ -225,7 +225,7 @@ class RequestGuard:
         if not _JSON.fullmatch(headers.get("content-type", "").partition(";")[0].strip()):
             message = "The body must be JSON: send it with 'Content-Type: application/json'."
             raise ApiError(415, "unsupported_media_type", message)
-        check_encoding(headers.get("content-encoding", ""))
+        parse_encoding(headers.get("content-encoding", ""))
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._settings.max_body_bytes:
             raise body_too_large(self._settings.max_body_bytes)

@@ -31,7 +31,7 @@ MEMORY_MESSAGE = "The bodies of other requests take too much memory; try again s
 SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 
 
-def check_encoding(header: str) -> str | None:
+def parse_encoding(header: str) -> str | None:
     """Returns the encoding of a body, or None for identity. Raises `ApiError` 415 for other or stacked encodings."""
     name = header.strip().lower().removeprefix("x-")
     if name in ("", "identity"):

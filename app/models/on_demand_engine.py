@@ -56,7 +56,7 @@ class OnDemandEngine(EngineWrapper):
     ) -> None:
         self.inner, self.name, self.memory, self.needed_bytes = inner, name, memory, memory.needed
         self._pool, self._on_demand, self._idle_unload_s = pool, on_demand, idle_unload_s
-        self.residence: LoadState = "unloaded"
+        self.load_state: LoadState = "unloaded"
         self.reserved_bytes = 0
         self.last_use = 0
         """Number of the latest use, from the pool's count."""
@@ -76,7 +76,7 @@ class OnDemandEngine(EngineWrapper):
     @property
     def info(self) -> EngineInfo:
         """Properties of the model. Raises `EngineError` if they are not known before it has been loaded once."""
-        if self.residence == "loaded":
+        if self.load_state == "loaded":
             return self.inner.info
         if self._info is None:
             raise unavailable_error(f"the model {self.name} is not loaded yet")
@@ -85,20 +85,20 @@ class OnDemandEngine(EngineWrapper):
     @property
     def can_leave(self) -> bool:
         """Whether the model is loaded, not in use, and was not in use a moment ago."""
-        return self.residence == "loaded" and self._uses.has_left
+        return self.load_state == "loaded" and self._uses.has_left
 
     def unready_reason(self) -> str | None:
         """Returns the reason why a job would have to wait; None if it would not."""
-        if self.residence == "loaded":
+        if self.load_state == "loaded":
             return self.inner.unready_reason()
-        if self.residence == "loading":
+        if self.load_state == "loading":
             has_room = self._has_room is not None and self._has_room.done()
             return self.inner.unready_reason() or "loading" if has_room else "waiting for memory"
-        return STOPPED_MESSAGE if self.residence == "closed" else "not loaded"
+        return STOPPED_MESSAGE if self.load_state == "closed" else "not loaded"
 
     def blocked_reason(self) -> str | None:
         """Returns the reason why the model is not ready. That a request would have to load it is not one."""
-        if self.residence == "loaded":
+        if self.load_state == "loaded":
             return self.inner.unready_reason()
         return self.unready_reason() if self.is_starting else None
 
@@ -108,7 +108,7 @@ class OnDemandEngine(EngineWrapper):
 
     def stats(self) -> EngineStats:
         """Returns the current counts. Totals include those of earlier loads."""
-        return add_totals(self._past, self.inner.stats()) if self.residence == "loaded" else self._past
+        return add_totals(self._past, self.inner.stats()) if self.load_state == "loaded" else self._past
 
     async def start(self) -> None:
         """Loads the model, unless it waits for its first use or the memory is full. Raises `LoadError`."""
@@ -127,7 +127,7 @@ class OnDemandEngine(EngineWrapper):
 
     async def close(self) -> None:
         """Ends every job in flight and frees all resources. The model is not loaded again."""
-        self.residence = "closed"
+        self.load_state = "closed"
         self._uses.cancel_timers()
         if self._load_task is not None:
             self._load_task.cancel()
@@ -150,9 +150,9 @@ class OnDemandEngine(EngineWrapper):
                 if self.is_starting:
                     await self.inner.wait_ready()  # which has a limit of its own for the start
                 await self._ensure_loaded()
-            elif self.residence != "loaded":
+            elif self.load_state != "loaded":
                 await self._ensure_loaded(until_room=True)
-            if self.residence == "loaded":
+            if self.load_state == "loaded":
                 await self.inner.wait_ready()
 
     @contextlib.asynccontextmanager
@@ -167,7 +167,7 @@ class OnDemandEngine(EngineWrapper):
         loop = asyncio.get_running_loop()
         expires = None if job.deadline is None else loop.time() + job.deadline
         with self._use():
-            if self.residence != "loaded":
+            if self.load_state != "loaded":
                 await self._wait_for_load(job)
                 if expires is not None:
                     job = structs.replace(job, deadline=max(expires - loop.time(), 0.0))
@@ -182,12 +182,12 @@ class OnDemandEngine(EngineWrapper):
 
     async def unload(self, why: str) -> None:
         """Unloads the model if it is not in use. Its properties and counts are kept."""
-        if self.residence == "loaded" and not self._uses.count:
+        if self.load_state == "loaded" and not self._uses.count:
             await asyncio.shield(self._begin_unload(why))
 
     def _begin_unload(self, why: str) -> "asyncio.Task[None]":
         self._info, self._past = self.inner.info, add_totals(self.stats(), EngineStats())
-        self.residence = "unloading"
+        self.load_state = "unloading"
         self._uses.cancel_timers()
         self._unload_task = asyncio.create_task(self._close_inner(why), name=f"unload-{self.name}")
         return self._unload_task
@@ -197,8 +197,8 @@ class OnDemandEngine(EngineWrapper):
             await self.inner.close()
         finally:
             self.reserved_bytes = 0
-            if self.residence == "unloading":
-                self.residence = "unloaded"
+            if self.load_state == "unloading":
+                self.load_state = "unloaded"
                 self.num_unloads += 1
                 _log.info("model unloaded", model=self.name, reason=why)
             self._pool.notify_change()
@@ -211,7 +211,7 @@ class OnDemandEngine(EngineWrapper):
             yield
 
     def _on_idle(self) -> None:
-        if self.residence == "loaded" and not self._uses.count:
+        if self.load_state == "loaded" and not self._uses.count:
             self._begin_unload(f"not used for {self._idle_unload_s:g} s")
 
     # Loading
@@ -239,11 +239,11 @@ class OnDemandEngine(EngineWrapper):
 
         Raises `EngineError`, which does not say more than a client may read.
         """
-        while self.residence == "unloading" and self._unload_task is not None:
+        while self.load_state == "unloading" and self._unload_task is not None:
             await asyncio.shield(self._unload_task)
-        if self.residence == "loaded":
+        if self.load_state == "loaded":
             return
-        if self.residence == "closed":
+        if self.load_state == "closed":
             raise unavailable_error(STOPPED_MESSAGE)
         if self._failure is not None:
             raise self._failure
@@ -264,7 +264,7 @@ class OnDemandEngine(EngineWrapper):
             raise error
 
     def _begin_load(self, *, has_room: bool) -> "asyncio.Task[None]":
-        self.residence = "loading"
+        self.load_state = "loading"
         self._has_room = asyncio.get_running_loop().create_future()
         self._load_task = asyncio.create_task(self._load(has_room=has_room), name=f"load-{self.name}")
         self._load_task.add_done_callback(self._on_load_end)
@@ -288,16 +288,16 @@ class OnDemandEngine(EngineWrapper):
     def _on_load_end(self, task: "asyncio.Task[None]") -> None:
         self._load_task = None
         error = None if task.cancelled() else task.exception()
-        if self.residence != "loading":  # closed meanwhile
+        if self.load_state != "loading":  # closed meanwhile
             return
         if error is None and not task.cancelled():
-            self.residence, self._failure = "loaded", None
+            self.load_state, self._failure = "loaded", None
             self.num_loads += 1
             if not self.is_starting:  # the start reports all models together
                 _log.info("model loaded", model=self.name)
             self._uses.start_timers()
         else:
-            self.residence, self.reserved_bytes = "unloaded", 0
+            self.load_state, self.reserved_bytes = "unloaded", 0
             if isinstance(error, LoadError) and not self.is_starting:
                 self._note_failure(error)
         self._pool.notify_change()

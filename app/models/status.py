@@ -17,7 +17,7 @@ def known_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
 
 def loaded_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
     """Returns what the engine of a model reports; None if the model is not loaded."""
-    is_unloaded = isinstance(model.engine, OnDemandEngine) and model.engine.residence != "loaded"
+    is_unloaded = isinstance(model.engine, OnDemandEngine) and model.engine.load_state != "loaded"
     return None if is_unloaded else known_info(model)
 
 
@@ -31,10 +31,10 @@ def is_starting(engine: Engine) -> bool:
     return isinstance(engine, OnDemandEngine) and engine.is_starting
 
 
-def read_residence(engine: Engine) -> str:
+def shown_load_state(engine: Engine) -> str:
     """Returns "loaded", "loading", "unloaded" or "unloading". An engine that restarts counts as loading."""
-    if isinstance(engine, OnDemandEngine) and engine.residence != "loaded":
-        return engine.residence
+    if isinstance(engine, OnDemandEngine) and engine.load_state != "loaded":
+        return engine.load_state
     return "loaded" if engine.unready_reason() is None else "loading"
 
 

@@ -20,7 +20,7 @@ from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
-from antiphon.app.models.status import read_residence
+from antiphon.app.models.status import shown_load_state
 from antiphon.engine.remote.engine import RemoteEngine
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
@@ -151,7 +151,7 @@ class _EngineCollector(Collector):
         yield from self._collect_replicas()
         loaded = GaugeFamily("antiphon:model_loaded", "1 if the model is loaded.", labels=["model_name"])
         for labels, engine in engines:
-            loaded.add_metric(labels, float(read_residence(engine) == "loaded"))
+            loaded.add_metric(labels, float(shown_load_state(engine) == "loaded"))
         yield loaded
         on_demand = [(labels, engine) for labels, engine in engines if isinstance(engine, OnDemandEngine)]
         yield from _build_families(_LOAD_FAMILIES, ["model_name"], on_demand)

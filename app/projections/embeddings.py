@@ -22,7 +22,7 @@ async def embeddings_body(result: EncoderResult, model: str, *, as_base64: bool)
     """Returns OpenAI's list of embeddings."""
     entries: list[bytes] = []
     for index, vector in enumerate(result.vectors):
-        numbers = base64.b64encode(vector).decode() if as_base64 else read_numbers(vector)
+        numbers = base64.b64encode(vector).decode() if as_base64 else decode_vector(vector)
         entries.append(msgspec.json.encode({"object": "embedding", "index": index, "embedding": numbers}))
         if index % VECTORS_PER_TURN == VECTORS_PER_TURN - 1:
             await asyncio.sleep(0)
@@ -32,7 +32,7 @@ async def embeddings_body(result: EncoderResult, model: str, *, as_base64: bool)
 
 def rerank_body(result: EncoderResult, model: str, request_id: str, texts: Sequence[str] | None, top_n: int) -> bytes:
     """Returns the documents in the order of their scores, at most `top_n` of them; `texts` are added if given."""
-    scores = [read_numbers(vector)[0] for vector in result.vectors]
+    scores = [decode_vector(vector)[0] for vector in result.vectors]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     results: list[dict[str, Any]] = []
     for index in order[: top_n or None]:
@@ -45,13 +45,13 @@ def rerank_body(result: EncoderResult, model: str, request_id: str, texts: Seque
 
 def score_body(result: EncoderResult, model: str, request_id: str) -> bytes:
     """Returns vLLM's list of scores."""
-    scores = [read_numbers(vector)[0] for vector in result.vectors]
+    scores = [decode_vector(vector)[0] for vector in result.vectors]
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     head = {"id": f"score-{request_id}", "object": "list", "created": int(time.time()), "model": model}
     return msgspec.json.encode({**head, "data": data, "usage": _usage(result)})
 
 
-def read_numbers(vector: bytes) -> list[float]:
+def decode_vector(vector: bytes) -> list[float]:
     """Returns the numbers of a vector of little-endian float32."""
     return list(struct.unpack(f"<{len(vector) // 4}f", vector))
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from antiphon.app.model_registry import EncoderModel, ServedModel
-from antiphon.app.models.status import known_info, read_residence
+from antiphon.app.models.status import known_info, shown_load_state
 from antiphon.engine.protocol import Sampling
 
 _OLLAMA_PARAMETERS = {
@@ -24,7 +24,7 @@ def openai_model(name: str, model: ServedModel | EncoderModel) -> dict[str, Any]
     `status` tells whether the model is loaded.
     """
     entry: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
-    entry["status"] = {"value": read_residence(model.engine)}
+    entry["status"] = {"value": shown_load_state(model.engine)}
     if isinstance(model, ServedModel):
         entry |= {"root": model.root or model.names[0], "parent": model.parent}
     context = context_length(model)

@@ -73,7 +73,7 @@ async def create_remote_engine(
         grammar=remote.grammar,
         separate_owners=separate_owners,
     )
-    key, name = _read_key(remote.key_env), options.name or remote.model or default_name(source)
+    key, name = _look_up_key(remote.key_env), options.name or remote.model or default_name(source)
     engine = RemoteEngine(remote_options, model, info, api_key=key, on_status=partial(on_status, name), child=child)
     return engine, loaded, name
 
@@ -109,7 +109,7 @@ def _parse_url(url: str) -> Endpoint:
         raise ServeError(f"--engine-url: {error}") from None
 
 
-def _read_key(variable: str | None) -> str | None:
+def _look_up_key(variable: str | None) -> str | None:
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()

@@ -37,7 +37,7 @@ from antiphon.events.inputs import AnyInput
 async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
     context, body = server_context(request), await _read_body(request, CREATE_CONVERSATION_FIELDS)
-    items = await _read_items(request, body.get("items") or [])
+    items = await _parse_items(request, body.get("items") or [])
     created_at = int(context.turn_manager.current_time())
     conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.get("metadata") or {})
     await context.store.save_conversation(request_owner(request), conversation)
@@ -75,7 +75,7 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, CREATE_ITEMS_FIELDS)
-    items = await _read_items(request, _require_key(body, "items"))
+    items = await _parse_items(request, _require_key(body, "items"))
     await server_context(request).store.add_items(request_owner(request), conversation.id, items)
     return json_reply(encode_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
 
@@ -83,14 +83,14 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
 @get("/v1/conversations/{conversation_id:str}/items", before_request=prepare_read)
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
-    items = await _read_conversation(request, conversation_id)
+    items = await _load_items(request, conversation_id)
     return json_reply(encode_item_page(items, select_page(request.query_params, items)))
 
 
 @get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Returns an item of a conversation."""
-    for item in await _read_conversation(request, conversation_id):
+    for item in await _load_items(request, conversation_id):
         if item.id == item_id:
             return json_reply(msgspec.json.encode(listed_item(item)))
     raise _item_not_found(item_id)
@@ -124,7 +124,7 @@ def _require_key(body: Mapping[str, Any], key: str) -> Any:
     return body[key]
 
 
-async def _read_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
+async def _parse_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
     context = server_context(request)
 
     def read(history: StoredHistory) -> tuple[AnyInput, ...]:
@@ -147,7 +147,7 @@ def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConve
     return conversation
 
 
-async def _read_conversation(request: AnyRequest, conversation_id: str) -> tuple[AnyInput, ...]:
+async def _load_items(request: AnyRequest, conversation_id: str) -> tuple[AnyInput, ...]:
     """Returns the items of a conversation. Raises `ApiError` 404."""
     conversation = _find_conversation(request, conversation_id)
     read = server_context(request).store.history.conversation_reader(request_owner(request), conversation.id)

@@ -36,7 +36,7 @@ async def list_completions(request: AnyRequest) -> Response[Any]:
         missing = query.limit + 1 - len(data)
         batch = store.list_completions(owner, msgspec.structs.replace(query, limit=missing))
         for completion in batch:
-            if (found := await _read_completion(request, completion)) is not None:
+            if (found := await _load_completion(request, completion)) is not None:
                 data.append(found)
             await asyncio.sleep(0)  # a long completion takes a while to read: other requests come between two
         if len(batch) < missing:
@@ -92,13 +92,13 @@ async def _find_completion(request: AnyRequest, sent_id: str) -> tuple[StoredCom
     completion_id = read_completion_id(sent_id)
     store = server_context(request).store
     completion = store.find_completion(request_owner(request), completion_id) if completion_id else None
-    found = await _read_completion(request, completion) if completion is not None else None
+    found = await _load_completion(request, completion) if completion is not None else None
     if completion is None or found is None:
         raise _completion_not_found(sent_id)
     return completion, found
 
 
-async def _read_completion(request: AnyRequest, completion: StoredCompletion) -> dict[str, Any] | None:
+async def _load_completion(request: AnyRequest, completion: StoredCompletion) -> dict[str, Any] | None:
     """Returns the JSON of a completion; None if a choice has failed, whose client got an error, or is unreadable."""
     store, owner = server_context(request).store, request_owner(request)
     logs = [log for choice_id in completion.choice_ids if (log := await store.read_log(owner, choice_id)) is not None]

@@ -107,7 +107,7 @@ class _WebSocketSession:
     async def _handle_request(self, text: str) -> None:
         try:
             data = text.encode()
-            await self._run_turn(_read_frame(await parse_body(data)), len(data))
+            await self._run_turn(_parse_frame(await parse_body(data)), len(data))
         except ApiError as error:
             await self._send_error(error)
         except ClientGoneError:
@@ -206,7 +206,7 @@ class _ExtendedHistory:
         return self._stored_history.decrypt(item)
 
 
-def _read_frame(frame: dict[str, Any]) -> dict[str, Any]:
+def _parse_frame(frame: dict[str, Any]) -> dict[str, Any]:
     """Returns the request body in a `response.create` frame. Raises `ApiError`."""
     if frame.get("type") is None:
         raise missing_field("type")

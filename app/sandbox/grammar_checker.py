@@ -48,14 +48,14 @@ class GrammarChecker:
             if cached is not None:
                 self._faults.move_to_end(request)
                 return cached
-        fault = await asyncio.get_running_loop().run_in_executor(self._executor, self._check, request)
+        fault = await asyncio.get_running_loop().run_in_executor(self._executor, self._ask_worker, request)
         with self._lock:
             self._faults[request] = fault
             if len(self._faults) > MAX_CACHED_CHECKS:
                 self._faults.popitem(last=False)
         return fault
 
-    def _check(self, request: CheckRequest) -> str:
+    def _ask_worker(self, request: CheckRequest) -> str:
         reply = self.process.exchange(msgspec.msgpack.encode(request))
         return TOO_COMPLEX if reply is None else reply.decode("utf-8")
 
@@ -72,7 +72,7 @@ class GrammarChecker:
             self.process.watch_memory()
             if self._survives_probe():
                 raise SandboxError("grammar_worker can take more memory than its limit, and nothing ends it")
-        if fault := self._check(CheckRequest("lark", 'start: "a"')):
+        if fault := self._ask_worker(CheckRequest("lark", 'start: "a"')):
             raise SandboxError(f"grammar_worker refuses a valid grammar: {fault}")
 
 

@@ -31,7 +31,7 @@ async def create_scripted_engine(options: ServeOptions) -> tuple[Engine, LoadedF
     replies, recording = load_script(options.script), load_recording(options.script)
     if recording is None:
         dialect = options.dialect or DEFAULT_DIALECT
-        loaded = _load_bytes(dialect)
+        loaded = _create_bytes_format(dialect)
         info = structs.replace(DEFAULT_INFO, eos_ids=loaded.format.stop_ids[:1])
         name, pause_scale = "scripted", 1.0
     else:
@@ -80,7 +80,7 @@ async def _load_recorded_format(options: ServeOptions, recording: Recording) -> 
     source = options.remote.tokenizer or recording.tokenizer
     dialect = options.dialect or recording.dialect
     if not source:
-        return _load_bytes(dialect)
+        return _create_bytes_format(dialect)
     if source == EMBEDDED_TOKENIZER:
         folder = MODEL_DIR
     else:
@@ -97,5 +97,5 @@ async def _load_recorded_format(options: ServeOptions, recording: Recording) -> 
     return loaded
 
 
-def _load_bytes(dialect: str) -> LoadedFormat:
+def _create_bytes_format(dialect: str) -> LoadedFormat:
     return LoadedFormat(detect.bytes_format(dialect), f"dialect {dialect}: byte vocabulary of the scripted engine")

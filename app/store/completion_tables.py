@@ -75,7 +75,7 @@ class CompletionTables:
         """Returns the owner's completion, if all its choices have ended."""
         query = f"SELECT {_COLUMNS} FROM chat_completions WHERE owner = ? AND id = ? AND {_COMPLETE}"  # noqa: S608
         row = self._connection.execute(query, (owner, completion_id)).fetchone()
-        return None if row is None else self._read_row(row)
+        return None if row is None else self._decode_completion(row)
 
     def list_completions(
         self, owner: str, query: CompletionQuery, excluded: frozenset[str] = frozenset()
@@ -103,7 +103,7 @@ class CompletionTables:
             ORDER BY created {direction}, position {direction} LIMIT ?
         """  # noqa: S608  # every value is a parameter
         rows = self._connection.execute(statement, (*values, query.limit)).fetchall()
-        return [completion for row in rows if (completion := self._read_row(row)) is not None]
+        return [completion for row in rows if (completion := self._decode_completion(row)) is not None]
 
     def load_messages(self, owner: str, completion_id: str) -> ChatMessages:
         """Returns the messages of a completion; none if it does not exist or they cannot be read."""
@@ -119,7 +119,7 @@ class CompletionTables:
         query = "SELECT response FROM chat_choices WHERE completion = ? ORDER BY number"
         return tuple(response_id for (response_id,) in self._connection.execute(query, (completion_id,)))
 
-    def _read_row(self, row: tuple[Any, ...]) -> StoredCompletion | None:
+    def _decode_completion(self, row: tuple[Any, ...]) -> StoredCompletion | None:
         """Returns the completion of a row; None, with a line in the log, if the row was damaged."""
         completion_id, created, model, metadata, form = row
         try:

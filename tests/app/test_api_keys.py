@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from antiphon.app.base.api_keys import ApiKeyError, key_digest, matching_key, read_api_keys
+from antiphon.app.base.api_keys import ApiKeyError, key_digest, load_api_keys, matching_key
 from tests.conftest import StartServer
 
 HELLO = [{"name": "hello", "output": ["Hello."]}]
@@ -17,25 +17,25 @@ HELLO = [{"name": "hello", "output": ["Hello."]}]
 def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# clients\nsk-file\n\n  sk-other  \n", encoding="utf-8")
-    digests = read_api_keys(["sk-flag", "sk-flag"], file, "sk-environment")
+    digests = load_api_keys(["sk-flag", "sk-flag"], file, "sk-environment")
     assert digests == tuple(map(key_digest, ("sk-flag", "sk-file", "sk-other")))
 
 
 def test_environment_holds_keys_separated_by_spaces() -> None:
-    assert read_api_keys([], None, "sk-one  sk-two\n") == (key_digest("sk-one"), key_digest("sk-two"))
-    assert read_api_keys([], None, None) == ()
+    assert load_api_keys([], None, "sk-one  sk-two\n") == (key_digest("sk-one"), key_digest("sk-two"))
+    assert load_api_keys([], None, None) == ()
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t", "a b", "a\x00b", "a\nb", "\u00a0"])
 def test_unusable_key_is_rejected_at_start(key: str) -> None:
     with pytest.raises(ApiKeyError, match="--api-key: the API key"):
-        read_api_keys([key], None, None)
+        load_api_keys([key], None, None)
 
 
 @pytest.mark.parametrize("value", ["", "  ", "sk-one,sk-two", "a\x00b"])
 def test_unusable_environment_is_rejected_at_start(value: str) -> None:
     with pytest.raises(ApiKeyError, match="ANTIPHON_API_KEY"):
-        read_api_keys([], None, value)
+        load_api_keys([], None, value)
 
 
 @pytest.mark.parametrize("content", [b"", b"# only a comment\n", b"\xff\xfe", None])
@@ -44,12 +44,12 @@ def test_unusable_key_file_is_rejected_at_start(content: bytes | None, tmp_path:
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ApiKeyError, match=str(file)):
-        read_api_keys([], file, None)
+        load_api_keys([], file, None)
 
 
 def test_error_does_not_contain_the_key() -> None:
     with pytest.raises(ApiKeyError) as caught:
-        read_api_keys(["sk-private key"], None, None)
+        load_api_keys(["sk-private key"], None, None)
     assert "private" not in str(caught.value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon.app import cli
-from antiphon.app.config_file import read_config_file
+from antiphon.app.config_file import load_config_file
 from antiphon.app.serve_options import check_store_url, resolve_store
 from antiphon.app.store.postgres.store import PostgresStore
 from tests.app.test_deploy import parse_serve
@@ -27,7 +27,7 @@ def test_configuration_file_and_command_line_agree(tmp_path: Path, monkeypatch: 
     (text,) = read_blocks("toml")
     file = tmp_path / "serve.toml"
     file.write_text(text, encoding="utf-8")
-    assert {key for key, _ in read_config_file(file, cli.serve).values()} == tomllib.loads(text).keys()
+    assert {key for key, _ in load_config_file(file, cli.serve).values()} == tomllib.loads(text).keys()
     from_file = parse_serve(["serve", "--config", str(file)], {}, monkeypatch)
     (line,) = [line for block in read_blocks("sh") for line in block.splitlines() if "--engine-url" in line]
     from_line = parse_serve(shlex.split(line)[1:], {}, monkeypatch)

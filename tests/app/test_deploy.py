@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from antiphon.app import cli
-from antiphon.app.config_file import SECRETS, read_config_file
+from antiphon.app.config_file import SECRETS, load_config_file
 from tests.conftest import StartServer
 from tests.syntax import PACKAGES, ROOT
 
@@ -69,7 +69,7 @@ def config_file(tmp_path: Path) -> Path:
 
 def test_configuration_file_sets_every_key(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = tomllib.loads(config_file.read_text(encoding="utf-8"))
-    assert {key for key, _ in read_config_file(config_file, cli.serve).values()} == written.keys()
+    assert {key for key, _ in load_config_file(config_file, cli.serve).values()} == written.keys()
     values = parse_serve(["serve", "--config", str(config_file)], {}, monkeypatch)
     assert (values["model"], values["allowed_hosts"]) == (("Qwen/Qwen3-0.6B",), ("llm.example",))
 

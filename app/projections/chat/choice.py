@@ -53,7 +53,7 @@ class ChoiceFold:
         """Returns the parts that end with this entry. The last part of a choice that has not failed has its ending."""
         addition, detail = self._fold.feed_event(entry.event), entry.detail
         if detail is not None:
-            self._read_detail(detail)
+            self._add_detail(detail)
         if not self._waits:
             if addition is not None:
                 return [self._build_part(addition)]
@@ -68,7 +68,7 @@ class ChoiceFold:
             parts += self._end(detail)
         return self._with_token_ids(parts)
 
-    def _read_detail(self, detail: TokenDetail) -> None:
+    def _add_detail(self, detail: TokenDetail) -> None:
         if detail.prompt is not None:
             self.prompt = detail.prompt
         if self._waits:

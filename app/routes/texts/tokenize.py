@@ -57,7 +57,7 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
             model.format.encode, body["prompt"], add_special_tokens=body.get("add_special_tokens") is not False
         )
         tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
-    reply = {"count": len(tokens), "max_model_len": _read_info(model).max_model_len, "tokens": tokens}
+    reply = {"count": len(tokens), "max_model_len": _get_info(model).max_model_len, "tokens": tokens}
     texts = [model.format.decode_token(token)[0] for token in tokens] if body.get("return_token_strs") else None
     return json_reply(msgspec.json.encode({**reply, "token_strs": texts}))
 
@@ -74,7 +74,7 @@ async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     tokens = body.get("tokens")
     if tokens is None:
         raise missing_field("tokens")
-    vocab_size = _read_info(model).vocab_size
+    vocab_size = _get_info(model).vocab_size
     unknown = next((index for index, token in enumerate(tokens) if token >= vocab_size), None)
     if unknown is not None:
         path = f"tokens[{unknown}]"
@@ -130,7 +130,7 @@ async def _tokenize_for_encoder(request: AnyRequest, body: Mapping[str, Any], mo
         raise invalid_value("messages", "This model reads texts, not chats: send a 'prompt'.")
     if body.get("prompt") is None:
         raise missing_field("prompt")
-    max_model_len, add = _read_info(model).max_model_len, body.get("add_special_tokens") is not False
+    max_model_len, add = _get_info(model).max_model_len, body.get("add_special_tokens") is not False
     encode = partial(model.tokenizer.encode_text, body["prompt"], add_special_tokens=add)
     tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
     texts = [model.tokenizer.token_text(token) for token in tokens] if body.get("return_token_strs") else None
@@ -138,7 +138,7 @@ async def _tokenize_for_encoder(request: AnyRequest, body: Mapping[str, Any], mo
     return json_reply(msgspec.json.encode(reply))
 
 
-def _read_info(model: ServedModel | EncoderModel) -> EngineInfo:
+def _get_info(model: ServedModel | EncoderModel) -> EngineInfo:
     """Returns the properties of the model's engine. Raises `ApiError` 503 if they are not known yet."""
     try:
         return model.engine.info

@@ -130,23 +130,23 @@ class BoundedConnection:
         while (request := self._requests.get()) is not None:
             statement, values, result = request
             try:
-                result.set_result(self._read(statement, values))
+                result.set_result(self._run_query(statement, values))
             except Exception as error:  # noqa: BLE001  # the caller handles it
                 result.set_exception(error)
         self._connection.close()
 
-    def _read(self, statement: str, values: Sequence[Any]) -> StoredRows:
+    def _run_query(self, statement: str, values: Sequence[Any]) -> StoredRows:
         """Runs a query; once more on a new connection if the old one has been lost."""
         try:
-            return _read_rows(self._connection, statement, values)
+            return _fetch_rows(self._connection, statement, values)
         except psycopg.Error:
             if not self._connection.session.closed:
                 raise
         self._connection.reopen()
-        return _read_rows(self._connection, statement, values)
+        return _fetch_rows(self._connection, statement, values)
 
 
-def _read_rows(connection: PostgresConnection, statement: str, values: Sequence[Any]) -> StoredRows:
+def _fetch_rows(connection: PostgresConnection, statement: str, values: Sequence[Any]) -> StoredRows:
     cursor = connection.execute(statement, values)
     return StoredRows(cursor.fetchall(), cursor.rowcount)
 

@@ -90,7 +90,7 @@ class Follower:
         for channel in (STEPS_CHANNEL, WANTED_CHANNEL, CANCEL_CHANNEL):
             connection.run_script(f"LISTEN {channel}")
         self._tell_wanted(connection, list(self._positions))
-        self._read_events(database, list(self._positions))
+        self._load_events(database, list(self._positions))
         polled_at = time.monotonic()
         while not self._is_closing:
             self._tell_wanted(connection, new_ids := self._take_added())
@@ -104,7 +104,7 @@ class Follower:
             if time.monotonic() - polled_at >= interval:
                 connection.execute("SELECT 1")  # notices a lost connection
                 changed, polled_at = list(self._positions), time.monotonic()
-            self._read_events(database, [*dict.fromkeys([*new_ids, *changed])])
+            self._load_events(database, [*dict.fromkeys([*new_ids, *changed])])
 
     def _take_added(self) -> list[str]:
         ids = []
@@ -136,7 +136,7 @@ class Follower:
                 changed += [id_ for id_, _, number in pairs if int(number) > self._positions.get(id_, int(number))]
         return changed
 
-    def _read_events(self, database: PostgresReads, ids: list[str]) -> None:
+    def _load_events(self, database: PostgresReads, ids: list[str]) -> None:
         for response_id in ids:
             if response_id not in self._positions:
                 continue

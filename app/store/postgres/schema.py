@@ -69,7 +69,7 @@ def migrate_database(address: DatabaseAddress) -> None:
 
 def _migrate(connection: PostgresConnection) -> None:
     connection.run_script(f"BEGIN; SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-    version = _read_version(connection)
+    version = _load_version(connection)
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"it was created by a newer Antiphon (schema version {version}; this one supports up to {SCHEMA_VERSION}). "
@@ -82,7 +82,7 @@ def _migrate(connection: PostgresConnection) -> None:
     connection.run_script("COMMIT")
 
 
-def _read_version(connection: PostgresConnection) -> int:
+def _load_version(connection: PostgresConnection) -> int:
     """Returns the version of the tables; 0 if there are none. Raises `StoreError` for tables of another program."""
     if connection.execute("SELECT to_regclass('antiphon_schema')::text").fetchone()[0] is not None:
         version: int = connection.execute("SELECT version FROM antiphon_schema").fetchone()[0]

@@ -103,19 +103,19 @@ def check_schema(connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         return
-    is_ours = {"responses", "events", "items"} <= {table for table, _ in _read_columns(connection)}
-    if version == 0 and not _read_columns(connection):
+    is_ours = {"responses", "events", "items"} <= {table for table, _ in _list_columns(connection)}
+    if version == 0 and not _list_columns(connection):
         return
     if version == 0 or not is_ours:
         raise StoreError("it is a database of another program. Choose another file with --store.")
     with contextlib.closing(sqlite3.connect(":memory:")) as reference:
         for statement in SCHEMA.split(";"):
             reference.execute(statement)
-        expected = _read_columns(reference)
+        expected = _list_columns(reference)
     connection.execute("BEGIN IMMEDIATE")
     try:
         _run_migrations(connection, version)
-        missing = expected - _read_columns(connection)
+        missing = expected - _list_columns(connection)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
             raise
@@ -128,7 +128,7 @@ def check_schema(connection: sqlite3.Connection) -> None:
         raise StoreError(f"{CHANGED_TABLES} (missing columns: {names}). {MOVE_REMEDY}")
 
 
-def _read_columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+def _list_columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
     """Returns the table and name of every column."""
     query = "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
     return set(connection.execute(query).fetchall())

@@ -152,7 +152,7 @@ async def test_banner_names_models_that_are_not_loaded_yet() -> None:
     registry, notes = await create(*TWO, load_on_demand=True)
     for model in registry.served:
         await model.engine.start()
-        assert isinstance(model.engine, OnDemandEngine) and model.engine.residence == "unloaded"
+        assert isinstance(model.engine, OnDemandEngine) and model.engine.load_state == "unloaded"
     screen = io.StringIO()
     show_banner(create_console(screen), Settings(), registry, 8000, notes)
     assert screen.getvalue().count("loaded at its first use") == 2
@@ -170,12 +170,12 @@ async def test_model_may_stay_while_others_are_unloaded_when_idle() -> None:
     for engine in (one, two):
         engine.inner = GatedEngine()
         await engine.start()
-    assert (one.residence, two.residence) == ("unloaded", "loaded")
+    assert (one.load_state, two.load_state) == ("unloaded", "loaded")
     await one.wait_ready()
     async with asyncio.timeout(HANG_TIMEOUT_S):
         while one.num_unloads == 0:
             await asyncio.sleep(0.001)
-    assert (one.residence, two.residence) == ("unloaded", "loaded")
+    assert (one.load_state, two.load_state) == ("unloaded", "loaded")
 
 
 # Estimates

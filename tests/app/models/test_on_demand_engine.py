@@ -52,7 +52,7 @@ async def test_model_is_loaded_at_the_start() -> None:
     assert engine.blocked_reason() == engine.unready_reason() == "loading"
     inner(engine).may_start.set()
     await starting
-    assert (engine.residence, engine.unready_reason(), engine.blocked_reason()) == ("loaded", None, None)
+    assert (engine.load_state, engine.unready_reason(), engine.blocked_reason()) == ("loaded", None, None)
     assert engine.info.max_model_len == 1000
 
 
@@ -73,13 +73,13 @@ async def test_model_that_cannot_be_loaded_ends_the_start_with_its_reason() -> N
     inner(engine).failure = LoadError("/secret/path is broken")
     with pytest.raises(LoadError, match="/secret/path is broken"):
         await engine.start()
-    assert engine.residence == "unloaded" and engine.reserved_bytes == 0
+    assert engine.load_state == "unloaded" and engine.reserved_bytes == 0
 
 
 async def test_first_use_loads_a_model_once_for_all_that_wait() -> None:
     engine = hosted()
     await engine.start()
-    assert (engine.residence, inner(engine).num_starts) == ("unloaded", 0)
+    assert (engine.load_state, inner(engine).num_starts) == ("unloaded", 0)
     assert (engine.unready_reason(), engine.blocked_reason()) == ("not loaded", None)
     with pytest.raises(EngineError, match="the model a is not loaded yet"):
         _ = engine.info
@@ -186,7 +186,7 @@ async def test_close_ends_everything_that_waits() -> None:
 async def test_idle_model_is_unloaded_and_the_next_request_loads_it_again() -> None:
     engine = hosted(idle_unload_s=IDLE_S)
     await run_job(engine)
-    await wait_for(lambda: engine.residence == "unloaded")
+    await wait_for(lambda: engine.load_state == "unloaded")
     assert not inner(engine).is_running and engine.num_unloads == 1
     assert engine.info.max_model_len == 1000
     assert (await run_job(engine))[-1].finish == "length"
@@ -196,7 +196,7 @@ async def test_idle_model_is_unloaded_and_the_next_request_loads_it_again() -> N
 async def test_model_that_nobody_used_after_its_load_is_unloaded() -> None:
     engine = hosted(on_demand=False, idle_unload_s=IDLE_S)
     await engine.start()
-    await wait_for(lambda: engine.residence == "unloaded")
+    await wait_for(lambda: engine.load_state == "unloaded")
 
 
 async def test_running_job_keeps_a_model_awake() -> None:
@@ -206,20 +206,20 @@ async def test_running_job_keeps_a_model_awake() -> None:
     await wait_for(lambda: inner(engine).jobs)
     await engine.wait_ready()
     await asyncio.sleep(5 * IDLE_S)
-    assert engine.residence == "loaded"
+    assert engine.load_state == "loaded"
     inner(engine).may_finish.set()
     assert (await running)[-1].finish == "length"
-    await wait_for(lambda: engine.residence == "unloaded")
+    await wait_for(lambda: engine.load_state == "unloaded")
 
 
 async def test_job_of_a_known_model_is_accepted_before_its_load_has_ended() -> None:
     engine = hosted(idle_unload_s=IDLE_S)
     await run_job(engine)
-    await wait_for(lambda: engine.residence == "unloaded")
+    await wait_for(lambda: engine.load_state == "unloaded")
     inner(engine).may_start.clear()
     async with asyncio.timeout(HANG_TIMEOUT_S):
         await engine.wait_ready()
-    assert engine.residence == "loading"
+    assert engine.load_state == "loading"
     running = asyncio.create_task(run_job(engine))
     await asyncio.sleep(2 * IDLE_S)
     inner(engine).may_start.set()
@@ -232,7 +232,7 @@ async def test_first_job_of_a_model_with_known_files_is_accepted_before_its_load
     assert engine.info.max_model_len == 4000
     async with asyncio.timeout(HANG_TIMEOUT_S):
         await engine.wait_ready()
-    assert engine.residence == "loading"
+    assert engine.load_state == "loading"
     inner(engine).may_start.set()
     assert (await run_job(engine))[-1].finish == "length"
     assert engine.info.max_model_len == 1000
@@ -243,13 +243,13 @@ async def test_request_during_the_unloading_loads_the_model_again() -> None:
     await run_job(engine)
     inner(engine).may_close.clear()
     unloading = asyncio.create_task(engine.unload("test"))
-    await wait_for(lambda: engine.residence == "unloading")
+    await wait_for(lambda: engine.load_state == "unloading")
     running = asyncio.create_task(run_job(engine))
     await wait_for(lambda: engine._waiting)
     inner(engine).may_close.set()
     assert (await running)[-1].finish == "length"
     await unloading
-    assert (engine.residence, inner(engine).num_starts) == ("loaded", 2)
+    assert (engine.load_state, inner(engine).num_starts) == ("loaded", 2)
 
 
 # Memory
@@ -266,7 +266,7 @@ async def test_least_recently_used_idle_model_makes_room() -> None:
     await run_job(b)
     await run_job(a)
     await run_job(c)
-    assert [engine.residence for engine in (a, b, c)] == ["loaded", "unloaded", "loaded"]
+    assert [engine.load_state for engine in (a, b, c)] == ["loaded", "unloaded", "loaded"]
     assert sum(engine.reserved_bytes for engine in (a, b, c)) == 8
 
 
@@ -274,7 +274,7 @@ async def test_as_many_models_leave_as_are_needed() -> None:
     a, b, c = three(10, 4, 4, 9)
     for engine in (a, b, c):
         await run_job(engine)
-    assert [engine.residence for engine in (a, b, c)] == ["unloaded", "unloaded", "loaded"]
+    assert [engine.load_state for engine in (a, b, c)] == ["unloaded", "unloaded", "loaded"]
 
 
 async def test_model_in_use_stays_and_the_other_waits_for_it() -> None:
@@ -285,11 +285,11 @@ async def test_model_in_use_stays_and_the_other_waits_for_it() -> None:
     await run_job(c)
     waiting = asyncio.create_task(run_job(b))
     await asyncio.sleep(0.02)
-    assert (a.residence, b.unready_reason(), b.blocked_reason()) == ("loaded", "waiting for memory", None)
-    assert c.residence == "loaded", "unloading a model that makes too little room is of no use"
+    assert (a.load_state, b.unready_reason(), b.blocked_reason()) == ("loaded", "waiting for memory", None)
+    assert c.load_state == "loaded", "unloading a model that makes too little room is of no use"
     inner(a).may_finish.set()
     assert [chunks[-1].finish for chunks in await asyncio.gather(running, waiting)] == ["length", "length"]
-    assert (a.residence, b.residence) == ("unloaded", "loaded")
+    assert (a.load_state, b.load_state) == ("unloaded", "loaded")
 
 
 async def test_wait_for_memory_ends_with_an_error_that_can_be_retried() -> None:
@@ -318,11 +318,11 @@ async def test_load_of_clients_that_have_left_takes_no_memory() -> None:
     running = asyncio.create_task(run_job(a))
     await wait_for(lambda: inner(a).jobs)
     waiting = asyncio.create_task(run_job(b))
-    await wait_for(lambda: b.residence == "loading")
+    await wait_for(lambda: b.load_state == "loading")
     waiting.cancel()
     inner(a).may_finish.set()
     await running
-    await wait_for(lambda: b.residence == "unloaded")
+    await wait_for(lambda: b.load_state == "unloaded")
     assert (inner(b).num_starts, b.reserved_bytes) == (0, 0)
 
 
@@ -330,10 +330,10 @@ async def test_models_beyond_the_memory_are_not_loaded_at_the_start() -> None:
     host = ModelMemoryPool(10, SOON)
     engines = [hosted(host, name, on_demand=False, needed=4) for name in "abc"]
     await asyncio.gather(*(engine.start() for engine in engines))
-    assert [engine.residence for engine in engines] == ["loaded", "loaded", "unloaded"]
+    assert [engine.load_state for engine in engines] == ["loaded", "loaded", "unloaded"]
     assert [engine.blocked_reason() for engine in engines] == [None, None, None]
     await run_job(engines[2])
-    assert [engine.residence for engine in engines] == ["unloaded", "loaded", "loaded"]
+    assert [engine.load_state for engine in engines] == ["unloaded", "loaded", "loaded"]
 
 
 async def test_measured_memory_replaces_the_estimate() -> None:
@@ -343,7 +343,7 @@ async def test_measured_memory_replaces_the_estimate() -> None:
     await run_job(a)
     assert (a.reserved_bytes, a.needed_bytes) == (3, 3), "an estimate above the limit must not bar a model"
     await run_job(b)
-    assert (a.residence, b.residence, host.reserved_bytes) == ("loaded", "loaded", 7)
+    assert (a.load_state, b.load_state, host.reserved_bytes) == ("loaded", "loaded", 7)
 
 
 @pytest.mark.parametrize("min_stay_s", [0.0, 0.05])
@@ -353,18 +353,18 @@ async def test_models_leave_if_another_takes_more_than_expected(min_stay_s: floa
     c = hosted(host, "c", needed=2, growth=2, measure=lambda: 5)
     for engine in (a, b, c):
         await run_job(engine)
-    await wait_for(lambda: a.residence == "unloaded")
-    assert (b.residence, c.residence, host.reserved_bytes) == ("loaded", "loaded", 9)
+    await wait_for(lambda: a.load_state == "unloaded")
+    assert (b.load_state, c.load_state, host.reserved_bytes) == ("loaded", "loaded", 9)
 
 
 async def test_cache_that_may_grow_beyond_the_limit_bars_no_model() -> None:
     engine = hosted(ModelMemoryPool(10, SOON), growth=9, measure=lambda: 2, on_demand=False)
     await engine.start()
-    assert (engine.residence, engine.reserved_bytes) == ("loaded", 10)
+    assert (engine.load_state, engine.reserved_bytes) == ("loaded", 10)
 
 
 async def test_model_that_takes_more_than_the_limit_is_not_kept() -> None:
     engine = hosted(ModelMemoryPool(10, SOON), needed=4, measure=lambda: 11, on_demand=False)
     with pytest.raises(LoadError, match="--memory-gib"):
         await engine.start()
-    assert (inner(engine).is_running, engine.residence, engine.reserved_bytes) == (False, "unloaded", 0)
+    assert (inner(engine).is_running, engine.load_state, engine.reserved_bytes) == (False, "unloaded", 0)

@@ -86,7 +86,7 @@ def test_memory_of_an_idle_model_is_given_back(server: RunningServer) -> None:
     assert isinstance(hosted, OnDemandEngine) and pid is not None
     assert hosted.reserved_bytes == 1.75 * GIB, "a process, weights that are mapped, and the whole cache"
     assert 5 * 2**20 < (read_resident_bytes(pid) or 0) < GIB
-    assert wait_until(30, lambda: hosted.residence == "unloaded")
+    assert wait_until(30, lambda: hosted.load_state == "unloaded")
     assert worker(server, 1).pid is None and hosted.reserved_bytes == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
