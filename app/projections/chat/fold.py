@@ -3,6 +3,7 @@
 A complete reply is the sum of the deltas, so a streamed reply and a complete one cannot differ.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
@@ -108,70 +109,50 @@ class ChatFold:
         return CallFragment(index=index, id=call.call_id, type="function", function=function)
 
 
-class ChatAccumulator:
-    """Sum of the parts of one choice."""
+def join_parts(parts: Sequence[ChunkChoice], index: int, *, logprobs: bool, token_ids: bool = False) -> ChatChoice:
+    """Returns the sum of a choice's parts. `logprobs` and `token_ids` are true if the client requested them."""
+    deltas, ending = [part.delta for part in parts], parts[-1]
+    entries = (entry for part in parts if part.logprobs is not None for entry in part.logprobs.content or ())
+    message = ChatReplyMessage(
+        content=_join_texts(delta.content for delta in deltas) or None,
+        refusal=_join_texts(delta.refusal for delta in deltas) or None,
+        reasoning=_join_texts(delta.reasoning for delta in deltas) or UNSET,
+        reasoning_content=_join_texts(delta.reasoning_content for delta in deltas) or UNSET,
+        tool_calls=_join_calls(fragment for delta in deltas for fragment in delta.tool_calls or ()) or UNSET,
+        function_call=_join_fragments([delta.function_call for delta in deltas if delta.function_call is not UNSET]),
+    )
+    return ChatChoice(
+        index=index,
+        message=message,
+        logprobs=ChatLogprobs(content=tuple(entries)) if logprobs else None,
+        finish_reason=ending.finish_reason or "stop",
+        stop_reason=None if ending.stop_reason is UNSET else ending.stop_reason,
+        token_ids=tuple(token for part in parts for token in part.token_ids or ()) if token_ids else UNSET,
+    )
 
-    def __init__(self) -> None:
-        self._content: list[str] = []
-        self._refusal: list[str] = []
-        self._reasoning: list[str] = []
-        self._reasoning_content: list[str] = []
-        self._logprobs: list[Logprob] = []
-        self._calls: list[tuple[CallFragment, list[str]]] = []
-        self._function_call: list[FunctionFragment] = []
-        self._token_ids: list[int] = []
-        self._stop_reason: int | str | None = None
-        self._finish_reason: ChatFinishReason = "stop"
 
-    def add_part(self, part: ChunkChoice) -> None:
-        """Adds a part. The last one has the finish reason."""
-        delta = part.delta
-        self._token_ids.extend(part.token_ids or ())
-        if part.finish_reason is not None:
-            self._finish_reason = part.finish_reason
-            self._stop_reason = None if part.stop_reason is UNSET else part.stop_reason
-        self._content.append(delta.content or "")
-        self._refusal.append(delta.refusal or "")
-        self._reasoning.append(delta.reasoning or "")
-        self._reasoning_content.append(delta.reasoning_content or "")
-        if part.logprobs is not None:
-            self._logprobs.extend(part.logprobs.content or ())
-        if delta.function_call is not UNSET:
-            self._function_call.append(delta.function_call)
-        for fragment in delta.tool_calls or ():
-            if fragment.id is not UNSET:
-                self._calls.append((fragment, []))
-            elif fragment.function is not UNSET:
-                self._calls[fragment.index or 0][1].append(fragment.function.arguments or "")
-            elif fragment.custom is not UNSET:
-                self._calls[fragment.index or 0][1].append(fragment.custom.input or "")
+def _join_texts(texts: Iterable[str | None | UnsetType]) -> str:
+    return "".join(text or "" for text in texts)
 
-    def build_choice(self, index: int, *, logprobs: bool, token_ids: bool = False) -> ChatChoice:
-        """Returns the complete choice. `logprobs` and `token_ids` are true if the client requested them."""
-        message = ChatReplyMessage(
-            content="".join(self._content) or None,
-            refusal="".join(self._refusal) or None,
-            reasoning="".join(self._reasoning) or UNSET,
-            reasoning_content="".join(self._reasoning_content) or UNSET,
-            tool_calls=tuple(_joined_call(first, "".join(texts)) for first, texts in self._calls) or UNSET,
-            function_call=_join_fragments(self._function_call),
-        )
-        chat_logprobs = ChatLogprobs(content=tuple(self._logprobs)) if logprobs else None
-        return ChatChoice(
-            index=index,
-            message=message,
-            logprobs=chat_logprobs,
-            finish_reason=self._finish_reason,
-            stop_reason=self._stop_reason,
-            token_ids=tuple(self._token_ids) if token_ids else UNSET,
-        )
+
+def _join_calls(fragments: Iterable[CallFragment]) -> tuple[CallFragment, ...]:
+    """Returns whole calls. The first fragment of each has its id; the others have its index."""
+    calls: list[tuple[CallFragment, list[str]]] = []
+    for fragment in fragments:
+        if fragment.id is not UNSET:
+            calls.append((fragment, []))
+        elif fragment.function is not UNSET:
+            calls[fragment.index or 0][1].append(fragment.function.arguments or "")
+        elif fragment.custom is not UNSET:
+            calls[fragment.index or 0][1].append(fragment.custom.input or "")
+    return tuple(_joined_call(first, "".join(texts)) for first, texts in calls)
 
 
 def _join_fragments(fragments: list[FunctionFragment]) -> FunctionFragment | UnsetType:
     """Returns the sum of a call's fragments, of which the first has the name; `UNSET` if there is none."""
     if not fragments:
         return UNSET
-    return FunctionFragment(name=fragments[0].name, arguments="".join(part.arguments or "" for part in fragments))
+    return FunctionFragment(name=fragments[0].name, arguments=_join_texts(part.arguments for part in fragments))
 
 
 def _joined_call(first: CallFragment, text: str) -> CallFragment:

@@ -10,7 +10,7 @@ from antiphon.app.base.event_log import EventLog, LogEntry, PromptDetail
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.choice import ChoiceFold
-from antiphon.app.projections.chat.fold import ChatAccumulator
+from antiphon.app.projections.chat.fold import join_parts
 from antiphon.app.projections.chat.schema import (
     ChatChunk,
     ChatCompletion,
@@ -103,23 +103,20 @@ async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
 async def fold_completion(logs: Sequence[EventLog], spec: TurnSpec) -> ChatCompletion:
     """Returns the complete reply. Raises `ApiError` if a choice failed: a chat completion cannot express that."""
     folds: list[ChoiceFold] = []
-    accumulators: list[ChatAccumulator] = []
+    parts: list[list[ChunkChoice]] = []
     for index, log in enumerate(logs):
-        fold, accumulator = ChoiceFold(index, spec), ChatAccumulator()
-        for part in fold.begin():
-            accumulator.add_part(part)
+        fold = ChoiceFold(index, spec)
+        parts.append(fold.begin())
         async for entries in log.follow_entries():
             for entry in entries:
-                for part in fold.feed_entry(entry):
-                    accumulator.add_part(part)
+                parts[-1] += fold.feed_entry(entry)
         if (error := from_response(fold.terminal)) is not None:
             raise error
         folds.append(fold)
-        accumulators.append(accumulator)
     options, base_response, prompt = spec.chat, logs[0].base_response, folds[0].prompt
     chosen = rank_choices([fold.mean_logprob for fold in folds], options.num_returned or len(folds))
     choices = [
-        accumulators[number].build_choice(index, logprobs=spec.logprobs, token_ids=options.token_ids)
+        join_parts(parts[number], index, logprobs=spec.logprobs, token_ids=options.token_ids)
         for index, number in enumerate(chosen)
     ]
     return ChatCompletion(
