@@ -5,6 +5,8 @@ Every body is `{"error": {"message", "type", "param", "code"}}`, always with all
 `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 """
 
+import contextlib
+from collections.abc import Iterator
 from functools import cached_property
 
 import msgspec
@@ -129,6 +131,15 @@ def from_engine(error: EngineError, grammar_param: str | None = None) -> ApiErro
     if error.code == "grammar_unsupported":
         param = grammar_param
     return ApiError(status, code, error.message, param, kind=kind, headers=headers)
+
+
+@contextlib.contextmanager
+def report_engine_errors() -> Iterator[None]:
+    """Raises an `EngineError` of the block as the `ApiError` that the client receives."""
+    try:
+        yield
+    except EngineError as error:
+        raise from_engine(error) from None
 
 
 def from_response(response: Response | None) -> ApiError | None:

@@ -4,13 +4,13 @@ import secrets
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import RETRY_AFTER_S, ApiError, from_engine, invalid_value
+from antiphon.app.base.errors import RETRY_AFTER_S, ApiError, invalid_value, report_engine_errors
 from antiphon.app.models.status import blocked_reason
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.fields.embeddings import MAX_REQUEST_TOKENS, too_many_tokens
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.engine.encoder_messages import EncoderInput
-from antiphon.engine.protocol import Chunk, Engine, EngineError, Fault, Job
+from antiphon.engine.protocol import Chunk, EngineError, Fault, Job
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 CPU_LIMIT_S = 10.0
@@ -33,7 +33,8 @@ async def run_request(request: EncoderRequest) -> EncoderResult:
     if reason is not None:
         retry = (("retry-after", str(RETRY_AFTER_S)),)
         raise ApiError(503, "engine_unavailable", f"The model is not ready: {reason}.", headers=retry)
-    await _check_capacity(engine)
+    with report_engine_errors():
+        await engine.wait_ready()  # before anything else is done for an excess request
     inputs = await _tokenize_in_thread(request)
     vectors: list[bytes] = [b""] * len(inputs)
     faults: list[Fault] = []
@@ -45,21 +46,11 @@ async def run_request(request: EncoderRequest) -> EncoderResult:
             faults.append(chunk.fault)
 
     job = Job(id=secrets.token_hex(12), tokens=(), encoder_inputs=tuple(inputs), vector_options=request.options)
-    try:
+    with report_engine_errors():
         await engine.generate(job, on_chunk)
-    except EngineError as error:
-        raise from_engine(error) from None
-    if faults:
-        raise from_engine(EngineError.from_fault(faults[0]))
+        if faults:
+            raise EngineError.from_fault(faults[0])
     return EncoderResult(vectors, sum(len(each.tokens) for each in inputs))
-
-
-async def _check_capacity(engine: Engine) -> None:
-    """Raises `ApiError` 429 before anything else is done for an excess request."""
-    try:
-        await engine.wait_ready()
-    except EngineError as error:
-        raise from_engine(error) from None
 
 
 async def _tokenize_in_thread(request: EncoderRequest) -> list[EncoderInput]:

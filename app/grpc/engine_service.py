@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.errors import ApiError, from_engine, not_found
+from antiphon.app.base.errors import ApiError, not_found, report_engine_errors
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import ServerContext
 from antiphon.app.grpc.descriptors import COMMON_PACKAGE, ENGINE_PACKAGE, ENGINE_SERVICE, message_class
@@ -42,7 +42,7 @@ from antiphon.app.models.status import known_info
 from antiphon.app.replies.http_replies import cancel_started, count_readers
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
 from antiphon.app.routes.health import unready_reason
-from antiphon.engine.protocol import EngineError, EngineInfo
+from antiphon.engine.protocol import EngineInfo
 
 SERVER_TYPE = "vllm-grpc"
 """Name of this interface, by which routers recognize it."""
@@ -127,21 +127,17 @@ class EngineService:
     async def _get_info(self) -> EngineInfo:
         """Returns the model's properties; loads a model for it that has never been loaded. Raises `ApiError`."""
         engine = self._model.engine
-        try:
-            if known_info(self._model) is None:
+        if known_info(self._model) is None:
+            with report_engine_errors():
                 await engine.wait_ready()
-        except EngineError as error:
-            raise from_engine(error) from None
         return engine.info
 
     async def _generate(self, request: Any, owner: str, context: CallContext) -> None:
         self._received_at = time.time()
         model = self._model
         self._context.capacity.check(model.engine)
-        try:
+        with report_engine_errors():
             await model.engine.wait_ready()
-        except EngineError as error:
-            raise from_engine(error) from None
         parsed = read_completion_request(completion_body(request, model), self._context.models)
         key, call = (owner, request.request_id), _RunningCall()
         self._calls[key] = call

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.app.base.errors import from_engine
+from antiphon.app.base.errors import report_engine_errors
 from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.models.status import known_info
 from antiphon.app.replies.http_replies import cancel_on_disconnect
-from antiphon.engine.protocol import EngineError
 
 
 async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None:
@@ -44,7 +43,5 @@ async def wait_until_known(request: AnyRequest, model: ServedModel | EncoderMode
 
 
 async def _wait_ready(model: ServedModel | EncoderModel) -> None:
-    try:
+    with report_engine_errors():
         await model.engine.wait_ready()
-    except EngineError as error:
-        raise from_engine(error) from None

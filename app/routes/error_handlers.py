@@ -9,7 +9,7 @@ from litestar.exceptions import HTTPException
 from litestar.response import Response
 from litestar.routes import HTTPRoute
 
-from antiphon.app.base.errors import ApiError, clip_text, shape_error
+from antiphon.app.base.errors import ApiError, clip_text, shape_error, storage_unavailable
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.http_replies import json_reply
 
@@ -45,11 +45,7 @@ def _handle_http_error(request: Request[Any, Any, Any], error: HTTPException) ->
 def _handle_store_error(request: Request[Any, Any, Any], error: sqlite3.OperationalError) -> Response[Any]:
     """Answers 503: the store file is full, locked or missing, which is usually temporary."""
     _log.error("store unavailable", request_id=request_state(request.scope).request_id, error=str(error))
-    retry = (("retry-after", "1"),)
-    return _handle_api_error(
-        request,
-        ApiError(503, "storage_unavailable", "The response store is unavailable. Retry the request.", headers=retry),
-    )
+    return _handle_api_error(request, storage_unavailable("The response store is unavailable. Retry the request."))
 
 
 def _handle_unexpected_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:

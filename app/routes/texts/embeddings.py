@@ -1,16 +1,17 @@
 """`/v1/embeddings`, `/v1/rerank` and `/v1/score`: texts to vectors or scores, without events and without a store."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from litestar import post
 from litestar.response import Response
 
-from antiphon.app.base.errors import from_engine
+from antiphon.app.base.errors import report_engine_errors
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.encoders.jobs import run_request
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
+from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import blocked_reason
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.replies.engine_ready import wait_until_known
@@ -18,18 +19,14 @@ from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
 from antiphon.app.requests.embeddings.request import read_embeddings_request
 from antiphon.engine.embeddings.repository import EncoderKind
-from antiphon.engine.protocol import EngineError
+
+T = TypeVar("T")
 
 
 @post("/v1/embeddings", status_code=200)
 async def create_embeddings(request: AnyRequest) -> Response[Any]:
     """Returns a vector for each input."""
-    body = await parse_body(await request.body())
-    await _wait_until_known(request, body, "embedding")
-    try:
-        parsed = await run_parser(_body_bytes(request), read_embeddings_request, body, server_context(request).models)
-    except EngineError as error:
-        raise from_engine(error) from None
+    body, parsed = await _read_request(request, "embedding", read_embeddings_request)
     result = await cancel_on_disconnect(request, run_request(parsed))
     as_base64 = body.get("encoding_format") == "base64"
     return json_reply(await embeddings_body(result, parsed.model.names[0], as_base64=as_base64))
@@ -38,14 +35,7 @@ async def create_embeddings(request: AnyRequest) -> Response[Any]:
 @post(["/v1/rerank", "/rerank", "/v2/rerank"], status_code=200)
 async def rerank_documents(request: AnyRequest) -> Response[Any]:
     """Returns documents in the order of their relevance to a query."""
-    body = await parse_body(await request.body())
-    await _wait_until_known(request, body, "rerank")
-    try:
-        parsed, texts = await run_parser(
-            _body_bytes(request), read_rerank_request, body, server_context(request).models
-        )
-    except EngineError as error:
-        raise from_engine(error) from None
+    body, (parsed, texts) = await _read_request(request, "rerank", read_rerank_request)
     result = await cancel_on_disconnect(request, run_request(parsed))
     shown = None if body.get("return_documents") is False else texts
     request_id = request_state(request.scope).request_id
@@ -55,14 +45,20 @@ async def rerank_documents(request: AnyRequest) -> Response[Any]:
 @post(["/v1/score", "/score"], status_code=200)
 async def score_pairs(request: AnyRequest) -> Response[Any]:
     """Returns a score for each pair of texts."""
-    body = await parse_body(await request.body())
-    await _wait_until_known(request, body, "rerank")
-    try:
-        parsed = await run_parser(_body_bytes(request), read_score_request, body, server_context(request).models)
-    except EngineError as error:
-        raise from_engine(error) from None
+    _, parsed = await _read_request(request, "rerank", read_score_request)
     result = await cancel_on_disconnect(request, run_request(parsed))
     return json_reply(score_body(result, parsed.model.names[0], request_state(request.scope).request_id))
+
+
+async def _read_request(
+    request: AnyRequest, kind: EncoderKind, read: Callable[[dict[str, Any], ModelRegistry], T]
+) -> tuple[dict[str, Any], T]:
+    """Returns the body, and what `read` makes of it."""
+    body = await parse_body(await request.body())
+    await _wait_until_known(request, body, kind)
+    with report_engine_errors():
+        size = request_state(request.scope).body_bytes
+        return body, await run_parser(size, read, body, server_context(request).models)
 
 
 async def _wait_until_known(request: AnyRequest, body: Mapping[str, Any], kind: EncoderKind) -> None:
@@ -71,7 +67,3 @@ async def _wait_until_known(request: AnyRequest, body: Mapping[str, Any], kind: 
     candidates = [model for model in models.encoders if model.kind == kind and (name is None or name in model.names)]
     if candidates and blocked_reason(candidates[0].engine) is None:
         await wait_until_known(request, candidates[0])
-
-
-def _body_bytes(request: AnyRequest) -> int:
-    return request_state(request.scope).body_bytes

@@ -9,7 +9,7 @@ import msgspec
 from litestar import get, post
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError, from_engine, invalid_value, missing_field
+from antiphon.app.base.errors import ApiError, invalid_value, missing_field, report_engine_errors
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
@@ -22,7 +22,7 @@ from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.tokenize import CHAT_PROMPT_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.turn import TurnTimeouts
-from antiphon.engine.protocol import EngineError, EngineInfo
+from antiphon.engine.protocol import EngineInfo
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 T = TypeVar("T")
@@ -140,10 +140,8 @@ async def _tokenize_for_encoder(request: AnyRequest, body: Mapping[str, Any], mo
 
 def _get_info(model: ServedModel | EncoderModel) -> EngineInfo:
     """Returns the properties of the model's engine. Raises `ApiError` 503 if they are not known yet."""
-    try:
+    with report_engine_errors():
         return model.engine.info
-    except EngineError as error:
-        raise from_engine(error) from None
 
 
 async def _run_limited(work: Callable[[], T], param: str) -> T:
