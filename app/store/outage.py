@@ -1,6 +1,5 @@
 """A time in which the database cannot be reached, and the operations that wait for its end."""
 
-import enum
 import time
 
 from antiphon.app.store.write_ops import WriteOp
@@ -18,17 +17,6 @@ def is_overdue(waited_s: float) -> bool:
     return waited_s > MAX_LAST_STEP_WAIT_S
 
 
-class OutageState(enum.Enum):
-    """What happens to operations that wait. The steps of background responses are not shown in any state."""
-
-    UNCERTAIN = enum.auto()
-    """Changes of an interrupted COMMIT wait, since they may have been made. New ones are refused."""
-    REFUSING = enum.auto()
-    """Changes are refused, so that clients can repeat them."""
-    OVERDUE = enum.auto()
-    """Changes are refused, and the last steps of foreground responses are shown."""
-
-
 class Outage:
     """An outage that began with `batch`, the operations of the transaction that failed."""
 
@@ -41,11 +29,12 @@ class Outage:
         self._delay, self._give_up_at = 0.1, float("inf")
 
     @property
-    def state(self) -> OutageState:
-        """State of the outage now."""
-        if is_overdue(self.elapsed_s):
-            return OutageState.OVERDUE
-        return OutageState.UNCERTAIN if self.is_uncertain else OutageState.REFUSING
+    def refuses_changes(self) -> bool:
+        """True if changes that wait are refused, so that clients can repeat them.
+
+        Those of an interrupted COMMIT, which may have been made, wait until they are overdue.
+        """
+        return not self.is_uncertain or is_overdue(self.elapsed_s)
 
     @property
     def elapsed_s(self) -> float:

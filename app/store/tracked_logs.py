@@ -148,16 +148,6 @@ class TrackedLogs:
                 self._release_log(op.log)
 
     @_on_event_loop
-    def on_write_delayed(self, ops: list[WriteOp]) -> None:
-        """Receives operations that wait for the end of a long outage; repeatedly, with those that have been added.
-
-        Publishes the last steps of foreground responses, whose clients wait for them.
-        """
-        for op in ops:
-            if isinstance(op, AppendEvents) and op.entries and not op.log.base_response.background:
-                op.log.publish(op.entries[-1].event.sequence_number + 1)
-
-    @_on_event_loop
     def on_write_failed(self, ops: list[WriteOp]) -> None:
         """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step.
 

@@ -17,7 +17,7 @@ from antiphon.app.base.event_log import LogEntry, is_terminal
 from antiphon.app.store import writer_lease
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
-from antiphon.app.store.outage import MAX_RECONNECT_DELAY_S, Outage, OutageState, is_overdue
+from antiphon.app.store.outage import MAX_RECONNECT_DELAY_S, Outage, is_overdue
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.app.store.write_ops import (
@@ -156,12 +156,10 @@ class StoreWriter:
         """Waits until the database can be reached again. Returns the steps to write then; none if the server exits."""
         outage = Outage(batch, is_uncertain=self._database.commit_is_uncertain)
         while True:
-            if outage.state is not OutageState.UNCERTAIN:
+            if outage.refuses_changes:
                 outage.batch = self._refuse_changes(outage.batch)
             if (last_number := self._try_reconnect(outage)) is not None:
                 return self._list_unwritten(outage, last_number)
-            if outage.state is OutageState.OVERDUE:
-                self._logs.on_write_delayed(outage.batch + outage.queued)
             if not self._is_closing:
                 self._queue_during(outage)
             elif outage.is_given_up():
