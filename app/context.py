@@ -36,11 +36,6 @@ class ServerContext(Struct, kw_only=True):
     shutting_down: bool = False
     """True once shutdown has begun: the server accepts no new work."""
 
-    @property
-    def grpc_port(self) -> int | None:
-        """First port of gRPC; None if it is not served."""
-        return self.grpc_ports[0] if self.grpc_ports else None
-
 
 def server_context(request: AnyRequest) -> ServerContext:
     """Returns the context of the server that received the request."""

@@ -71,11 +71,6 @@ class ModelRegistry:
                 else:
                     self._by_name[name] = model
 
-    @property
-    def adapters(self) -> tuple[ServedModel, ...]:
-        """The adapters, which share the engine of a served model."""
-        return tuple(model for model in self._by_name.values() if model.adapter)
-
     def add_adapter(self, model: ServedModel) -> None:
         """Adds an adapter. Raises `ValueError` if another model has its name."""
         if model.adapter in self._encoders_by_name or model.adapter in self._by_name:

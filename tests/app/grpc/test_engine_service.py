@@ -323,7 +323,7 @@ def test_client_that_reads_not_even_the_first_message_loses_its_call(caplog: pyt
     small_buffers = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535))
     registry = scripted_registry(script, model_format=FORMAT)
     with serve(registry, grpc_port=0, stall_timeout=0.3) as server:
-        address = f"127.0.0.1:{server.context.grpc_port}"
+        address = f"127.0.0.1:{server.context.grpc_ports[0]}"
         with grpc.insecure_channel(address, small_buffers) as channel:
             call = GrpcClient(channel).call(
                 f"{SERVICE}/Generate", generate_request("hi", stream=False), timeout=HANG_TIMEOUT_S

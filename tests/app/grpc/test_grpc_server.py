@@ -78,7 +78,7 @@ def test_tls_has_the_certificate_of_https(tmp_path: Path, password: str | None) 
     for files in ({"ssl_certfile": certificate, "ssl_keyfile": key}, {"ssl_certfile": both}):
         with serve(SCRIPT, grpc_port=0, ssl_keyfile_password=password, **files) as server:
             credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
-            with grpc.secure_channel(f"localhost:{server.context.grpc_port}", credentials) as channel:
+            with grpc.secure_channel(f"localhost:{server.context.grpc_ports[0]}", credentials) as channel:
                 assert GrpcClient(channel).call(INFO, {}).served_model_name == "scripted"
 
 
@@ -187,7 +187,7 @@ def test_client_that_reads_nothing_loses_its_call() -> None:
     script = [{"name": "flood", "output": [*["x" * 4800] * 26, {"stall": True}], "tokens_per_chunk": 0}]
     small_buffers = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535))
     with serve(script, grpc_port=0, stall_timeout=0.3) as server:
-        with grpc.insecure_channel(f"127.0.0.1:{server.context.grpc_port}", small_buffers) as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{server.context.grpc_ports[0]}", small_buffers) as channel:
             call = GrpcClient(channel).call(GENERATE, HELLO)
             assert wait_until(10, lambda: len(server.access_records) == 1)
             assert wait_until(10, lambda: server.context.turn_manager.num_running == 0)
