@@ -81,7 +81,7 @@ class StageTimer:
         return [chunk async for chunk in stream_chunks(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
 
     def _create_processor(self) -> OutputProcessor:
-        processor = OutputProcessor(self.spec, self.prompt, self.model_format, ids=numbered_ids(), clock=lambda: 0)
+        processor = OutputProcessor(self.spec, self.prompt, self.model_format, new_id=numbered_ids(), clock=lambda: 0)
         processor.on_admitted(Chunk())
         return processor
 

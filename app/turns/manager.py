@@ -227,7 +227,7 @@ class TurnManager:
             spec,
             prompt.prompt,
             model.format,
-            ids=self._new_id,
+            new_id=self._new_id,
             clock=lambda: int(self._clock()),
             reasoning_as=self._reasoning_output,
             seal=partial(self.sealer.seal, prompt.owner),

@@ -38,7 +38,7 @@ class OutputProcessor:
         prompt: RenderedPrompt,
         form: ModelFormat,
         *,
-        ids: NewId,
+        new_id: NewId,
         clock: Callable[[], int],
         reasoning_as: ReasoningOutput = "content",
         seal: Callable[[Purpose, str], str] = lambda _, text: text,
@@ -59,7 +59,7 @@ class OutputProcessor:
         self._events: list[Event] = []
         self.machine = Machine(
             spec.base_response,
-            new_id=ids,
+            new_id=new_id,
             clock=clock,
             usage=self._build_usage,
             seal=(lambda text: seal("reasoning", text)) if spec.encrypt_reasoning else None,

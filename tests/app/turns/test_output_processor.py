@@ -40,7 +40,7 @@ class CaseProcessor:
 
     def process_tokens(self, cuts: Sequence[Sequence[int]], finish: str) -> list[dict[str, object]]:
         """Returns the events of an output whose chunks have these tokens."""
-        processor = OutputProcessor(self.spec, self.prompt, self.format, ids=CountedIds(), clock=lambda: 2)
+        processor = OutputProcessor(self.spec, self.prompt, self.format, new_id=CountedIds(), clock=lambda: 2)
         processor.on_admitted(Chunk())
         count = 0
         for tokens in cuts:
@@ -123,7 +123,7 @@ def test_malformed_call_fails_the_response_at_once() -> None:
     """What has been emitted of a call cannot become text again, and what follows need not be generated."""
     case_processor = CaseProcessor(Case("malformed", []))
     processor = OutputProcessor(
-        case_processor.spec, case_processor.prompt, case_processor.format, ids=CountedIds(), clock=lambda: 2
+        case_processor.spec, case_processor.prompt, case_processor.format, new_id=CountedIds(), clock=lambda: 2
     )
     processor.on_admitted(Chunk())
     text = '<tool_call>\n{"name": "run", "arguments": {"cmd": <|im_start|>'
@@ -138,7 +138,7 @@ def test_log_probabilities_are_never_above_zero() -> None:
     case = Case("logprobs", ["Hi"], responses={"include": ["message.output_text.logprobs"], "top_logprobs": 1})
     case_processor = CaseProcessor(case)
     processor = OutputProcessor(
-        case_processor.spec, case_processor.prompt, case_processor.format, ids=CountedIds(), clock=lambda: 2
+        case_processor.spec, case_processor.prompt, case_processor.format, new_id=CountedIds(), clock=lambda: 2
     )
     processor.on_admitted(Chunk())
     tokens = case_processor.format.encode("Hi")
