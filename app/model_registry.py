@@ -12,17 +12,22 @@ from antiphon.engine.protocol import Engine
 from antiphon.harmony.format import ModelFormat
 
 
-class ServedModel(Struct, frozen=True, kw_only=True):
-    """An engine and the format of its tokens. The first of `names` is the model's own name, the others are aliases."""
+class NamedModel(Struct, frozen=True, kw_only=True):
+    """An engine under its names. The first of `names` is the model's own name, the others are aliases."""
 
     names: tuple[str, ...]
     engine: Engine
-    format: ModelFormat
     created: int
     """Time when the model became available, in whole seconds since 1970."""
     owned_by: str = "antiphon"
     folder: Path | None = None
-    """Folder with the model's tokenizer and chat template; None if it has no files."""
+    """Folder with the model's tokenizer and templates; None if it has no files."""
+
+
+class ServedModel(NamedModel, frozen=True, kw_only=True):
+    """A model that generates text, and the format of its tokens."""
+
+    format: ModelFormat
     adapter: str = ""
     """Name of the adapter by which the engine changes the model; empty for a base model."""
     parent: str | None = None
@@ -31,18 +36,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     """Folder of an adapter."""
 
 
-class EncoderModel(Struct, frozen=True, kw_only=True):
-    """An embedding or reranking model: its engine and the tokenizer of its texts."""
+class EncoderModel(NamedModel, frozen=True, kw_only=True):
+    """An embedding or reranking model, and the tokenizer of its texts."""
 
-    names: tuple[str, ...]
     kind: EncoderKind
-    engine: Engine
     tokenizer: TextTokenizer
-    created: int
-    """Time when the model became available, in whole seconds since 1970."""
-    owned_by: str = "antiphon"
-    folder: Path | None = None
-    """Folder with the model's files; None if it has none."""
 
 
 ENCODER_USES: dict[EncoderKind, tuple[str, str, str]] = {
@@ -68,7 +66,7 @@ class ModelRegistry:
                     raise ValueError(f"duplicate model name {name!r}")
                 if isinstance(model, EncoderModel):
                     self._encoders_by_name[name] = model
-                else:
+                elif isinstance(model, ServedModel):
                     self._by_name[name] = model
 
     def add_adapter(self, model: ServedModel) -> None:
@@ -83,7 +81,7 @@ class ModelRegistry:
             del self._by_name[name]
 
     @property
-    def all_models(self) -> tuple[ServedModel | EncoderModel, ...]:
+    def all_models(self) -> tuple[NamedModel, ...]:
         """All models except adapters, those that generate text first."""
         return (*self.served, *self.encoders)
 

@@ -29,7 +29,7 @@ from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
-from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.model_registry import NamedModel
 from antiphon.app.replies.faulty_replies import FaultyReplies
 from antiphon.app.routes import (
     adapters,
@@ -313,6 +313,6 @@ def _handle_hangup(server: AntiphonServer) -> None:
     )
 
 
-async def _close_engines(models: Iterable[ServedModel | EncoderModel]) -> None:
+async def _close_engines(models: Iterable[NamedModel]) -> None:
     for model in models:
         await model.engine.close()

@@ -2,12 +2,12 @@
 
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.protocol import Engine, EngineError, EngineInfo
 
 
-def known_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
+def known_info(model: NamedModel) -> EngineInfo | None:
     """Returns the properties of a model; None if they are not known before it is loaded."""
     try:
         return model.engine.info
@@ -15,7 +15,7 @@ def known_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
         return None
 
 
-def loaded_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
+def loaded_info(model: NamedModel) -> EngineInfo | None:
     """Returns what the engine of a model reports; None if the model is not loaded."""
     is_unloaded = isinstance(model.engine, OnDemandEngine) and model.engine.load_state != "loaded"
     return None if is_unloaded else known_info(model)

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.status import shown_load_state
 from antiphon.engine.remote.engine import RemoteEngine
@@ -45,7 +45,7 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 class MetricsCollector:
     """The metrics of one server: counters and histograms of turns and requests, and those of the engines."""
 
-    def __init__(self, models: Iterable[ServedModel | EncoderModel]) -> None:
+    def __init__(self, models: Iterable[NamedModel]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(tuple(models)))
         self._finished = Counter(
@@ -139,7 +139,7 @@ _LOAD_FAMILIES: tuple[_Family, ...] = (
 class _EngineCollector(Collector):
     """Reads at scrape time what the engines count, and which models are loaded."""
 
-    def __init__(self, models: tuple[ServedModel | EncoderModel, ...]) -> None:
+    def __init__(self, models: tuple[NamedModel, ...]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:

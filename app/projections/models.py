@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.model_registry import NamedModel, ServedModel
 from antiphon.app.models.status import known_info, shown_load_state
 from antiphon.engine.protocol import Sampling
 
@@ -17,7 +17,7 @@ _OLLAMA_PARAMETERS = {
 """Ollama's names of sampling parameters, and the fields of `Sampling`."""
 
 
-def openai_model(name: str, model: ServedModel | EncoderModel) -> dict[str, Any]:
+def openai_model(name: str, model: NamedModel) -> dict[str, Any]:
     """Returns a model's entry in OpenAI's list, with vLLM's `max_model_len` once the model has been loaded.
 
     As under vLLM, the `root` of an adapter is its folder, and its `parent` the base model. As under llama.cpp's server,
@@ -39,7 +39,7 @@ def anthropic_model(name: str, model: ServedModel) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": created, **limits}
 
 
-def context_length(model: ServedModel | EncoderModel) -> int | None:
+def context_length(model: NamedModel) -> int | None:
     """Returns the number of tokens in the model's context; None until the model has been loaded once."""
     info = known_info(model)
     return None if info is None else info.max_model_len

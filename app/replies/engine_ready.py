@@ -5,7 +5,7 @@ from typing import Any
 
 from antiphon.app.base.errors import report_engine_errors
 from antiphon.app.context import AnyRequest, ServerContext, server_context
-from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.status import known_info
 from antiphon.app.replies.http_replies import cancel_on_disconnect
 
@@ -33,7 +33,7 @@ async def wait_for_engine(context: ServerContext, body: Mapping[str, Any]) -> No
         await _wait_ready(model)
 
 
-async def wait_until_known(request: AnyRequest, model: ServedModel | EncoderModel | None) -> None:
+async def wait_until_known(request: AnyRequest, model: NamedModel | None) -> None:
     """Waits until the properties of a model are known, for requests that need no engine. Raises `ApiError` 429 or 503.
 
     They stay known while a model is unloaded, so only its first use loads it.
@@ -42,6 +42,6 @@ async def wait_until_known(request: AnyRequest, model: ServedModel | EncoderMode
         await cancel_on_disconnect(request, _wait_ready(model))
 
 
-async def _wait_ready(model: ServedModel | EncoderModel) -> None:
+async def _wait_ready(model: NamedModel) -> None:
     with report_engine_errors():
         await model.engine.wait_ready()

@@ -8,7 +8,7 @@ from litestar import get
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
-from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.model_registry import NamedModel, ServedModel
 from antiphon.app.models.status import blocked_reason, is_starting
 from antiphon.app.observability.metrics import CONTENT_TYPE
 from antiphon.app.replies.http_replies import json_reply
@@ -53,7 +53,7 @@ def unready_reason(context: ServerContext, model: ServedModel | None = None) -> 
     return "; ".join(f"{name}: {reason}" for name, reason in unready.items()) or None
 
 
-def _unready_models(models: Iterable[ServedModel | EncoderModel]) -> dict[str, str]:
+def _unready_models(models: Iterable[NamedModel]) -> dict[str, str]:
     """Returns the reasons of models that are not ready, by their first names."""
     reasons = {model.names[0]: blocked_reason(model.engine) for model in models}
     return {name: reason for name, reason in reasons.items() if reason is not None}

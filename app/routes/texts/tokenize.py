@@ -13,7 +13,7 @@ from antiphon.app.base.errors import ApiError, invalid_value, missing_field, rep
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
-from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
+from antiphon.app.model_registry import EncoderModel, ModelRegistry, NamedModel, ServedModel
 from antiphon.app.replies.engine_ready import wait_until_known
 from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.requests.chat.request import read_chat_request
@@ -138,7 +138,7 @@ async def _tokenize_for_encoder(request: AnyRequest, body: Mapping[str, Any], mo
     return json_reply(msgspec.json.encode(reply))
 
 
-def _get_info(model: ServedModel | EncoderModel) -> EngineInfo:
+def _get_info(model: NamedModel) -> EngineInfo:
     """Returns the properties of the model's engine. Raises `ApiError` 503 if they are not known yet."""
     with report_engine_errors():
         return model.engine.info
