@@ -30,7 +30,9 @@ async def embeddings_body(result: EncoderResult, model: str, *, as_base64: bool)
     return b'{"object":"list","data":[' + b",".join(entries) + b"]," + tail[1:]
 
 
-def rerank_body(result: EncoderResult, model: str, request_id: str, texts: Sequence[str] | None, top_n: int) -> bytes:
+def rerank_body(
+    result: EncoderResult, model: str, request_id: str, texts: Sequence[str] | None, top_n: int
+) -> dict[str, Any]:
     """Returns the documents in the order of their scores, at most `top_n` of them; `texts` are added if given."""
     scores = [decode_vector(vector)[0] for vector in result.vectors]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
@@ -38,17 +40,15 @@ def rerank_body(result: EncoderResult, model: str, request_id: str, texts: Seque
     for index in order[: top_n or None]:
         document = {} if texts is None else {"document": {"text": texts[index]}}
         results.append({"index": index, "relevance_score": scores[index], **document})
-    return msgspec.json.encode(
-        {"id": f"rerank-{request_id}", "model": model, "usage": _usage(result), "results": results}
-    )
+    return {"id": f"rerank-{request_id}", "model": model, "usage": _usage(result), "results": results}
 
 
-def score_body(result: EncoderResult, model: str, request_id: str) -> bytes:
+def score_body(result: EncoderResult, model: str, request_id: str) -> dict[str, Any]:
     """Returns vLLM's list of scores."""
     scores = [decode_vector(vector)[0] for vector in result.vectors]
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     head = {"id": f"score-{request_id}", "object": "list", "created": int(time.time()), "model": model}
-    return msgspec.json.encode({**head, "data": data, "usage": _usage(result)})
+    return {**head, "data": data, "usage": _usage(result)}
 
 
 def decode_vector(vector: bytes) -> list[float]:

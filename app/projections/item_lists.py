@@ -1,4 +1,4 @@
-"""Encoding of item lists in the format of the API."""
+"""Lists of items in the format of the API."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,24 +9,17 @@ from antiphon.app.requests.pagination import ListPage
 from antiphon.events.inputs import AnyInput, HostedInput, InputMessage
 
 
-def encode_item_page(items: Sequence[AnyInput], part: ListPage) -> bytes:
-    """Returns the page as JSON in the list format of the API."""
+def build_item_page(items: Sequence[AnyInput], part: ListPage) -> dict[str, Any]:
+    """Returns the page in the list format of the API."""
     ordered = items[::-1] if part.descending else items
-    return encode_list([listed_item(item) for item in ordered[part.start : part.end]], has_more=part.end < len(items))
+    return build_list([listed_item(item) for item in ordered[part.start : part.end]], has_more=part.end < len(items))
 
 
-def encode_list(data: Sequence[dict[str, Any]], *, has_more: bool) -> bytes:
-    """Returns entries, each with an id, as JSON in the list format of the API."""
+def build_list(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """Returns entries, each with an id, in the list format of the API."""
     ids = [entry["id"] for entry in data]
-    return msgspec.json.encode(
-        {
-            "object": "list",
-            "data": data,
-            "first_id": ids[0] if ids else None,
-            "last_id": ids[-1] if ids else None,
-            "has_more": has_more,
-        }
-    )
+    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def listed_item(item: AnyInput) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.obfuscation import add_obfuscation
 from antiphon.events import sse
+from antiphon.events.response import Response
 from antiphon.events.stream import LifecycleEvent
 
 
@@ -34,12 +35,6 @@ async def final_response(log: EventLog) -> bytes:
     return msgspec.json.encode(await log.wait_finished())
 
 
-def initial_response(log: EventLog) -> bytes:
+def initial_response(log: EventLog) -> Response:
     """Returns the response as of its first two events: queued if it runs in the background, even if it has ended."""
-    snapshots = [entry.event.response for entry in log.entries[:2] if isinstance(entry.event, LifecycleEvent)]
-    return msgspec.json.encode(snapshots[-1])
-
-
-def current_response(log: EventLog) -> bytes:
-    """Returns the response in its current state."""
-    return msgspec.json.encode(log.response)
+    return [entry.event.response for entry in log.entries[:2] if isinstance(entry.event, LifecycleEvent)][-1]

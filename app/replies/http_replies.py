@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from litestar.response import Response
 
 from antiphon.app.base.event_log import EventLog
@@ -19,8 +20,9 @@ from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 T = TypeVar("T")
 
 
-def json_reply(body: bytes, status: int = 200) -> Response[bytes]:
-    """Returns a response with an encoded JSON body."""
+def json_reply(content: object, status: int = 200) -> Response[bytes]:
+    """Returns a response with a JSON body: the content, encoded unless it is bytes already."""
+    body = content if isinstance(content, bytes) else msgspec.json.encode(content)
     return Response(body, status_code=status, media_type="application/json")
 
 
@@ -59,7 +61,7 @@ def cancel_started(context: ServerContext, starting: "asyncio.Task[list[EventLog
             pass
 
 
-async def final_reply(request: AnyRequest, reply: Awaitable[bytes], logs: Sequence[EventLog]) -> bytes:
+async def final_reply(request: AnyRequest, reply: Awaitable[T], logs: Sequence[EventLog]) -> T:
     """Returns a complete reply. Cancels it if the client disconnects, which no ASGI server does by itself."""
     with count_readers(server_context(request), logs):
         return await cancel_on_disconnect(request, reply)

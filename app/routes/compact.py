@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from litestar import post
 from litestar.response import Response
 
@@ -53,22 +52,18 @@ def _add_trigger(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "input": items, "store": False}
 
 
-async def _compacted_output(log: EventLog, items: Sequence[AnyInput]) -> bytes:
+async def _compacted_output(log: EventLog, items: Sequence[AnyInput]) -> dict[str, Any]:
     """Returns the user's messages unchanged, then the output of the turn. Raises `ApiError` if the turn failed."""
     response: ResponseObject = await log.wait_finished()
     if response.status != "completed":
         message = response.error.message if response.error else "The compaction did not complete. Retry the request."
         raise ApiError(500, response.error.code if response.error else None, message, kind=SERVER_ERROR)
     user_messages = [item for item in items if isinstance(item, InputMessage) and item.role == "user"]
-    return msgspec.json.encode(
-        {
-            "id": response.id,
-            "object": "response.compaction",
-            "created_at": response.created_at,
-            "output": [
-                *(listed_item(item) for item in with_ids(tuple(user_messages), response.id)),
-                *msgspec.to_builtins(response.output),
-            ],
-            "usage": response.usage,
-        }
-    )
+    listed = [listed_item(item) for item in with_ids(tuple(user_messages), response.id)]
+    return {
+        "id": response.id,
+        "object": "response.compaction",
+        "created_at": response.created_at,
+        "output": [*listed, *response.output],
+        "usage": response.usage,
+    }

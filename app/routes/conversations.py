@@ -13,7 +13,7 @@ from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
-from antiphon.app.projections.item_lists import encode_item_page, listed_item
+from antiphon.app.projections.item_lists import build_item_page, listed_item
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests import input_items as items_of
@@ -68,7 +68,7 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
     """Deletes a conversation and its items, but not its responses."""
     conversation = _find_conversation(request, conversation_id)
     await server_context(request).store.delete_conversation(request_owner(request), conversation.id)
-    return json_reply(msgspec.json.encode({"id": conversation.id, "object": "conversation.deleted", "deleted": True}))
+    return json_reply({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
 @post("/v1/conversations/{conversation_id:str}/items", status_code=200, before_request=prepare_read)
@@ -77,14 +77,14 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, CREATE_ITEMS_FIELDS)
     items = await _parse_items(request, _require_key(body, "items"))
     await server_context(request).store.add_items(request_owner(request), conversation.id, items)
-    return json_reply(encode_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
+    return json_reply(build_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
 
 
 @get("/v1/conversations/{conversation_id:str}/items", before_request=prepare_read)
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
     items = await _load_items(request, conversation_id)
-    return json_reply(encode_item_page(items, select_page(request.query_params, items)))
+    return json_reply(build_item_page(items, select_page(request.query_params, items)))
 
 
 @get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)
@@ -92,7 +92,7 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
     """Returns an item of a conversation."""
     for item in await _load_items(request, conversation_id):
         if item.id == item_id:
-            return json_reply(msgspec.json.encode(listed_item(item)))
+            return json_reply(listed_item(item))
     raise _item_not_found(item_id)
 
 
@@ -159,4 +159,4 @@ def _item_not_found(item_id: str) -> ApiError:
 
 
 def _conversation_json(conversation: StoredConversation) -> Response[Any]:
-    return json_reply(msgspec.json.encode({"object": "conversation", **msgspec.to_builtins(conversation)}))
+    return json_reply({"object": "conversation", **msgspec.to_builtins(conversation)})

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 from litestar import get
 from litestar.response import Response
 
@@ -32,9 +31,9 @@ async def get_ready(request: AnyRequest) -> Response[Any]:
     context = server_context(request)
     reason = unready_reason(context)
     if reason is not None:
-        return json_reply(msgspec.json.encode({"status": "not ready", "reason": reason}), 503)
+        return json_reply({"status": "not ready", "reason": reason}, 503)
     unready = _unready_models(context.models.all_models)
-    return json_reply(msgspec.json.encode({"status": "ready"} | ({"unready_models": unready} if unready else {})))
+    return json_reply({"status": "ready"} | ({"unready_models": unready} if unready else {}))
 
 
 def unready_reason(context: ServerContext, model: ServedModel | None = None) -> str | None:

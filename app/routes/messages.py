@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import msgspec
 from litestar import post
 from litestar.response import Response
 
@@ -44,7 +43,7 @@ async def count_message_tokens(request: AnyRequest) -> Response[Any]:
         tokens = await cancel_on_disconnect(request, rendering)
     except ApiError as error:
         raise _with_messages_param(error) from None
-    return json_reply(msgspec.json.encode({"input_tokens": len(tokens)}))
+    return json_reply({"input_tokens": len(tokens)})
 
 
 async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest:

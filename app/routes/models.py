@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 from litestar import get, post
 from litestar.params import FromPath
 from litestar.response import Response
@@ -30,14 +29,14 @@ async def list_models(request: AnyRequest) -> Response[Any]:
     """
     context = server_context(request)
     if _is_anthropic(request):
-        return json_reply(msgspec.json.encode(_anthropic_page(context.models)))
+        return json_reply(_anthropic_page(context.models))
     data = [openai_model(name, model) for name, model in (*context.models, *context.models.encoder_names)]
     models = [
         codex_model(name, model, context.settings)
         for name, model in context.models
         if context_length(model) is not None
     ]
-    return json_reply(msgspec.json.encode({"object": "list", "data": data, "models": models}))
+    return json_reply({"object": "list", "data": data, "models": models})
 
 
 def _is_anthropic(request: AnyRequest) -> bool:
@@ -55,7 +54,7 @@ async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[A
     name = name.removeprefix("/")
     encoder = server_context(request).models.get_encoder(name)
     if encoder is not None:
-        return json_reply(msgspec.json.encode(openai_model(name, encoder)))
+        return json_reply(openai_model(name, encoder))
     try:
         model = server_context(request).models.find_model(name)
     except ApiError as error:
@@ -63,20 +62,20 @@ async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[A
             AnthropicError(error, request_state(request.scope).request_id) if _is_anthropic(request) else error
         ) from None
     describe = anthropic_model if _is_anthropic(request) else openai_model
-    return json_reply(msgspec.json.encode(describe(name, model)))
+    return json_reply(describe(name, model))
 
 
 @get("/api/version")
 async def get_version() -> Response[Any]:
     """Returns the Ollama version, which `codex --oss` requests first."""
-    return json_reply(msgspec.json.encode({"version": OLLAMA_VERSION}))
+    return json_reply({"version": OLLAMA_VERSION})
 
 
 @get("/api/tags")
 async def list_ollama_tags(request: AnyRequest) -> Response[Any]:
     """Lists the models in Ollama's format."""
     models = [ollama_tag(name, model) for name, model in server_context(request).models]
-    return json_reply(msgspec.json.encode({"models": models}))
+    return json_reply({"models": models})
 
 
 @post("/api/show", status_code=200)
@@ -93,11 +92,11 @@ async def show_ollama_model(request: AnyRequest) -> Response[Any]:
     if model is None:
         return _ollama_error(request, 404, "model_not_found", f"model '{clip_text(name)}' not found")
     try:
-        return json_reply(msgspec.json.encode(ollama_model(model)))
+        return json_reply(ollama_model(model))
     except EngineError as error:
         return _ollama_error(request, 503, error.code, error.message)
 
 
 def _ollama_error(request: AnyRequest, status: int, code: str | None, message: str) -> Response[Any]:
     request_state(request.scope).error_code = code or ""
-    return json_reply(msgspec.json.encode({"error": message}), status)
+    return json_reply({"error": message}, status)

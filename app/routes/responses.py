@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import msgspec
 from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
@@ -14,7 +13,7 @@ from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
-from antiphon.app.projections.item_lists import encode_item_page
+from antiphon.app.projections.item_lists import build_item_page
 from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
@@ -44,7 +43,7 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
         request,
         server_context(request).turn_manager.render_prompt_tokens(parsed.model, parsed.spec, request_owner(request)),
     )
-    return json_reply(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": len(tokens)}))
+    return json_reply({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 
 @get("/v1/responses/{response_id:str}", before_request=prepare_read)
@@ -52,7 +51,7 @@ async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> 
     """Returns a stored response as it is now or, with `stream=true`, streams its events after `starting_after`."""
     log = await _find_log(request, response_id)
     if request.query_params.get("stream") not in ("true", "1"):
-        return json_reply(responses.current_response(log))
+        return json_reply(log.response)
     obfuscated = request.query_params.get("include_obfuscation") in ("true", "1")
     return stream_reply(
         responses.ResponsesStream(log, _start_number(request), obfuscated=obfuscated), server_context(request)
@@ -66,7 +65,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     if log.base_response.background:
         context.turn_manager.cancel_turn(log)
     await context.store.delete_response(log.owner, log.id)
-    return json_reply(msgspec.json.encode({"id": log.id, "object": "response", "deleted": True}))
+    return json_reply({"id": log.id, "object": "response", "deleted": True})
 
 
 @post("/v1/responses/{response_id:str}/cancel", status_code=200, before_request=prepare_read)
@@ -87,7 +86,7 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Lists the input items of a stored response, latest first by default."""
     log = await _find_log(request, response_id)
-    return json_reply(encode_item_page(log.input_items, select_page(request.query_params, log.input_items)))
+    return json_reply(build_item_page(log.input_items, select_page(request.query_params, log.input_items)))
 
 
 async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest:

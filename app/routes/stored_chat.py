@@ -13,7 +13,7 @@ from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.projections.chat.stored import stored_completion, stored_messages
 from antiphon.app.projections.chat.stream import chat_id
-from antiphon.app.projections.item_lists import encode_list
+from antiphon.app.projections.item_lists import build_list
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
@@ -42,14 +42,14 @@ async def list_completions(request: AnyRequest) -> Response[Any]:
         if len(batch) < missing:
             break
         query = msgspec.structs.replace(query, after=batch[-1].id)
-    return json_reply(encode_list(data[: query.limit], has_more=len(data) > query.limit))
+    return json_reply(build_list(data[: query.limit], has_more=len(data) > query.limit))
 
 
 @get("/v1/chat/completions/{completion_id:str}", before_request=prepare_read)
 async def retrieve_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Returns a stored completion."""
     _, found = await _find_completion(request, completion_id)
-    return json_reply(msgspec.json.encode(found))
+    return json_reply(found)
 
 
 @post("/v1/chat/completions/{completion_id:str}", status_code=200, before_request=prepare_read)
@@ -62,7 +62,7 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
         raise missing_field("metadata")
     metadata = body["metadata"] or {}
     await server_context(request).store.save_completion_metadata(request_owner(request), completion.id, metadata)
-    return json_reply(msgspec.json.encode({**found, "metadata": metadata}))
+    return json_reply({**found, "metadata": metadata})
 
 
 @delete("/v1/chat/completions/{completion_id:str}", status_code=200, before_request=prepare_read)
@@ -71,9 +71,7 @@ async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -
     completion, _ = await _find_completion(request, completion_id)
     if not await server_context(request).store.delete_completion(request_owner(request), completion.id):
         raise _completion_not_found(completion_id)
-    return json_reply(
-        msgspec.json.encode({"id": chat_id(completion.id), "object": "chat.completion.deleted", "deleted": True})
-    )
+    return json_reply({"id": chat_id(completion.id), "object": "chat.completion.deleted", "deleted": True})
 
 
 @get("/v1/chat/completions/{completion_id:str}/messages", before_request=prepare_read)
@@ -84,7 +82,7 @@ async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Re
     listed = stored_messages(completion, messages)
     page = select_ids(request.query_params, [message["id"] for message in listed], "asc")
     ordered = listed[::-1] if page.descending else listed
-    return json_reply(encode_list(ordered[page.start : page.end], has_more=page.end < len(listed)))
+    return json_reply(build_list(ordered[page.start : page.end], has_more=page.end < len(listed)))
 
 
 async def _find_completion(request: AnyRequest, sent_id: str) -> tuple[StoredCompletion, dict[str, Any]]:

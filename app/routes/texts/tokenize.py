@@ -5,7 +5,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-import msgspec
 from litestar import get, post
 from litestar.response import Response
 
@@ -59,7 +58,7 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
         tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
     reply = {"count": len(tokens), "max_model_len": _get_info(model).max_model_len, "tokens": tokens}
     texts = [model.format.decode_token(token)[0] for token in tokens] if body.get("return_token_strs") else None
-    return json_reply(msgspec.json.encode({**reply, "token_strs": texts}))
+    return json_reply({**reply, "token_strs": texts})
 
 
 @post("/detokenize", status_code=200)
@@ -81,13 +80,13 @@ async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
         raise invalid_value(path, f"Invalid '{path}': the vocabulary of this model has {vocab_size} tokens.")
     decode = model.tokenizer.decode_tokens if isinstance(model, EncoderModel) else model.format.decode
     text = await cancel_on_disconnect(request, _run_limited(partial(decode, tokens), "tokens"))
-    return json_reply(msgspec.json.encode({"prompt": text}))
+    return json_reply({"prompt": text})
 
 
 @get("/version")
 async def get_server_version() -> Response[Any]:
     """Returns the version of this server."""
-    return json_reply(msgspec.json.encode({"version": version("antiphon")}))
+    return json_reply({"version": version("antiphon")})
 
 
 @get("/load")
@@ -95,7 +94,7 @@ async def get_server_load(request: AnyRequest) -> Response[Any]:
     """Returns the number of turns and encoder jobs that have started and not ended."""
     context = server_context(request)
     num_jobs = sum(model.engine.stats().running for model in context.models.encoders)
-    return json_reply(msgspec.json.encode({"server_load": context.turn_manager.num_running + num_jobs}))
+    return json_reply({"server_load": context.turn_manager.num_running + num_jobs})
 
 
 def _model_name(body: Mapping[str, Any], models: ModelRegistry) -> Any:
@@ -135,7 +134,7 @@ async def _tokenize_for_encoder(request: AnyRequest, body: Mapping[str, Any], mo
     tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
     texts = [model.tokenizer.token_text(token) for token in tokens] if body.get("return_token_strs") else None
     reply = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": texts}
-    return json_reply(msgspec.json.encode(reply))
+    return json_reply(reply)
 
 
 def _get_info(model: NamedModel) -> EngineInfo:
