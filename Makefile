@@ -64,6 +64,7 @@ models: $(TEST)  ## compare every architecture with transformers, and write docs
 
 bench: $(TEST)  ## run every benchmark against the installed peers: over an hour; results in .bench/results
 	$(BIN)/python -m bench.protocol
+	$(BIN)/python -m bench.decoding
 	$(BIN)/python -m bench.store_overhead
 	$(BIN)/python -m bench.remote_overhead
 	$(BIN)/python -m bench.compare $(TINY) $(ARGS)

@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.requests import responses
+from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse

@@ -4,13 +4,15 @@ Optional keys accept null, since SDKs resend objects with every key present; unk
 same reason. `app.requests` decides the `type` of an object without one (`{"role", "content"}`, `{"id"}`).
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from antiphon.events.items import Part, Phase, ReasoningText, SummaryText
 
-Role = Literal["user", "assistant", "system", "developer"]
+Role = Literal["assistant", "system", "developer", "user"]
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+"""Name of a tool or a format. They are pasted into prompts, so no other characters are allowed."""
 
 
 class InputText(Part, frozen=True, kw_only=True, tag="input_text"):
@@ -40,7 +42,7 @@ class InputFile(Part, frozen=True, kw_only=True, tag="input_file"):
 class InputAudio(Part, frozen=True, kw_only=True, tag="input_audio"):
     """An audio input."""
 
-    input_audio: dict[str, Any]
+    input_audio: Any = None
 
 
 class OutputTextInput(Part, frozen=True, kw_only=True, tag="output_text"):
@@ -178,7 +180,7 @@ class Tool(Struct, frozen=True, kw_only=True, tag_field="type"):
 class FunctionTool(Tool, frozen=True, kw_only=True, tag="function"):
     """A tool that takes a JSON object. `parameters` is its JSON Schema."""
 
-    name: str
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -198,7 +200,7 @@ class GrammarFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="gr
 class CustomTool(Tool, frozen=True, kw_only=True, tag="custom"):
     """A tool that takes raw text."""
 
-    name: str
+    name: ToolName
     description: str | None = None
     format: TextFormat | GrammarFormat | None = None
 
@@ -206,7 +208,7 @@ class CustomTool(Tool, frozen=True, kw_only=True, tag="custom"):
 class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):
     """Tools under a common name. A call of such a tool carries `namespace`."""
 
-    name: str
+    name: ToolName
     description: str | None = None
     tools: tuple[FunctionTool | CustomTool, ...]
 

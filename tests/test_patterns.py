@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -12,6 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from antiphon.app.requests.fields.endpoints import BODIES
+from antiphon.app.requests.responses.input_items import ITEM_TYPES
+from antiphon.app.requests.tools import SERVED_TYPES
 from antiphon.harmony.gptoss.header import HeaderParser
 from antiphon.harmony.parsing.tape import literals
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
@@ -23,9 +27,18 @@ from tests.syntax import PACKAGES, ROOT, list_source_modules, module_name, parse
 
 FUNCTIONS = {"compile", "match", "fullmatch", "search", "findall", "finditer", "split", "sub", "subn"}
 _TEXTS = literals("<tool_call>", "<tool_calls>", "</tool_call>", "<|end|>", "aab", "ab", controls=True)
+
+
+def _list_schema_patterns() -> set[str]:
+    """Returns the patterns of strings in request bodies and in the items and tools inside them."""
+    _, schemas = msgspec.json.schema_components([*BODIES.values(), *ITEM_TYPES.values(), *SERVED_TYPES.values()])
+    return {json.loads(f'"{found}"') for found in re.findall(r'"pattern": "((?:[^"\\]|\\.)*)"', json.dumps(schemas))}
+
+
 _HEADERS = HeaderParser(MarkerAlphabet(ByteVocabulary((), ()), ()))
 _TOKENS = SpecialTokens(["<think>", "<tool_call>", "</think>", "aab"])
 BUILT_PATTERNS: dict[str, tuple[re.Pattern[str] | re.Pattern[bytes], ...]] = {
+    "app.requests.fields.checks:_build_string.check": tuple(map(re.compile, _list_schema_patterns())),
     "engine.remote.faults:line": (re.compile(re.escape("sk-a secret"), re.IGNORECASE),),
     "harmony.gptoss.header:_ahead": (_HEADERS._ahead,),
     "harmony.gptoss.header:_heads": tuple(_HEADERS._heads.values()),

@@ -1,1 +1,1 @@
-"""The OpenAPI document of this server, built from its routes and from the tables that decode request bodies."""
+"""The OpenAPI document of this server, built from its routes and from the structs of request bodies."""

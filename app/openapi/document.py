@@ -14,8 +14,8 @@ from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_
 from antiphon.app.projections.chat.schema import ChatCompletion
 from antiphon.app.projections.completions.schema import TextCompletion
 from antiphon.app.projections.messages.schema import AnthropicMessage
-from antiphon.app.requests.fields import RequestField
-from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
+from antiphon.app.requests.fields import RequestBody
+from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.app.requests.pagination import DEFAULT_LIMIT, MAX_LIMIT
 from antiphon.events.response import Response
 
@@ -44,7 +44,7 @@ PLAIN_REPLIES = {
 OTHER_BODIES: dict[str, Json] = {
     "show_ollama_model": {"type": "object", "properties": {"model": {"type": "string"}, "name": {"type": "string"}}}
 }
-"""Bodies that no table of fields decodes, by the name of the handler."""
+"""Bodies that no struct decodes, by the name of the handler."""
 EMPTY_BODIES = frozenset({"/v1/conversations"})
 """Paths whose body may be left out."""
 
@@ -130,8 +130,8 @@ def _handlers(route: HTTPRoute) -> Iterator[tuple[str, HTTPRouteHandler]]:
 
 def _operation(route: HTTPRoute, method: str, handler: HTTPRouteHandler) -> Json:
     name, path = handler.fn.__name__, route.path_format
-    table = _find_table(method, handler)
-    body = OTHER_BODIES.get(name) if table is None else body_schema(table)
+    kind = _find_body(method, handler)
+    body = OTHER_BODIES.get(name) if kind is None else body_schema(kind)
     fields = frozenset(body["properties"]) if body else frozenset(key for key, _, _ in QUERY_PARAMETERS.get(name, ()))
     summary, _, details = (handler.fn.__doc__ or name).partition("\n\n")
     operation: Json = {
@@ -151,10 +151,10 @@ def _operation(route: HTTPRoute, method: str, handler: HTTPRouteHandler) -> Json
     return operation | ({"security": []} if path in OPEN_PATHS else {})
 
 
-def _find_table(method: str, handler: HTTPRouteHandler) -> tuple[RequestField, ...] | None:
-    """Returns the fields of a handler's body: those that are listed for one of its paths."""
-    tables = (FIELDS_BY_ENDPOINT.get(f"{method.upper()} {_template(path)}") for path in handler.paths)
-    return next((table for table in tables if table is not None), None)
+def _find_body(method: str, handler: HTTPRouteHandler) -> type[RequestBody] | None:
+    """Returns the body of a handler: the one that is listed for one of its paths."""
+    kinds = (BODIES.get(f"{method.upper()} {_template(path)}") for path in handler.paths)
+    return next((kind for kind in kinds if kind is not None), None)
 
 
 def _template(path: str) -> str:
@@ -165,7 +165,7 @@ def _template(path: str) -> str:
 def _main_path(handler: HTTPRouteHandler) -> str:
     """Returns the path of a handler that the others stand for."""
     paths = sorted(map(_template, handler.paths))
-    return next((path for path in paths if f"POST {path}" in FIELDS_BY_ENDPOINT), paths[0])
+    return next((path for path in paths if f"POST {path}" in BODIES), paths[0])
 
 
 def _tag(path: str) -> str:

@@ -1,76 +1,53 @@
-"""JSON Schemas of request bodies and replies: of bodies from the tables of fields, of replies from their structs.
+"""JSON Schemas of request bodies and replies, from their structs. Fields are described by the docstrings below them."""
 
-A validator that carries no schema is asked which JSON types it accepts. So the schemas say no more than the decoder
-knows; the descriptions of the fields say the rest.
-"""
-
+import ast
+import inspect
 from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
+from textwrap import dedent
 from typing import Any
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.requests.fields import RequestField
-from antiphon.app.requests.validators import Validator, nullable, read_schema
+from antiphon.app.requests.fields import RequestBody, list_fields
 
 Json = dict[str, Any]
 REF_TEMPLATE = "#/components/schemas/{name}"
-SAMPLE_VALUES: dict[str, Any] = {
-    "boolean": True,
-    "integer": 1,
-    "number": 1.5,
-    "string": "x",
-    "array": [],
-    "object": {},
-}
-"""A value of each JSON type except null."""
+NULL: Json = {"type": "null"}
 
 
-def body_schema(table: Iterable[RequestField]) -> Json:
-    """Returns the schema of a body with these fields and no others. Null counts as leaving a field out."""
-    fields = sorted(table, key=lambda field: field.name)
-    schema: Json = {
-        "type": "object",
-        "properties": {field.name: field_schema(field) for field in fields},
-        "additionalProperties": {"type": "null"},
-    }
-    required = [field.name for field in fields if is_required(field)]
-    return schema | ({"required": required} if required else {})
+@cache
+def describe_fields(kind: type[RequestBody]) -> dict[str, str]:
+    """Returns the description of each field of a body, by name."""
+    texts: dict[str, str] = {}
+    for source in reversed((kind.described_in or kind).__mro__):
+        if issubclass(source, RequestBody):
+            texts |= _read_docstrings(source)
+    return {field.name: field.rule.description or texts[field.name] for field in list_fields(kind)}
 
 
-def is_required(field: RequestField) -> bool:
+def is_required(description: str) -> bool:
     """Tells whether a body without the field is always rejected. Its description then begins with that."""
-    return field.description.startswith("Required.")
+    return description.startswith("Required.")
 
 
-def field_schema(field: RequestField) -> Json:
-    """Returns the schema of a field, with its description and handling. A refused field can only be null."""
-    schema = read_schema(field.check)
-    if field.handling == "refused":
-        schema = {"type": "null"}
-    else:
-        schema = probe_types(field.check) if schema is None else schema
-        schema = schema if is_required(field) else nullable(schema)
-    deprecated = {"deprecated": True} if field.description.startswith("Deprecated") else {}
-    return schema | {"description": field.description, "x-handling": field.handling} | deprecated
-
-
-def probe_types(check: Validator) -> Json:
-    """Returns the schema of the JSON types that a validator does not reject as such."""
-    types = [name for name, value in SAMPLE_VALUES.items() if not _rejects_type(check, value)]
-    if "number" in types:
-        types.remove("integer")  # it is a number, too
-    if len(types) == len(SAMPLE_VALUES) - 1:
-        return {}
-    return {"type": types[0]} if len(types) == 1 else {"type": types}
-
-
-def _rejects_type(check: Validator, value: Any) -> bool:
-    try:
-        check(value, "field")
-    except ApiError as error:
-        return error.code == "invalid_type" and error.param == "field"
-    return False
+def body_schema(kind: type[RequestBody]) -> Json:
+    """Returns the schema of a body. Null counts as leaving a field out; an unknown key may only be null."""
+    _, components = msgspec.json.schema_components([kind], ref_template="{name}")
+    schema = _resolve(components[kind.__name__], components)
+    descriptions, properties = describe_fields(kind), schema["properties"]
+    for field in list_fields(kind):
+        description = descriptions[field.name]
+        values = NULL if field.rule.handling == "refused" else properties[field.name]
+        if is_required(description):
+            values = _without_null(values)
+        deprecated = {"deprecated": True} if description.startswith("Deprecated") else {}
+        labels = {"description": description, "x-handling": field.rule.handling}
+        properties[field.name] = values | labels | deprecated
+    required = sorted(name for name, description in descriptions.items() if is_required(description))
+    body: Json = {"type": "object", "properties": dict(sorted(properties.items())), "additionalProperties": NULL}
+    return body | ({"required": required} if required else {})
 
 
 def reply_schemas(types: Iterable[type]) -> Json:
@@ -80,3 +57,40 @@ def reply_schemas(types: Iterable[type]) -> Json:
         if "description" in schema:
             schema["description"] = " ".join(schema["description"].partition("\n\n")[0].split())
     return components
+
+
+def _read_docstrings(kind: type) -> dict[str, str]:
+    """Returns the docstrings below the fields of a class."""
+    (definition,) = ast.parse(dedent(inspect.getsource(kind))).body
+    statements = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(statements)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def _resolve(schema: Any, components: Json) -> Any:
+    """Returns a schema with references replaced, and without what only decoders of Python need."""
+    if isinstance(schema, list):
+        return [_resolve(entry, components) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _resolve(components[schema["$ref"]], components)
+    result = {
+        key: _resolve(value, components)
+        for key, value in schema.items()
+        if key not in ("default", "discriminator", "title") or (isinstance(value, dict) and "type" in value)
+    }
+    if "pattern" in result and isinstance(result["pattern"], str):
+        result["pattern"] = result["pattern"].replace(r"\Z", "$")
+    if result.get("additionalProperties") is False:
+        result["additionalProperties"] = NULL
+    return result
+
+
+def _without_null(schema: Json) -> Json:
+    members = [member for member in schema["anyOf"] if member != NULL]
+    return members[0] if len(members) == 1 else {"anyOf": members}

@@ -17,7 +17,7 @@ def check_capabilities(spec: TurnSpec, capabilities: Capabilities, *, form_param
 
     An engine that runs in this server honors every field. A remote one may lack some.
     """
-    if (param := _find_grammar_param(spec, form_param)) is not None and not capabilities.grammar:
+    if not capabilities.grammar and (param := _find_grammar_param(spec, form_param)) is not None:
         remedy = f" Start it with {capabilities.grammar_remedy}." if capabilities.grammar_remedy else ""
         raise unsupported_field(param, f"The model's engine does not follow grammars.{remedy}")
     sampling, limit = spec.sampling, capabilities.max_top_logprobs

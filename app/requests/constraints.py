@@ -18,7 +18,7 @@ from antiphon.app.sandbox.messages import GrammarKind
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.format import PromptInput
 from antiphon.harmony.strict_schema import close_objects
 
 SCHEMA_ERROR_CODES = {
@@ -39,31 +39,28 @@ class OutputConstraint(Struct, frozen=True):
     param: str
 
 
-def answer_form(shape: Mapping[str, Any] | None) -> TextConstraint | None:
-    """Returns the JSON Schema that `text.format` requires of the text; None if any text is allowed."""
-    kind = (shape or {}).get("type")
-    if shape is None or kind in (None, "text"):
-        return None
-    return TextConstraint(schema=shape.get("schema") or {"type": "object"})
-
-
 def schema_constraint(schema: Mapping[str, Any], param: str) -> OutputConstraint:
     """Returns the constraint of a JSON Schema, in the form that is enforced: with closed objects."""
     return OutputConstraint("schema", json.dumps(close_objects(schema)), param)
 
 
-def tool_constraints(tools: RequestTools, *, all_schemas: bool) -> list[OutputConstraint]:
-    """Returns the constraints of the tools: grammars of custom tools, and schemas of strict functions.
+def list_constraints(
+    tools: RequestTools, prompt_input: PromptInput, form: Sequence[OutputConstraint] = (), *, schema_param: str = ""
+) -> tuple[OutputConstraint, ...]:
+    """Returns what the output must match: grammars of custom tools, schemas of strict functions, the text's `form`.
 
-    With `all_schemas`, also those of the other functions: they are part of a grammar if the turn needs one.
+    The schemas of other functions count if the turn needs a grammar, whose part they are. `schema_param` is the path of
+    the schema that the text must match, if that is not part of `form`.
     """
-    result: list[OutputConstraint] = []
+    all_schemas, result = bool(tools.served) and prompt_input.needs_grammar, list[OutputConstraint]()
     for served_tool, path in zip(tools.served, tools.paths, strict=True):
         leaves = served_tool.tools if isinstance(served_tool, NamespaceTool) else (served_tool,)
         for index, tool in enumerate(leaves):
             tool_path = f"{path}.tools[{index}]" if isinstance(served_tool, NamespaceTool) else path
             result += _tool_constraint(tool, tool_path, all_schemas=all_schemas)
-    return result
+    if schema_param and prompt_input.answer_form is not None and prompt_input.answer_form.schema is not None:
+        result.append(schema_constraint(prompt_input.answer_form.schema, schema_param))
+    return (*result, *form)
 
 
 def name_grammar_field(constraints: Sequence[OutputConstraint]) -> str | None:

@@ -1,4 +1,4 @@
-"""Decoder of JSON bodies: bytes to JSON values, and values to structs. Each fault is an `ApiError` that names its path.
+"""Decoder of JSON bodies: bytes to JSON values. Each fault is an `ApiError`.
 
 Stricter than JSON requires: no byte order mark, NaN, number beyond the range of a double or lone surrogate, and at most
 `MAX_JSON_DEPTH` levels. If a key occurs twice, the last value counts. An escaped NUL is ordinary text.
@@ -6,13 +6,12 @@ Stricter than JSON requires: no byte order mark, NaN, number beyond the range of
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value
 
 MAX_JSON_DEPTH = 128
 MAX_ECHOED_BYTES = 2 << 20
@@ -21,12 +20,7 @@ event loop encodes them: 30 ms for each at this size in the worst case."""
 ECHOED_FIELDS = ("tools", "tool_choice", "text")
 """Fields that replies repeat and that no other limit bounds. Instructions are part of the prompt."""
 
-T = TypeVar("T")
 _decoder = msgspec.json.Decoder()
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
-_TYPE = re.compile(r"Expected `(?P<expected>.*)`, got `(?P<got>.*)`")
-_ARTICLES = {"str": "a string", "int": "an integer", "float": "a decimal", "bool": "a boolean", "array": "an array"}
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -45,32 +39,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid_json("it is not an object")
     return value
-
-
-def convert_value(value: Any, kind: type[T], path: str) -> T:
-    """Converts `value` to `kind`, strictly. `path` is its path in the request. Raises `ApiError` 400."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise _translate_error(str(error), path) from None
-
-
-def _translate_error(message: str, path: str) -> ApiError:
-    """Translates an error message of msgspec to an OpenAI error. `path` is the path of the converted value.
-
-    Example: "Expected `str`, got `int` - at `$.content[...].text`" at `input[0]` names `input[0].content.text`.
-    """
-    match = _AT.match(message)
-    fault, subpath = (match["what"], match["path"] or "") if match else (message, "")
-    full_path = f"{path}{subpath.replace('[...]', '')}".lstrip(".")
-    if missing := _MISSING.match(fault):
-        return missing_field(f"{full_path}.{missing['field']}".lstrip("."))
-    if mismatch := _TYPE.match(fault):
-        expected = " or ".join(_ARTICLES.get(name, "an object") for name in mismatch["expected"].split(" | "))
-        got = _ARTICLES.get(mismatch["got"], mismatch["got"] if mismatch["got"] == "null" else "an object")
-        message = f"Invalid type for '{full_path}': expected {expected}, but got {got} instead."
-        return ApiError(400, "invalid_type", message, full_path)
-    return invalid_value(full_path, f"Invalid '{full_path}': {clip_text(fault)}.")
 
 
 def _check_depth(value: Any) -> None:

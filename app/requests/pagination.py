@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from antiphon.app.base.errors import clip_text, invalid_type, invalid_value
-from antiphon.app.requests import validators as c
+from antiphon.app.requests.fields.checks import build_check, check_choice
 from antiphon.events.inputs import AnyInput
 
 MAX_LIMIT = 100
@@ -44,7 +45,7 @@ def select_ids(query: Mapping[str, str], ids: Sequence[str | None], default_orde
 def read_order(query: Mapping[str, str], default_order: str) -> str:
     """Returns `order`. Raises `ApiError` 400."""
     order = query.get("order", default_order)
-    c.one_of(("asc", "desc"))(order, "order")
+    check_choice(order, ("asc", "desc"), "order")
     return order
 
 
@@ -53,5 +54,5 @@ def read_limit(query: Mapping[str, str]) -> int:
     limit = query.get("limit", DEFAULT_LIMIT)
     if not re.fullmatch(r"-?[0-9]{1,9}", limit):
         raise invalid_type("limit", "an integer", limit)
-    c.integer_between(1, MAX_LIMIT)(int(limit), "limit")
+    build_check(Annotated[int, Meta(ge=1, le=MAX_LIMIT)])(int(limit), "limit")
     return int(limit)

@@ -1,31 +1,45 @@
-"""Parsing that both endpoints share: sampling parameters, stop strings, and the initial Response."""
+"""Parsing that endpoints share: sampling parameters, stop strings, and the initial Response."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec import UNSET, structs
 
 from antiphon.app.base.errors import invalid_value
+from antiphon.app.requests.chat.body import ChatBody
+from antiphon.app.requests.completions.body import TextCompletionBody
+from antiphon.app.requests.fields.vllm import CompletionBody
+from antiphon.app.requests.messages.body import MessagesBody
+from antiphon.app.requests.responses.body import ResponsesBody
 from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.events.response import ReasoningConfig, Response
 
-PLAIN_TEXT_CONFIG = {"format": {"type": "text"}}
-_SAMPLING_FIELDS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+PLAIN_TEXT_CONFIG: dict[str, Any] = {"format": {"type": "text"}}
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+)
+CompletionLike = ChatBody | TextCompletionBody
 
 
-def read_sampling(body: Mapping[str, Any], info: EngineInfo, limit: int | None, top_logprobs: int | None) -> Sampling:
+def read_sampling(
+    body: ResponsesBody | CompletionBody | MessagesBody, info: EngineInfo, limit: int | None, top_logprobs: int | None
+) -> Sampling:
     """Returns the sampling parameters: the client's values, else the model's defaults, else neutral values.
 
     `limit` is the requested number of new tokens; None leaves it to the model's defaults. Raises `ApiError` 400 for a
     token of `logit_bias` that the model does not have.
     """
-    overrides: dict[str, Any] = {name: float(body[name]) for name in _SAMPLING_FIELDS if body.get(name) is not None}
-    if body.get("top_k") is not None:
-        overrides["top_k"] = max(body["top_k"], 0)
-    if body.get("seed") is not None:
-        overrides["seed"] = body["seed"]
-    if body.get("logit_bias"):
-        overrides["logit_bias"] = {int(token): float(bias) for token, bias in body["logit_bias"].items()}
+    sent: dict[str, Any] = {name: getattr(body, name, None) for name in _SAMPLING_FIELDS}
+    overrides = {name: value for name, value in sent.items() if value is not None}
+    if body.top_k is not None:
+        overrides["top_k"] = max(body.top_k, 0)
+    if not isinstance(body, MessagesBody) and body.logit_bias:
+        overrides["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
         for token in overrides["logit_bias"]:
             if token >= info.vocab_size:
                 message = f"Invalid 'logit_bias': the model has no token {token}, only 0 to {info.vocab_size - 1}."
@@ -35,102 +49,82 @@ def read_sampling(body: Mapping[str, Any], info: EngineInfo, limit: int | None, 
     return structs.replace(info.default_sampling, **overrides, top_logprobs=top_logprobs)
 
 
-def read_engine_fields(body: Mapping[str, Any], info: EngineInfo, sampling: Sampling) -> Sampling:
+def read_engine_fields(body: CompletionBody, info: EngineInfo, sampling: Sampling) -> Sampling:
     """Returns the sampling parameters with those that only vLLM's API has. Raises `ApiError` 400."""
-    stop_ids = tuple(body.get("stop_token_ids") or ())
+    stop_ids = tuple(body.stop_token_ids or ())
     for index, token in enumerate(stop_ids):
         if token >= info.vocab_size:
             message = f"the model has no token {token}, only 0 to {info.vocab_size - 1}."
             raise invalid_value(f"stop_token_ids[{index}]", f"Invalid 'stop_token_ids': {message}")
-    min_tokens, limit = body.get("min_tokens") or 0, sampling.max_tokens
+    min_tokens, limit = body.min_tokens or 0, sampling.max_tokens
     if limit is not None and min_tokens > limit:
         raise invalid_value("min_tokens", f"Invalid 'min_tokens': it must not exceed 'max_tokens', which is {limit}.")
-    return structs.replace(sampling, stop_ids=stop_ids, min_tokens=min_tokens, ignore_eos=bool(body.get("ignore_eos")))
+    return structs.replace(sampling, stop_ids=stop_ids, min_tokens=min_tokens, ignore_eos=bool(body.ignore_eos))
 
 
-def read_truncation(body: Mapping[str, Any], info: EngineInfo, sampling: Sampling) -> int | None:
-    """Returns the number of tokens to keep of each prompt; None for all."""
-    kept: int | None = body.get("truncate_prompt_tokens")
+def read_truncation(kept: int | None, info: EngineInfo, sampling: Sampling) -> int | None:
+    """Returns the number of tokens to keep of each prompt for `truncate_prompt_tokens`; None for all."""
     if kept != -1:
         return kept
     return max(info.max_model_len - (sampling.max_tokens or 1), 1)
 
 
-def check_best_of(body: Mapping[str, Any]) -> int:
+def check_best_of(body: CompletionLike) -> int:
     """Returns the number of choices to sample for each prompt. Raises `ApiError` 400 if it is less than `n`."""
-    n = body.get("n") or 1
-    best_of: int = body.get("best_of") or n
+    n = body.n or 1
+    best_of = body.best_of or n
     if best_of < n:
         raise invalid_value("best_of", f"Invalid 'best_of': it must be at least 'n', which is {n}.")
-    if body.get("stream") and best_of > n:
+    if body.stream and best_of > n:
         raise invalid_value("best_of", "'best_of' greater than 'n' is not allowed when 'stream' is enabled.")
     return best_of
 
 
-def check_prompt_logprobs(body: Mapping[str, Any]) -> int | None:
+def check_prompt_logprobs(body: CompletionBody) -> int | None:
     """Returns `prompt_logprobs`. Raises `ApiError` 400 if it is combined with `stream`."""
-    count: int | None = body.get("prompt_logprobs")
-    if count is not None and body.get("stream"):
+    if body.prompt_logprobs is not None and body.stream:
         raise invalid_value("prompt_logprobs", "'prompt_logprobs' is not allowed when 'stream' is enabled.")
-    return count
+    return body.prompt_logprobs
 
 
-def read_priority(body: Mapping[str, Any]) -> int:
+def read_priority(body: CompletionBody) -> int:
     """Returns the engine's priority. The engine runs higher ones first, vLLM's API lower ones."""
-    return -(body.get("priority") or 0)
+    return -(body.priority or 0)
 
 
-def conversation_of(body: Mapping[str, Any]) -> str | None:
-    """Returns the id of the request's conversation, sent as a string or in an object; None if there is none."""
-    conversation = body.get("conversation")
-    return conversation["id"] if isinstance(conversation, dict) else conversation
-
-
-def read_stop_strings(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the stop strings. Raises `ApiError` 400 for an empty one, which would match everywhere."""
-    stop = body.get("stop")
-    stop_strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in stop_strings:
-        raise invalid_value("stop", "Invalid 'stop': a stop string must not be empty.")
-    return stop_strings
-
-
-def check_stream_options(body: Mapping[str, Any]) -> None:
+def check_stream_options(body: ResponsesBody | CompletionLike) -> None:
     """Raises `ApiError` 400 if `stream_options` is sent without `stream`."""
-    if body.get("stream_options") is not None and not body.get("stream"):
+    if body.stream_options is not None and not body.stream:
         raise invalid_value(
             "stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled."
         )
 
 
-def wants_obfuscation(body: Mapping[str, Any]) -> bool:
-    """Tells whether to pad the chunks of a stream, so that their lengths do not reveal the text to an eavesdropper."""
-    return bool((body.get("stream_options") or {}).get("include_obfuscation"))
-
-
-def base_response(body: Mapping[str, Any], chosen: Sampling, **more: Any) -> Response:
-    """Returns the Response with the fields that echo the request; `more` are the fields of one endpoint."""
-    tier = body.get("service_tier")
+def base_response(body: ResponsesBody | CompletionLike | MessagesBody, chosen: Sampling, **more: Any) -> Response:
+    """Returns the Response before the first event, which echoes the request. `more` has one endpoint's own fields."""
+    fields: dict[str, Any] = {"text": PLAIN_TEXT_CONFIG, "reasoning": ReasoningConfig(), "metadata": {}, **more}
+    if isinstance(body, ResponsesBody | ChatBody):
+        fields |= _echo_labels(body)
     return Response(
         id="",
         created_at=0,
-        model=body["model"],
-        tool_choice=body.get("tool_choice") or "auto",
-        parallel_tool_calls=body.get("parallel_tool_calls") is not False,
+        model=str(body.model),
         temperature=chosen.temperature,
         top_p=chosen.top_p,
         presence_penalty=chosen.presence_penalty,
         frequency_penalty=chosen.frequency_penalty,
         top_logprobs=chosen.top_logprobs or 0,
-        service_tier="default" if tier in (None, "auto") else tier,
-        metadata=body.get("metadata") or {},
-        safety_identifier=body.get("safety_identifier"),
-        prompt_cache_key=body.get("prompt_cache_key"),
-        user=UNSET if body.get("user") is None else body["user"],
-        **more,
+        **fields,
     )
 
 
-def reasoning_config(effort: str | None, summary: str | None) -> ReasoningConfig:
-    """Returns the echo of the reasoning settings; both keys are always present."""
-    return ReasoningConfig(effort=effort, summary=summary)
+def _echo_labels(body: ResponsesBody | ChatBody) -> dict[str, Any]:
+    return {
+        "tool_choice": body.tool_choice or "auto",
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
+        "metadata": body.metadata or {},
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+        "user": UNSET if body.user is None else body.user,
+    }

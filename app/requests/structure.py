@@ -8,9 +8,16 @@ from msgspec import Struct
 
 from antiphon.app.base.errors import invalid_value
 from antiphon.app.requests import constraints
+from antiphon.app.requests.chat.body import ChatBody
+from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.constraints import OutputConstraint
-from antiphon.app.requests.fields.engine import GUIDED_FIELDS
+from antiphon.app.requests.fields.common import JsonObjectFormat
+from antiphon.app.requests.fields.vllm import JsonSchemaFormat, StructuredOutputs
 from antiphon.harmony.grammar import TextConstraint
+
+KINDS = StructuredOutputs.__struct_fields__
+GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Older names of the keys of `structured_outputs`."""
 
 
 class RequiredStructure(Struct, frozen=True):
@@ -24,7 +31,7 @@ class RequiredStructure(Struct, frozen=True):
     """True if the text must be JSON, which no stop string may cut."""
 
 
-def read_structure(body: Mapping[str, Any]) -> RequiredStructure:
+def read_structure(body: ChatBody | TextCompletionBody) -> RequiredStructure:
     """Returns the form of the text. Raises `ApiError` 400 if two fields require one."""
     forms = [(path, kind, value) for path, kind, value in _list_forms(body) if value is not None and value is not False]
     if not forms:
@@ -49,17 +56,15 @@ def read_structure(body: Mapping[str, Any]) -> RequiredStructure:
             return RequiredStructure(TextConstraint(lark=value), path, (OutputConstraint("lark", value, path),))
 
 
-def _list_forms(body: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+def _list_forms(body: ChatBody | TextCompletionBody) -> list[tuple[str, str, Any]]:
     """Returns path, kind and value of every form that the request could have."""
-    forms = [
-        (f"structured_outputs.{kind}", kind, value) for kind, value in (body.get("structured_outputs") or {}).items()
-    ]
-    forms += [(name, name.removeprefix("guided_"), body.get(name)) for name in GUIDED_FIELDS]
-    sent = body.get("response_format") or {"type": "text"}
-    if sent["type"] == "json_schema":
-        forms.append(("response_format.json_schema.schema", "json", sent["json_schema"]["schema"]))
-    elif sent["type"] == "json_object":
-        schema = sent.get("schema")
+    outputs, sent = body.structured_outputs, body.response_format
+    forms = [] if outputs is None else [(f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in KINDS]
+    forms += [(name, name.removeprefix("guided_"), getattr(body, name)) for name in GUIDED_FIELDS]
+    if isinstance(sent, JsonSchemaFormat):
+        forms.append(("response_format.json_schema.schema", "json", sent.json_schema.schema))
+    elif isinstance(sent, JsonObjectFormat):
+        schema = sent.schema
         forms.append(("response_format.schema", "json", schema) if schema else ("response_format", "json_object", True))
     return forms
 

@@ -6,45 +6,60 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from antiphon.app.base.errors import clip_text, invalid_value, unsupported_field
-from antiphon.app.requests import validators as c
+from antiphon.app.requests.fields.checks import build_check, check_choice, check_name, check_string, require_key
+from antiphon.app.requests.fields.common import ToolObjects
 from antiphon.app.requests.tools import RequestTools
-from antiphon.harmony.tools import VALID_NAME, ToolTable
+from antiphon.harmony.tools import ToolError, ToolTable
 
 NAMED_TOOL_TYPES = ("function", "custom")
 
 
 class ToolChoice(Struct, frozen=True):
-    """A parsed `tool_choice`. `allowed_tools` has the `model_name` of each tool that may be called; None allows all."""
+    """The offered tools, and a parsed `tool_choice`.
 
+    `allowed_tools` has the `model_name` of each tool that may be called; None allows all.
+    """
+
+    table: ToolTable
     mode: Literal["auto", "none", "required"] = "auto"
     allowed_tools: frozenset[str] | None = None
 
 
-def read_tool_choice(sent: Any, offered: RequestTools, table: ToolTable) -> ToolChoice:
-    """Parses `tool_choice` in the form of Responses. `table`: the offered tools. Raises `ApiError` 400."""
+def read_tool_choice(sent: Any, offered: RequestTools) -> ToolChoice:
+    """Parses `tool_choice` in the form of Responses. Raises `ApiError` 400, also for two tools with one name."""
+    table = build_table(offered)
     if sent == "required" and not (offered.echo or offered.served):
         raise invalid_value("tool_choice", "Tool choice 'required' must be specified with 'tools' parameter.")
     if sent in ("auto", "none", "required"):
-        return ToolChoice(sent)
+        return ToolChoice(table, sent)
     if sent is None:
-        return ToolChoice()
+        return ToolChoice(table)
     kind = sent["type"]
     if kind in NAMED_TOOL_TYPES:
-        return ToolChoice("required", frozenset({_find_named_tool(sent, table, "tool_choice")}))
+        return ToolChoice(table, "required", frozenset({_find_named_tool(sent, table, "tool_choice")}))
     if kind != "allowed_tools":
         raise unsupported_field("tool_choice", f"This server runs no tools of type '{clip_text(kind)}'.")
-    mode = c.require_key(sent, "mode", "tool_choice")
-    c.one_of(("auto", "required"))(mode, "tool_choice.mode")
-    allowed = c.require_key(sent, "tools", "tool_choice")
-    c.array_of(c.is_object, 128)(allowed, "tool_choice.tools")
+    mode = require_key(sent, "mode", "tool_choice")
+    check_choice(mode, ("auto", "required"), "tool_choice.mode")
+    allowed = require_key(sent, "tools", "tool_choice")
+    build_check(ToolObjects)(allowed, "tool_choice.tools")
     if not allowed:
         raise invalid_value("tool_choice.tools", "Invalid 'tool_choice.tools': at least one tool must be allowed.")
     names = [
         _find_named_tool(tool, table, f"tool_choice.tools[{index}]")
         for index, tool in enumerate(allowed)
-        if c.require_key(tool, "type", f"tool_choice.tools[{index}]") in NAMED_TOOL_TYPES
+        if require_key(tool, "type", f"tool_choice.tools[{index}]") in NAMED_TOOL_TYPES
     ]
-    return ToolChoice(mode, frozenset(names))
+    return ToolChoice(table, mode, frozenset(names))
+
+
+def build_table(offered: RequestTools) -> ToolTable:
+    """Returns the offered tools as a table for the dialects. Raises `ApiError` if two tools have the same name."""
+    try:
+        return ToolTable.from_request(offered.served)
+    except ToolError as error:
+        name_path = f"{offered.paths[error.index]}.name"
+        raise invalid_value(name_path, f"Invalid '{name_path}': {error.message}") from None
 
 
 def _find_named_tool(sent: Mapping[str, Any], table: ToolTable, path: str) -> str:
@@ -53,10 +68,10 @@ def _find_named_tool(sent: Mapping[str, Any], table: ToolTable, path: str) -> st
     A tool in a namespace is named by `name` and `namespace`. Without `namespace`, a plain tool takes precedence over
     those of namespaces; `name` may also be the name that the model uses.
     """
-    name, namespace = c.require_key(sent, "name", path), sent.get("namespace")
-    c.string_like(None, VALID_NAME)(name, f"{path}.name")
+    name, namespace = require_key(sent, "name", path), sent.get("namespace")
+    check_name(name, f"{path}.name")
     if namespace is not None:
-        c.string_like()(namespace, f"{path}.namespace")
+        check_string(namespace, f"{path}.namespace")
     same_kind = [tool for tool in table if tool.kind == sent["type"]]
     found = [tool for tool in same_kind if (tool.name, tool.namespace) == (name, namespace)]
     if namespace is None:

@@ -1,6 +1,5 @@
 """`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, with the shapes of vLLM's endpoints of these names."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from litestar import post
@@ -9,34 +8,31 @@ from litestar.response import Response
 from antiphon.app.base.errors import missing_field
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.requests.fields import check_fields
-from antiphon.app.requests.fields.adapters import LOAD_ADAPTER_FIELDS, UNLOAD_ADAPTER_FIELDS
+from antiphon.app.requests.fields import decode_body
+from antiphon.app.requests.fields.adapters import LoadAdapterBody, UnloadAdapterBody
 
 
 @post("/v1/load_lora_adapter", status_code=200)
 async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Loads an adapter from a folder of `--lora-dir`. Requires `--allow-lora-updates`."""
-    body = await parse_body(await request.body())
-    check_fields(LOAD_ADAPTER_FIELDS, body)
-    name, path = _require_text(body, "lora_name"), _require_text(body, "lora_path")
-    updates, replace = server_context(request).adapter_updates, body.get("load_inplace") is True
-    await updates.load(name, path, request_owner(request), replace=replace, base=body.get("base_model_name"))
+    body = decode_body(LoadAdapterBody, await parse_body(await request.body()))
+    name, path = _require_text(body.lora_name, "lora_name"), _require_text(body.lora_path, "lora_path")
+    updates, replace = server_context(request).adapter_updates, body.load_inplace is True
+    await updates.load(name, path, request_owner(request), replace=replace, base=body.base_model_name)
     return _success(f"LoRA adapter '{name}' added successfully.")
 
 
 @post("/v1/unload_lora_adapter", status_code=200)
 async def unload_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Unloads an adapter. Turns that use it run to their end. Requires `--allow-lora-updates`."""
-    body = await parse_body(await request.body())
-    check_fields(UNLOAD_ADAPTER_FIELDS, body)
-    name = _require_text(body, "lora_name")
+    body = decode_body(UnloadAdapterBody, await parse_body(await request.body()))
+    name = _require_text(body.lora_name, "lora_name")
     await server_context(request).adapter_updates.unload(name, request_owner(request))
     return _success(f"LoRA adapter '{name}' removed successfully.")
 
 
-def _require_text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value:
+def _require_text(value: str | None, name: str) -> str:
+    if not value:
         raise missing_field(name)
     return value
 

@@ -15,10 +15,10 @@ from antiphon.app.projections.item_lists import listed_item
 from antiphon.app.replies.engine_ready import wait_until_ready
 from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns
 from antiphon.app.replies.stored_reads import read_with_history
-from antiphon.app.requests import input_items as items_of
-from antiphon.app.requests.fields import check_fields
-from antiphon.app.requests.fields.stored import COMPACT_FIELDS
-from antiphon.app.requests.responses import read_responses_request
+from antiphon.app.requests.fields import decode_body
+from antiphon.app.requests.responses import input_items as items_of
+from antiphon.app.requests.responses.body import CompactBody
+from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response as ResponseObject
@@ -28,7 +28,7 @@ from antiphon.events.response import Response as ResponseObject
 async def compact_conversation(request: AnyRequest) -> Response[Any]:
     """Returns items that the client sends in place of the compacted conversation. Nothing is stored."""
     context, body = server_context(request), await parse_body(await request.body())
-    check_fields(COMPACT_FIELDS, body)
+    decode_body(CompactBody, body)
     await wait_until_ready(request, body)
     parsed = await read_with_history(
         context,

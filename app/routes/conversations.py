@@ -1,8 +1,7 @@
 """`/v1/conversations`: stored lists of items that turns can continue."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import delete, get, post
@@ -16,30 +15,27 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.item_lists import build_item_page, listed_item
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
-from antiphon.app.requests import input_items as items_of
 from antiphon.app.requests import media
-from antiphon.app.requests.fields import RequestField, check_fields
-from antiphon.app.requests.fields.stored import (
-    CREATE_CONVERSATION_FIELDS,
-    CREATE_ITEMS_FIELDS,
-    MAX_ITEMS,
-    UPDATE_CONVERSATION_FIELDS,
-)
+from antiphon.app.requests.fields import AnyBody, decode_body
 from antiphon.app.requests.pagination import ListPage, select_page
+from antiphon.app.requests.responses import input_items as items_of
+from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns.manager import new_id
 from antiphon.app.turns.stored_history import StoredHistory, with_ids
 from antiphon.events.inputs import AnyInput
 
+T = TypeVar("T")
+
 
 @post("/v1/conversations", status_code=200, before_request=prepare_read)
 async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
-    context, body = server_context(request), await _read_body(request, CREATE_CONVERSATION_FIELDS)
-    items = await _parse_items(request, body.get("items") or [])
+    context, body = server_context(request), await _read_body(request, NewConversationBody)
+    items = await _parse_items(request, body.items or [])
     created_at = int(context.turn_manager.current_time())
-    conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.get("metadata") or {})
+    conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.metadata or {})
     await context.store.save_conversation(request_owner(request), conversation)
     await context.store.add_items(request_owner(request), conversation.id, items)
     return _conversation_json(conversation)
@@ -56,9 +52,9 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
     """Replaces the metadata of a conversation."""
     conversation, body = (
         _find_conversation(request, conversation_id),
-        await _read_body(request, UPDATE_CONVERSATION_FIELDS),
+        await _read_body(request, ConversationBody),
     )
-    updated = msgspec.structs.replace(conversation, metadata=_require_key(body, "metadata"))
+    updated = msgspec.structs.replace(conversation, metadata=_require(body.metadata, "metadata"))
     await server_context(request).store.save_conversation(request_owner(request), updated)
     return _conversation_json(updated)
 
@@ -74,8 +70,8 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
 @post("/v1/conversations/{conversation_id:str}/items", status_code=200, before_request=prepare_read)
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
-    conversation, body = _find_conversation(request, conversation_id), await _read_body(request, CREATE_ITEMS_FIELDS)
-    items = await _parse_items(request, _require_key(body, "items"))
+    conversation, body = _find_conversation(request, conversation_id), await _read_body(request, NewItemsBody)
+    items = await _parse_items(request, _require(body.items, "items"))
     await server_context(request).store.add_items(request_owner(request), conversation.id, items)
     return json_reply(build_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
 
@@ -105,23 +101,17 @@ async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_
     return _conversation_json(conversation)
 
 
-async def _read_body(request: AnyRequest, table: tuple[RequestField, ...]) -> Mapping[str, Any]:
-    """Returns the JSON object in the body, `{}` if the body is empty. Raises `ApiError` 400."""
+async def _read_body(request: AnyRequest, kind: type[AnyBody]) -> AnyBody:
+    """Returns the body, without any field if it is empty. Raises `ApiError` 400."""
     content = await request.body()
     body = await parse_body(content) if content else {}
-
-    def check() -> Mapping[str, Any]:
-        without_secrets = remove_secrets(body)
-        check_fields(table, without_secrets)
-        return without_secrets
-
-    return await run_parser(len(content), check)
+    return await run_parser(len(content), lambda: decode_body(kind, remove_secrets(body)))
 
 
-def _require_key(body: Mapping[str, Any], key: str) -> Any:
-    if body.get(key) is None:
-        raise missing_field(key)
-    return body[key]
+def _require(value: T | None, name: str) -> T:
+    if value is None:
+        raise missing_field(name)
+    return value
 
 
 async def _parse_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:

@@ -17,9 +17,9 @@ from antiphon.app.projections.item_lists import build_item_page
 from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
-from antiphon.app.requests.fields.responses import RESPONSE_ID
 from antiphon.app.requests.pagination import select_page
-from antiphon.app.requests.responses import read_responses_request
+from antiphon.app.requests.responses.body import RESPONSE_ID
+from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 
 

@@ -16,9 +16,9 @@ from antiphon.app.projections.chat.stream import chat_id
 from antiphon.app.projections.item_lists import build_list
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read
+from antiphon.app.requests.chat.body import StoredCompletionBody
 from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
-from antiphon.app.requests.fields import check_fields
-from antiphon.app.requests.fields.stored import UPDATE_COMPLETION_FIELDS
+from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.pagination import select_ids
 from antiphon.app.store.base import StoredCompletion
 
@@ -56,11 +56,10 @@ async def retrieve_completion(request: AnyRequest, completion_id: FromPath[str])
 async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a stored completion."""
     completion, found = await _find_completion(request, completion_id)
-    body = await parse_body(await request.body())
-    check_fields(UPDATE_COMPLETION_FIELDS, body)
-    if "metadata" not in body:
+    sent = await parse_body(await request.body())
+    metadata = decode_body(StoredCompletionBody, sent).metadata or {}
+    if "metadata" not in sent:
         raise missing_field("metadata")
-    metadata = body["metadata"] or {}
     await server_context(request).store.save_completion_metadata(request_owner(request), completion.id, metadata)
     return json_reply({**found, "metadata": metadata})
 

@@ -9,7 +9,6 @@ connection then stays open, unless the client violates the protocol.
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,8 +24,8 @@ from antiphon.app.projections.responses import encode_entry
 from antiphon.app.replies.engine_ready import wait_for_engine
 from antiphon.app.replies.http_replies import count_readers
 from antiphon.app.replies.stored_reads import read_with_history
-from antiphon.app.requests.history import History
-from antiphon.app.requests.responses import read_responses_request
+from antiphon.app.requests.responses.history import History
+from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, as_prefill
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction
@@ -132,7 +131,8 @@ class _WebSocketSession:
 
         parsed = await read_with_history(context, self._owner, body, body_bytes, read)
         spec = as_prefill(parsed.spec) if is_prefill else parsed.spec
-        if spec.base_response.store and self._last.is_continued_by(body) and not self._last.stored:
+        base = spec.base_response
+        if base.store and self._last.is_continued_by(base.previous_response_id) and not self._last.stored:
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
         log = await context.turn_manager.start_turn(parsed.model, spec, self._owner)
@@ -180,9 +180,9 @@ class _LastResponse(Struct, frozen=True):
     stored: bool = False
     items: tuple[AnyInput, ...] = ()
 
-    def is_continued_by(self, body: Mapping[str, Any]) -> bool:
-        """Tells whether a request continues this response."""
-        return self.response_id != "" and body.get("previous_response_id") == self.response_id
+    def is_continued_by(self, previous_id: str | None) -> bool:
+        """Tells whether a request with this previous id continues this response."""
+        return self.response_id != "" and previous_id == self.response_id
 
 
 class _ExtendedHistory:
@@ -197,10 +197,10 @@ class _ExtendedHistory:
             self._items = {item.id: item for item in reversed(self._last.items) if item.id}
         return self._items.get(item_id) or self._stored_history.find_item(item_id)
 
-    def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-        if self._last.is_continued_by(body):
+    def items_before_input(self, previous_id: str | None, conversation_id: str | None) -> tuple[AnyInput, ...]:
+        if self._last.is_continued_by(previous_id):
             return after_compaction(self._last.items)
-        return self._stored_history.items_before_input(body)
+        return self._stored_history.items_before_input(previous_id, conversation_id)
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
         return self._stored_history.decrypt(item)

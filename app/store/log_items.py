@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.requests.input_items import read_item
+from antiphon.app.requests.responses.input_items import read_item
 from antiphon.events.inputs import AnyInput
 from antiphon.events.items import CustomToolCall, FunctionCall
 from antiphon.events.response import OutputItem

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.requests.input_items import read_item
+from antiphon.app.requests.responses.input_items import read_item
 from antiphon.events.response import OutputItem
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError

@@ -5,7 +5,7 @@ Each response in the chain contributes its input and output items. Instructions 
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from antiphon.app.base.encryption import DecryptionError, Purpose, Sealer
 from antiphon.app.base.errors import ApiError, clip_text, not_found
-from antiphon.app.requests.shared import conversation_of
 from antiphon.app.store.base import FindItem
 from antiphon.app.store.log_items import StoredTurn, output_as_input
 from antiphon.app.store.store import ResponseStore
@@ -76,14 +75,13 @@ class StoredHistory:
             self._find_item = self._call(self.store.history.item_finder, self.owner)
         return self._find_item(item_id)
 
-    def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-        """Returns the items that precede the input of a request. Raises `ApiError`."""
-        if (conversation := conversation_of(body)) is not None:
-            if self._call(self.store.find_conversation, self.owner, conversation) is None:
-                raise not_found(f"Conversation with id '{clip_text(conversation)}' not found.", "conversation")
-            return after_compaction(self._conversation_items(conversation))
-        previous = body.get("previous_response_id")
-        return after_compaction(self.response_chain(previous)) if previous is not None else ()
+    def items_before_input(self, previous_id: str | None, conversation_id: str | None) -> tuple[AnyInput, ...]:
+        """Returns the items up to a response, or of a conversation. Raises `ApiError`."""
+        if conversation_id is not None:
+            if self._call(self.store.find_conversation, self.owner, conversation_id) is None:
+                raise not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.", "conversation")
+            return after_compaction(self._conversation_items(conversation_id))
+        return after_compaction(self.response_chain(previous_id)) if previous_id is not None else ()
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
         """Returns the text of sealed content; None if it was not sealed by this server for this owner and purpose."""

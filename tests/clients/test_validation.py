@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.openapi.schemas import is_required
-from antiphon.app.requests.fields import RequestField
-from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
+from antiphon.app.openapi.schemas import describe_fields, is_required
+from antiphon.app.requests.fields import RequestBody, RequestField, list_fields
+from antiphon.app.requests.fields.endpoints import BODIES
 from tests.conftest import StartServer
 from tests.serving import RunningServer, serve
 
@@ -181,18 +181,16 @@ def has_range(field: RequestField) -> bool:
     return False
 
 
-def tables_by_path() -> Iterator[tuple[str, tuple[RequestField, ...]]]:
-    for endpoint, table in FIELDS_BY_ENDPOINT.items():
-        path = endpoint.removeprefix("POST ")
-        if path in BASE_BODIES:
-            yield path, table
+KINDS: dict[str, type[RequestBody]] = {
+    path: kind for endpoint, kind in BODIES.items() if (path := endpoint.removeprefix("POST ")) in BASE_BODIES
+}
 
 
 def list_range_rows() -> Iterator[Row]:
     """Yields a row for each value out of range, on every API that has the field."""
-    for path, table in tables_by_path():
-        for field in table:
-            if field.handling != "refused" and field.name in RANGES:
+    for path, kind in KINDS.items():
+        for field in list_fields(kind):
+            if field.rule.handling != "refused" and field.name in RANGES:
                 for value, code in OTHER_RANGES.get((path, field.name), RANGES[field.name]):
                     yield path, {field.name: value}, code, field.name
 
@@ -235,17 +233,17 @@ def test_invalid_field_is_named_before_any_event(
 
 
 def test_every_number_with_a_range_is_in_the_table() -> None:
-    found = {field.name for table in FIELDS_BY_ENDPOINT.values() for field in table if has_range(field)}
+    found = {field.name for kind in BODIES.values() for field in list_fields(kind) if has_range(field)}
     assert found - RANGES.keys() == set(), "add the field to RANGES"
-    assert RANGES.keys() - {field.name for table in FIELDS_BY_ENDPOINT.values() for field in table} == set()
+    assert RANGES.keys() - {field.name for kind in BODIES.values() for field in list_fields(kind)} == set()
 
 
 @pytest.mark.parametrize("path", BASE_BODIES)
 def test_wrong_type_of_any_field_names_it(client: httpx.Client, path: str) -> None:
     """No field takes both a list of empty lists and an object that holds one."""
     is_encoder = path in ("/v1/embeddings", "/v1/rerank", "/v1/score")  # an unknown model comes before a refused field
-    for field in dict(tables_by_path())[path]:
-        if is_encoder and field.handling == "refused":
+    for field in list_fields(KINDS[path]):
+        if is_encoder and field.rule.handling == "refused":
             continue
         replies = [client.post(path, json=BASE_BODIES[path] | {field.name: value}) for value in ([[[]]], {"\n": [[]]})]
         refusals = [reply for reply in replies if reply.status_code == 400 and field.name in reply.text]
@@ -256,7 +254,7 @@ def test_wrong_type_of_any_field_names_it(client: httpx.Client, path: str) -> No
 @pytest.mark.parametrize("path", BASE_BODIES)
 def test_required_field_is_missed_by_name(client: httpx.Client, path: str) -> None:
     """The fields whose description says so are required, and no others of a minimal body."""
-    required = {field.name for field in dict(tables_by_path())[path] if is_required(field)}
+    required = {name for name, description in describe_fields(KINDS[path]).items() if is_required(description)}
     for name in required:
         reply = client.post(path, json={**BASE_BODIES[path], name: None})
         if path in ("/v1/embeddings", "/v1/rerank", "/v1/score"):
@@ -271,8 +269,8 @@ def test_required_field_is_missed_by_name(client: httpx.Client, path: str) -> No
 @pytest.mark.parametrize("path", BASE_BODIES)
 def test_decoder_knows_the_listed_fields_only(client: httpx.Client, path: str) -> None:
     """A field that only other endpoints have is unknown here."""
-    own = {field.name for field in dict(tables_by_path())[path]}
-    others = {field.name for table in FIELDS_BY_ENDPOINT.values() for field in table} - own
+    own = {field.name for field in list_fields(KINDS[path])}
+    others = {field.name for kind in BODIES.values() for field in list_fields(kind)} - own
     for name in sorted(others):
         check_error(path, client.post(path, json=BASE_BODIES[path] | {name: {}}), 400, "unknown_parameter", name)
 

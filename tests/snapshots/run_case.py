@@ -20,7 +20,7 @@ from antiphon.app.projections import responses
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
-from antiphon.app.requests import responses as responses_request
+from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.requests.chat import request as chat_request
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.messages.request import read_messages_request

@@ -8,8 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.app.base.errors import ApiError, clip_text, missing_field, unsupported_field
-from antiphon.app.requests import validators as c
-from antiphon.app.requests.json_body import convert_value
+from antiphon.app.requests.fields import decode_value
+from antiphon.app.requests.fields.checks import (
+    build_check,
+    check_choice,
+    check_content,
+    check_object,
+    check_objects,
+    check_string,
+    require_key,
+)
+from antiphon.app.requests.fields.common import Label256
 from antiphon.events.inputs import (
     AnyInput,
     InputCustomCall,
@@ -48,9 +57,9 @@ def read_messages(messages: Sequence[SentObject]) -> tuple[AnyInput, ...]:
     chat = _MessageReader()
     for index, sent in enumerate(messages):
         path = f"messages[{index}]"
-        role = c.require_key(sent, "role", path)
-        c.one_of(ROLES)(role, f"{path}.role")
-        c.string_like(256)(sent.get("name") or "", f"{path}.name")
+        role = require_key(sent, "role", path)
+        check_choice(role, ROLES, f"{path}.role")
+        build_check(Label256)(sent.get("name") or "", f"{path}.name")
         _ROLE_READERS[role](chat, sent, path)
     if chat.open:
         message = (
@@ -83,7 +92,7 @@ def _read_assistant_message(chat: _MessageReader, sent: SentObject, path: str) -
         chat.items.append(InputReasoning(content=(ReasoningText(text=reasoning),)))
     parts = _read_assistant_parts(sent, path)
     calls = sent.get("tool_calls") or []
-    c.array_of(c.is_object)(calls, f"{path}.tool_calls")
+    check_objects(calls, f"{path}.tool_calls")
     function_call = sent.get("function_call")
     if parts:
         chat.items.append(InputMessage(role="assistant", content=_add_name(sent, tuple(parts), OutputTextInput)))
@@ -95,7 +104,7 @@ def _read_assistant_message(chat: _MessageReader, sent: SentObject, path: str) -
     for index, call in enumerate(calls):
         _read_call(chat, call, f"{path}.tool_calls[{index}]")
     if function_call is not None:
-        c.is_object(function_call, f"{path}.function_call")
+        check_object(function_call, f"{path}.function_call")
         _add_call(chat, "function", function_call, f"{FUNCTION_CALL_ID}{len(chat.items)}", f"{path}.function_call")
 
 
@@ -108,31 +117,31 @@ def _read_assistant_parts(sent: SentObject, path: str) -> list[Any]:
         text_or_parts = _read_content(content, f"{path}.content", _ASSISTANT_PARTS)
         parts += [OutputTextInput(text=text_or_parts)] if isinstance(text_or_parts, str) else text_or_parts
     if sent.get("refusal") is not None:
-        c.string_like()(sent["refusal"], f"{path}.refusal")
+        check_string(sent["refusal"], f"{path}.refusal")
         parts.append(RefusalInput(refusal=sent["refusal"]))
     return parts
 
 
 def _read_call(chat: _MessageReader, sent: SentObject, path: str) -> None:
     kind = sent.get("type") or "function"
-    c.one_of(("function", "custom"))(kind, f"{path}.type")
-    call = c.require_key(sent, kind, path)
-    c.is_object(call, f"{path}.{kind}")
-    _add_call(chat, kind, call, c.require_key(sent, "id", path), f"{path}.{kind}")
+    check_choice(kind, ("function", "custom"), f"{path}.type")
+    call = require_key(sent, kind, path)
+    check_object(call, f"{path}.{kind}")
+    _add_call(chat, kind, call, require_key(sent, "id", path), f"{path}.{kind}")
 
 
 def _add_call(chat: _MessageReader, kind: str, call: SentObject, call_id: str, path: str) -> None:
     """Adds the call of a tool of this kind. `path` is the path of its name and arguments."""
     tag = "function_call" if kind == "function" else "custom_tool_call"
     item_type: type[InputFunctionCall | InputCustomCall] = InputFunctionCall if kind == "function" else InputCustomCall
-    chat.items.append(convert_value({**call, "type": tag, "call_id": call_id}, item_type, path))
+    chat.items.append(decode_value({**call, "type": tag, "call_id": call_id}, item_type, path))
     chat.open[call_id] = InputFunctionOutput if kind == "function" else InputCustomOutput
 
 
 def _read_tool_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
     """Reads a tool's output, which must belong to an earlier call that has no output yet."""
-    call_id = c.require_key(sent, "tool_call_id", path)
-    c.string_like()(call_id, f"{path}.tool_call_id")
+    call_id = require_key(sent, "tool_call_id", path)
+    check_string(call_id, f"{path}.tool_call_id")
     output_type = chat.open.pop(call_id, None)
     if output_type is None:
         message = f"Invalid '{path}': no open tool call with id '{clip_text(call_id)}' precedes this 'tool' message."
@@ -143,7 +152,7 @@ def _read_tool_message(chat: _MessageReader, sent: SentObject, path: str) -> Non
 
 def _read_function_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
     """Reads the output of the call in the deprecated `function_call` of the message before."""
-    name = c.require_key(sent, "name", path)
+    name = require_key(sent, "name", path)
     call_id = next((call_id for call_id in chat.open if call_id.startswith(FUNCTION_CALL_ID)), None)
     if call_id is None:
         message = f"Invalid '{path}': no 'function_call' of '{clip_text(name)}' precedes this 'function' message."
@@ -161,42 +170,42 @@ def _read_content(
         raise missing_field(path)
     if isinstance(content, str):
         return content
-    c.string_or_array(c.string_like(), c.array_of(c.is_object))(content, path)
+    check_content(content, path)
     parts = []
     for index, part in enumerate(content):
         part_path = f"{path}[{index}]"
-        kind = c.require_key(part, "type", part_path)
+        kind = require_key(part, "type", part_path)
         if kind == "input_audio":
             raise unsupported_field(part_path, "Audio input is not supported.")
-        c.one_of(tuple(readers))(kind, f"{part_path}.type")
+        check_choice(kind, tuple(readers), f"{part_path}.type")
         parts.append(readers[kind](part, part_path))
     return tuple(parts)
 
 
 def _read_image(part: SentObject, path: str) -> InputImage:
     image_path = f"{path}.image_url"
-    image = c.require_key(part, "image_url", path)
+    image = require_key(part, "image_url", path)
     if isinstance(image, str):
         image = {"url": image}
-    c.is_object(image, image_path)
-    sent = {"type": "input_image", "image_url": c.require_key(image, "url", image_path), "detail": image.get("detail")}
-    return convert_value(sent, InputImage, image_path)
+    check_object(image, image_path)
+    sent = {"type": "input_image", "image_url": require_key(image, "url", image_path), "detail": image.get("detail")}
+    return decode_value(sent, InputImage, image_path)
 
 
 def _read_file(part: SentObject, path: str) -> InputFile:
-    file = c.require_key(part, "file", path)
-    c.is_object(file, f"{path}.file")
-    return convert_value({**file, "type": "input_file"}, InputFile, f"{path}.file")
+    file = require_key(part, "file", path)
+    check_object(file, f"{path}.file")
+    return decode_value({**file, "type": "input_file"}, InputFile, f"{path}.file")
 
 
 _INPUT_PARTS: dict[str, Callable[[SentObject, str], Any]] = {
-    "text": lambda part, path: convert_value({**part, "type": "input_text"}, InputText, path),
+    "text": lambda part, path: decode_value({**part, "type": "input_text"}, InputText, path),
     "image_url": _read_image,
     "file": _read_file,
 }
 _ASSISTANT_PARTS: dict[str, Callable[[SentObject, str], Any]] = {
-    "text": lambda part, path: convert_value({**part, "type": "output_text"}, OutputTextInput, path),
-    "refusal": lambda part, path: convert_value(dict(part), RefusalInput, path),
+    "text": lambda part, path: decode_value({**part, "type": "output_text"}, OutputTextInput, path),
+    "refusal": lambda part, path: decode_value(dict(part), RefusalInput, path),
 }
 _ROLE_READERS: dict[str, Callable[[_MessageReader, SentObject, str], None]] = {
     "developer": _read_input_message,

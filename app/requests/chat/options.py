@@ -7,6 +7,7 @@ from antiphon.app.base.errors import invalid_value, unsupported_field
 from antiphon.app.base.reply_form import ChatOptions
 from antiphon.app.base.settings import Settings
 from antiphon.app.requests import shared
+from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.fields.prompt import refuse_server_variables
 from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate
@@ -17,14 +18,14 @@ from antiphon.harmony.prompt.messages import content_text
 TRUST_FLAG = "--trust-request-chat-template"
 
 
-def read_template_options(body: Mapping[str, Any], items: Sequence[AnyInput], settings: Settings) -> TemplateOptions:
+def read_template_options(body: ChatBody, items: Sequence[AnyInput], settings: Settings) -> TemplateOptions:
     """Returns what the request changes about its prompt. Raises `ApiError` 400."""
-    source = body.get("chat_template")
+    source, variables = body.chat_template, body.chat_template_kwargs or {}
     if source is not None and not settings.trust_request_chat_template:
         raise unsupported_field("chat_template", f"The operator allows it by starting the server with {TRUST_FLAG}.")
-    refuse_server_variables(body)
-    continues = bool(body.get("continue_final_message"))
-    if continues and body.get("add_generation_prompt"):
+    refuse_server_variables(variables)
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
         message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
         raise invalid_value("continue_final_message", message)
     if continues and not _ends_with_text(items):
@@ -33,11 +34,11 @@ def read_template_options(body: Mapping[str, Any], items: Sequence[AnyInput], se
     return TemplateOptions(
         source=source,
         compile_source=None if source is None else SandboxedTemplate,
-        variables=_read_variables(body),
-        documents=tuple(body.get("documents") or ()),
-        add_generation_prompt=body.get("add_generation_prompt") is not False,
+        variables=_read_variables(variables),
+        documents=tuple(body.documents or ()),
+        add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continues,
-        add_special_tokens=bool(body.get("add_special_tokens")),
+        add_special_tokens=bool(body.add_special_tokens),
     )
 
 
@@ -45,9 +46,8 @@ def _ends_with_text(items: Sequence[AnyInput]) -> bool:
     return isinstance(last := items[-1], InputMessage) and last.role == "assistant"
 
 
-def _read_variables(body: Mapping[str, Any]) -> dict[str, Any]:
+def _read_variables(sent: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variables of the template, without the switches of reasoning that the effort expresses."""
-    sent = body.get("chat_template_kwargs") or {}
     return {
         name: value
         for name, value in sent.items()
@@ -55,47 +55,46 @@ def _read_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_effort(body: Mapping[str, Any]) -> str | None:
+def read_effort(body: ChatBody) -> str | None:
     """Returns the reasoning effort; a switch of reasoning that is false overrides `reasoning_effort`."""
-    switches = {name: (body.get("chat_template_kwargs") or {}).get(name) for name in THINKING_SWITCHES}
+    switches = {name: (body.chat_template_kwargs or {}).get(name) for name in THINKING_SWITCHES}
     if False in switches.values():
         return "none"
-    effort: str | None = body.get("reasoning_effort")
     for name, value in switches.items():
-        if value and effort == "none":
+        if value and body.reasoning_effort == "none":
             path = f"chat_template_kwargs.{name}"
             raise invalid_value(path, f"'{path}' contradicts the 'reasoning_effort' of 'none'.")
-    return effort
+    return body.reasoning_effort
 
 
-def read_chat_options(body: Mapping[str, Any], items: Sequence[AnyInput]) -> ChatOptions:
+def read_chat_options(body: ChatBody, items: Sequence[AnyInput]) -> ChatOptions:
     """Returns the form of the reply. Raises `ApiError` 400."""
-    n, best_of = body.get("n") or 1, shared.check_best_of(body)
+    n, best_of = body.n or 1, shared.check_best_of(body)
     _check_stored_form(body)
     return ChatOptions(
         num_returned=n if best_of > n else None,
-        echo_text=_read_echo(body, items) if body.get("echo") else "",
-        token_ids=bool(body.get("return_token_ids")),
-        tokens_as_ids=bool(body.get("return_tokens_as_token_ids")),
-        include_stop=bool(body.get("include_stop_str_in_output")),
-        stop_ids=frozenset(body.get("stop_token_ids") or ()),
+        echo_text=_read_echo(body, items) if body.echo else "",
+        token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        include_stop=bool(body.include_stop_str_in_output),
+        stop_ids=frozenset(body.stop_token_ids or ()),
         prompt_logprobs=shared.check_prompt_logprobs(body),
-        request_id=body.get("request_id") or "",
+        request_id=body.request_id or "",
     )
 
 
-def _check_stored_form(body: Mapping[str, Any]) -> None:
+def _check_stored_form(body: ChatBody) -> None:
     """Raises `ApiError` 400 if the completion is stored under an id that may not be its own."""
-    if body.get("store") and body.get("request_id"):
+    if body.store and body.request_id:
         raise invalid_value("request_id", "'request_id' cannot be combined with 'store': the server makes the id.")
 
 
-def _read_echo(body: Mapping[str, Any], items: Sequence[AnyInput]) -> str:
+def _read_echo(body: ChatBody, items: Sequence[AnyInput]) -> str:
     """Returns the text of the last message without its name; empty if it is not the assistant's."""
     last, content = items[-1], ""
     if isinstance(last, InputMessage) and last.role == "assistant":
         content = content_text(last.content)
-        if isinstance(last.content, tuple) and body["messages"][-1].get("name"):
+        if isinstance(last.content, tuple) and body.messages and body.messages[-1].get("name"):
             content = content_text(last.content[1:])
     return content
 

@@ -5,24 +5,26 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import clip_text, invalid_value, missing_field
+from antiphon.app.base.errors import clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.requests import constraints, media, shared, tools
-from antiphon.app.requests import validators as c
+from antiphon.app.requests import media, shared, tools
 from antiphon.app.requests.capabilities import accept_spec
+from antiphon.app.requests.chat.body import ChatBody, NamedFunction
 from antiphon.app.requests.chat.messages import read_messages
 from antiphon.app.requests.chat.options import chat_details, read_chat_options, read_effort, read_template_options
 from antiphon.app.requests.chat.stored import messages_to_store
-from antiphon.app.requests.fields import check_fields, refuse_unsupported
-from antiphon.app.requests.fields.chat import CHAT_FIELDS
+from antiphon.app.requests.constraints import list_constraints
+from antiphon.app.requests.fields import NOT_SUPPORTED, decode_body, refuse_unsupported
+from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
+from antiphon.app.requests.fields.vllm import UsageOptions
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.structure import read_structure
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.engine.protocol import EngineInfo, Sampling
-from antiphon.events.response import Response
+from antiphon.events.response import ReasoningConfig, Response
 from antiphon.harmony.format import PromptInput
 
 
@@ -37,26 +39,24 @@ class OfferedTools(Struct, frozen=True):
 
 
 def read_chat_request(
-    body: Mapping[str, Any], catalogue: ModelRegistry, settings: Settings = DEFAULT_SETTINGS
+    sent: Mapping[str, Any], models: ModelRegistry, settings: Settings = DEFAULT_SETTINGS
 ) -> ParsedRequest:
     """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`."""
-    check_fields(CHAT_FIELDS, body)
-    body = remove_secrets(body)
-    model = catalogue.find_model(body.get("model"))
+    body = decode_body(ChatBody, remove_secrets(sent))
+    model = models.find_model(body.model)
     shared.check_stream_options(body)
     offered = _read_offered_tools(body)
-    if body.get("messages") is None:
+    if body.messages is None:
         raise missing_field("messages")
-    items = read_messages(body["messages"])
-    media.check_media(body["messages"], "messages", refused=settings.unsupported_media == "refuse")
+    items = read_messages(body.messages)
+    media.check_media(body.messages, "messages", refused=settings.unsupported_media == "refuse")
     top_logprobs, effort = _top_logprobs(body), read_effort(body)
     template, chat = read_template_options(body, items, settings), read_chat_options(body, items)
-    tool_table = offered.tools.build_table()
-    tool_choice, structure = read_tool_choice(offered.choice, offered.tools, tool_table), read_structure(body)
-    refuse_unsupported(CHAT_FIELDS, body)
+    tool_choice, structure = read_tool_choice(offered.choice, offered.tools), read_structure(body)
+    _refuse_unsupported(body)
     prompt_input = PromptInput(
         items=items,
-        tools=tool_table,
+        tools=tool_choice.table,
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         effort=effort,
@@ -64,79 +64,78 @@ def read_chat_request(
         single_call=offered.single_call,
         unknown_tools=settings.unknown_tools,
         template=template,
-        keep_special_tokens=body.get("skip_special_tokens") is False,
+        keep_special_tokens=body.skip_special_tokens is False,
     )
     scored = 0 if top_logprobs is None and chat.num_returned is not None else top_logprobs
     sampling = _read_sampling(body, model.engine.info, settings, scored)
     spec = TurnSpec(
         base_response=_base_response(body, sampling, offered.tools, effort),
         prompt_input=prompt_input,
-        constraints=(
-            *constraints.tool_constraints(offered.tools, all_schemas=prompt_input.needs_grammar),
-            *structure.constraints,
-        ),
+        constraints=list_constraints(offered.tools, prompt_input, structure.constraints),
         sampling=sampling,
-        stop_strings=shared.read_stop_strings(body),
+        stop_strings=body.stop_strings,
         max_tool_calls=1 if offered.single_call else None,
         chat=chat,
-        max_prompt_tokens=shared.read_truncation(body, model.engine.info, sampling),
+        max_prompt_tokens=shared.read_truncation(body.truncate_prompt_tokens, model.engine.info, sampling),
         n=shared.check_best_of(body),
         logprobs=top_logprobs is not None,
-        cache_salt=body.get("cache_salt") or "",
+        cache_salt=body.cache_salt or "",
         priority=shared.read_priority(body),
     )
     return accept_spec(model, _with_reply_form(spec, body, offered, settings), form_param=structure.param)
 
 
-def _read_sampling(body: Mapping[str, Any], info: EngineInfo, settings: Settings, top_logprobs: int | None) -> Sampling:
+def _read_sampling(body: ChatBody, info: EngineInfo, settings: Settings, top_logprobs: int | None) -> Sampling:
     """Returns the sampling parameters. Raises `ApiError` 400."""
     sent = _token_limit(body)
     limit = sent if sent is not None else settings.default_max_output_tokens
     return shared.read_engine_fields(body, info, shared.read_sampling(body, info, limit, top_logprobs))
 
 
-def _base_response(
-    body: Mapping[str, Any], sampling: Sampling, request_tools: RequestTools, effort: str | None
-) -> Response:
+def _base_response(body: ChatBody, sampling: Sampling, request_tools: RequestTools, effort: str | None) -> Response:
     return shared.base_response(
         body,
         sampling,
         tools=request_tools.echo,
-        text=shared.PLAIN_TEXT_CONFIG,
         max_output_tokens=_token_limit(body),
-        reasoning=shared.reasoning_config(effort, None),
-        store=bool(body.get("store")),
+        reasoning=ReasoningConfig(effort=effort),
+        store=bool(body.store),
     )
 
 
-def _with_reply_form(spec: TurnSpec, body: Mapping[str, Any], offered: OfferedTools, settings: Settings) -> TurnSpec:
+def _refuse_unsupported(body: ChatBody) -> None:
+    """Raises `ApiError` 400 for a well-formed value that is not supported."""
+    refuse_unsupported(body)
+    if body.modalities not in (None, ["text"]):
+        raise unsupported_field("modalities", NOT_SUPPORTED)
+
+
+def _with_reply_form(spec: TurnSpec, body: ChatBody, offered: OfferedTools, settings: Settings) -> TurnSpec:
     """Returns the turn with the form of its reply."""
-    stream_options = body.get("stream_options") or {}
+    stream_options = body.stream_options or UsageOptions()
     return structs.replace(
         spec,
-        stream=bool(body.get("stream")),
+        stream=bool(body.stream),
         details=chat_details(spec.chat, logprobs=spec.logprobs),
         as_function_call=offered.as_functions,
         stored_messages=messages_to_store(body),
         reasoning_field=settings.chat_reasoning_field,
-        include_usage=bool(stream_options.get("include_usage")),
-        continuous_usage=bool(stream_options.get("continuous_usage_stats")),
-        obfuscate=shared.wants_obfuscation(body),
+        include_usage=bool(stream_options.include_usage),
+        continuous_usage=bool(stream_options.continuous_usage_stats),
+        obfuscate=bool(stream_options.include_obfuscation),
     )
 
 
-def _read_offered_tools(body: Mapping[str, Any]) -> OfferedTools:
+def _read_offered_tools(body: ChatBody) -> OfferedTools:
     """Reads tools and tool choice, or their deprecated forms. Raises `ApiError` 400."""
     _check_deprecated(body)
-    if body.get("functions") is not None:
-        request_tools = _read_functions(body["functions"])
-        choice = _function_choice(body.get("function_call"), request_tools)
+    if body.functions is not None:
+        request_tools = _read_functions(body.functions)
+        choice = _function_choice(body.function_call, request_tools)
         offered = OfferedTools(request_tools, choice, as_functions=True, single_call=True)
     else:
-        request_tools, choice = _read_tools(body.get("tools") or ()), _flatten_tool_choice(body.get("tool_choice"))
-        offered = OfferedTools(
-            request_tools, choice, as_functions=False, single_call=body.get("parallel_tool_calls") is False
-        )
+        request_tools, choice = _read_tools(body.tools or ()), _flatten_tool_choice(body.tool_choice)
+        offered = OfferedTools(request_tools, choice, as_functions=False, single_call=body.parallel_tool_calls is False)
     return offered
 
 
@@ -145,21 +144,21 @@ def _read_tools(sent: Any) -> RequestTools:
     flat_tools, paths = [], []
     for index, tool in enumerate(sent):
         tool_path = f"tools[{index}]"
-        kind = c.require_key(tool, "type", tool_path)
-        c.one_of(("function", "custom"))(kind, f"{tool_path}.type")
-        inner = c.require_key(tool, kind, tool_path)
-        c.is_object(inner, f"{tool_path}.{kind}")
+        kind = require_key(tool, "type", tool_path)
+        check_choice(kind, ("function", "custom"), f"{tool_path}.type")
+        inner = require_key(tool, kind, tool_path)
+        check_object(inner, f"{tool_path}.{kind}")
         flat_tools.append(_flatten_grammar({**inner, "type": kind}))
         paths.append(f"{tool_path}.{kind}")
     return tools.read_tools(flat_tools, "tools", paths)
 
 
-def _check_deprecated(body: Mapping[str, Any]) -> None:
+def _check_deprecated(body: ChatBody) -> None:
     """Checks the deprecated `functions` and `function_call`, which exclude their successors."""
     for older, newer in (("functions", "tools"), ("function_call", "tool_choice")):
-        if body.get(older) is not None and body.get(newer) is not None:
+        if getattr(body, older) is not None and getattr(body, newer) is not None:
             raise invalid_value(older, f"Send either '{older}' or '{newer}', not both.")
-    if body.get("function_call") is not None and body.get("functions") is None:
+    if body.function_call is not None and body.functions is None:
         raise invalid_value("function_call", "'function_call' is only allowed when 'functions' are specified.")
 
 
@@ -168,13 +167,13 @@ def _read_functions(sent: Any) -> RequestTools:
     return tools.read_tools([{**function, "type": "function"} for function in sent], "functions")
 
 
-def _function_choice(choice: Any, request_tools: RequestTools) -> Any:
+def _function_choice(choice: str | NamedFunction | None, request_tools: RequestTools) -> Any:
     """Returns the deprecated `function_call` in the flat form of Responses."""
-    if not isinstance(choice, dict):
+    if not isinstance(choice, NamedFunction):
         return choice
-    name = c.require_key(choice, "name", "function_call")
+    name = choice.name
     if all(tool.get("name") != name for tool in request_tools.echo):
-        raise invalid_value("function_call", f"Function '{clip_text(str(name))}' not found in 'functions' parameter.")
+        raise invalid_value("function_call", f"Function '{clip_text(name)}' not found in 'functions' parameter.")
     return {"type": "function", "name": name}
 
 
@@ -199,17 +198,16 @@ def _flatten_tool_choice(choice: Any) -> Any:
     return flat
 
 
-def _token_limit(body: Mapping[str, Any]) -> int | None:
-    older, newer = body.get("max_tokens"), body.get("max_completion_tokens")
+def _token_limit(body: ChatBody) -> int | None:
+    older, newer = body.max_tokens, body.max_completion_tokens
     if older is not None and newer is not None:
         message = "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported."
         raise invalid_value("max_tokens", message)
-    limit: int | None = newer if newer is not None else older
-    return limit
+    return newer if newer is not None else older
 
 
-def _top_logprobs(body: Mapping[str, Any]) -> int | None:
-    enabled, count = bool(body.get("logprobs")), body.get("top_logprobs")
+def _top_logprobs(body: ChatBody) -> int | None:
+    enabled, count = bool(body.logprobs), body.top_logprobs
     if count is not None and not enabled:
         raise invalid_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
     return (count or 0) if enabled else None

@@ -7,7 +7,9 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.app.base.errors import clip_text, invalid_value
-from antiphon.app.requests.fields import METADATA
+from antiphon.app.requests.chat.body import ChatBody
+from antiphon.app.requests.fields.checks import build_check
+from antiphon.app.requests.fields.common import Metadata
 from antiphon.app.requests.pagination import read_limit, read_order
 
 MESSAGE_KEYS = frozenset(
@@ -43,11 +45,11 @@ class CompletionQuery(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
-def messages_to_store(body: Mapping[str, Any]) -> ChatMessages:
+def messages_to_store(body: ChatBody) -> ChatMessages:
     """Returns the messages of a request without secrets, if it asks to store its completion; else none."""
-    if not body.get("store"):
+    if not body.store:
         return ()
-    return tuple({key: value for key, value in sent.items() if key in MESSAGE_KEYS} for sent in body["messages"])
+    return tuple({key: value for key, value in sent.items() if key in MESSAGE_KEYS} for sent in body.messages or ())
 
 
 def read_completion_id(sent: str) -> str | None:
@@ -64,7 +66,7 @@ def read_completion_query(query: Mapping[str, str]) -> CompletionQuery:
     if "metadata" in query:
         raise invalid_value("metadata", "Invalid 'metadata': send each pair as 'metadata[key]=value'.")
     metadata = {found[1]: value for key, value in query.items() if (found := _METADATA_PARAM.fullmatch(key))}
-    METADATA(metadata, "metadata")
+    build_check(Metadata)(metadata, "metadata")
     after = query.get("after")
     return CompletionQuery(
         limit=read_limit(query),

@@ -1,36 +1,42 @@
 """Parsers of `POST /v1/rerank` and `POST /v1/score`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from antiphon.app.base.errors import invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.requests.embeddings.body import RerankBody, ScoreBody
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.embeddings.request import read_truncation
-from antiphon.app.requests.fields import RequestField, check_fields, refuse_unsupported
-from antiphon.app.requests.fields.embeddings import RERANK_FIELDS, SCORE_FIELDS
+from antiphon.app.requests.fields import decode_body, refuse_unsupported
+
+T = TypeVar("T")
 
 
-def read_rerank_request(body: Mapping[str, Any], models: ModelRegistry) -> tuple[EncoderRequest, list[str]]:
+def read_rerank_request(sent: Mapping[str, Any], models: ModelRegistry) -> tuple[EncoderRequest, list[str]]:
     """Returns the request, whose pairs are the query and each document, and the texts of the documents."""
-    _check(RERANK_FIELDS, body, models, ("query", "documents"))
-    model = models.find_encoder(body.get("model"), "rerank")
-    texts = [sent["text"] if isinstance(sent, dict) else sent for sent in body["documents"]]
+    body = decode_body(RerankBody, sent)
+    model = models.find_encoder(body.model, "rerank")
+    query, documents = _require(body.query, "query"), _require(body.documents, "documents")
+    refuse_unsupported(body)
+    texts = [document["text"] if isinstance(document, dict) else document for document in documents]
     request = EncoderRequest(
         model=model,
-        inputs=[(body["query"], text) for text in texts],
+        inputs=[(query, text) for text in texts],
         paths=[f"documents[{index}]" for index in range(len(texts))],
         max_tokens=read_truncation(body, model),
     )
     return request, texts
 
 
-def read_score_request(body: Mapping[str, Any], models: ModelRegistry) -> EncoderRequest:
+def read_score_request(sent: Mapping[str, Any], models: ModelRegistry) -> EncoderRequest:
     """Returns the request. One text is paired with each of the others."""
-    _check(SCORE_FIELDS, body, models, ("text_1", "text_2"))
-    model = models.find_encoder(body.get("model"), "rerank")
-    first, second = ([sent] if isinstance(sent, str) else sent for sent in (body["text_1"], body["text_2"]))
-    is_single = isinstance(body["text_2"], str)
+    body = decode_body(ScoreBody, sent)
+    model = models.find_encoder(body.model, "rerank")
+    texts = _require(body.text_1, "text_1"), _require(body.text_2, "text_2")
+    refuse_unsupported(body)
+    first, second = ([text] if isinstance(text, str) else list(text) for text in texts)
+    is_single = isinstance(body.text_2, str)
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
@@ -44,12 +50,7 @@ def read_score_request(body: Mapping[str, Any], models: ModelRegistry) -> Encode
     )
 
 
-def _check(
-    table: tuple[RequestField, ...], body: Mapping[str, Any], models: ModelRegistry, required: tuple[str, ...]
-) -> None:
-    check_fields(table, body)
-    models.find_encoder(body.get("model"), "rerank")
-    for name in required:
-        if body.get(name) is None:
-            raise missing_field(name)
-    refuse_unsupported(table, body)
+def _require(value: T | None, name: str) -> T:
+    if value is None:
+        raise missing_field(name)
+    return value

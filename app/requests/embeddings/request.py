@@ -5,24 +5,23 @@ from typing import Any
 
 from antiphon.app.base.errors import ApiError, invalid_value, missing_field
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.requests.embeddings.body import EmbeddingsBody, EncoderBody
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
-from antiphon.app.requests.fields import check_fields, refuse_unsupported
-from antiphon.app.requests.fields.embeddings import EMBEDDINGS_FIELDS
+from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.engine.encoder_messages import VectorOptions
 from antiphon.engine.protocol import EngineInfo
 
 
-def read_embeddings_request(body: Mapping[str, Any], models: ModelRegistry) -> EncoderRequest:
+def read_embeddings_request(sent: Mapping[str, Any], models: ModelRegistry) -> EncoderRequest:
     """Returns the parsed request. Raises `ApiError`, and `EngineError` if the model has not been loaded."""
-    check_fields(EMBEDDINGS_FIELDS, body)
-    model = models.find_encoder(body.get("model"), "embedding")
-    sent = body.get("input")
-    if sent is None:
+    body = decode_body(EmbeddingsBody, sent)
+    model = models.find_encoder(body.model, "embedding")
+    if body.input is None:
         raise missing_field("input")
-    refuse_unsupported(EMBEDDINGS_FIELDS, body)
+    refuse_unsupported(body)
     info = model.engine.info
-    is_single = isinstance(sent, str) or isinstance(sent[0], int)
-    inputs = [sent] if is_single else sent
+    is_single = isinstance(body.input, str) or isinstance(body.input[0], int)
+    inputs: list[Any] = [body.input] if is_single else list(body.input)
     paths = ["input"] if is_single else [f"input[{index}]" for index in range(len(inputs))]
     _check_token_ids(inputs, paths, info)
     return EncoderRequest(
@@ -30,13 +29,13 @@ def read_embeddings_request(body: Mapping[str, Any], models: ModelRegistry) -> E
         inputs=inputs,
         paths=paths,
         max_tokens=read_truncation(body, model),
-        options=VectorOptions(_read_dimensions(body, info), body.get("normalize")),
+        options=VectorOptions(_read_dimensions(body, info), body.normalize),
     )
 
 
-def read_truncation(body: Mapping[str, Any], model: EncoderModel) -> int | None:
+def read_truncation(body: EncoderBody, model: EncoderModel) -> int | None:
     """Returns the length to which inputs are cut; None if they are not."""
-    length: int | None = body.get("truncate_prompt_tokens")
+    length = body.truncate_prompt_tokens
     limit = model.engine.info.max_model_len
     if length is not None and length > limit:
         message = f"Invalid 'truncate_prompt_tokens': the maximum context length of this model is {limit} tokens."
@@ -44,8 +43,8 @@ def read_truncation(body: Mapping[str, Any], model: EncoderModel) -> int | None:
     return limit if length == -1 else length
 
 
-def _read_dimensions(body: Mapping[str, Any], info: EngineInfo) -> int | None:
-    dimensions: int | None = body.get("dimensions")
+def _read_dimensions(body: EmbeddingsBody, info: EngineInfo) -> int | None:
+    dimensions = body.dimensions
     if dimensions is not None and dimensions > info.vector_size:
         raise invalid_value("dimensions", f"Invalid 'dimensions': the vectors of this model have {info.vector_size}.")
     return dimensions

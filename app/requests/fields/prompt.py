@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsupported_field
-from antiphon.app.requests import validators as c
-from antiphon.app.requests.fields import EFFORTS, RequestField
+from antiphon.app.requests.fields import FieldRule
+from antiphon.app.requests.fields.checks import Checked, build_check
+from antiphon.app.requests.fields.common import Effort
 from antiphon.harmony.format import THINKING_SWITCHES
 
 MAX_TEMPLATE_CHARS = 65_536
@@ -53,7 +56,6 @@ def _check_size(value: Any, path: str, max_values: int, max_chars: int | None = 
 
 
 def _check_variables(value: Any, path: str) -> None:
-    c.is_object(value, path)
     if len(value) > MAX_TEMPLATE_VARIABLES:
         expectation = f"Expected an object with at most {MAX_TEMPLATE_VARIABLES} properties, but got {len(value)}."
         message = f"Invalid '{path}': too many properties. {expectation}"
@@ -63,74 +65,72 @@ def _check_variables(value: Any, path: str) -> None:
         if not _VARIABLE_NAME.fullmatch(name):
             raise invalid_value(entry_path, f"Invalid '{entry_path}': it is not the name of a variable.")
         if name in THINKING_SWITCHES and entry is not None:
-            c.is_boolean(entry, entry_path)
+            build_check(bool)(entry, entry_path)
     _check_size(value, path, MAX_VARIABLE_VALUES, MAX_VARIABLES_CHARS)
 
 
-def refuse_server_variables(body: Mapping[str, Any]) -> None:
-    """Raises `ApiError` 400 for a key of `chat_template_kwargs` that the server sets."""
-    for name in body.get("chat_template_kwargs") or {}:
+def refuse_server_variables(variables: Mapping[str, Any]) -> None:
+    """Raises `ApiError` 400 for a key of "chat_template_kwargs" that the server sets."""
+    for name in variables:
         if name in SERVER_VARIABLES:
             raise unsupported_field(f"chat_template_kwargs.{name}", "The server sets this variable.")
 
 
 def _check_documents(value: Any, path: str) -> None:
-    c.array_of(c.is_object, MAX_DOCUMENTS)(value, path)
     for index, document in enumerate(value):
         _check_size(document, f"{path}[{index}]", MAX_DOCUMENT_VALUES)
 
 
-PROMPT_FIELDS = (
-    RequestField(
-        "reasoning_effort",
+EffortField = Annotated[
+    Effort | None,
+    FieldRule("honoured", "Applied when the prompt is rendered; `none` turns reasoning off if the model can."),
+]
+VariablesField = Annotated[
+    Annotated[dict[str, Any], Checked(_check_variables)] | None,
+    FieldRule(
         "honoured",
-        c.one_of(EFFORTS),
-        "Applied when the prompt is rendered; `none` turns reasoning off if the model can.",
+        "Not in OpenAI's API. At most 64 variables of the model's chat template. A variable that the template does not "
+        "read, or that the server sets, such as `messages`, is refused by name. `enable_thinking` and `thinking` are "
+        "boolean and never refused: false means the same as `reasoning_effort` `none`.",
     ),
-    RequestField(
-        "chat_template_kwargs",
+]
+TemplateField = Annotated[
+    Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARS)] | None,
+    FieldRule(
         "honoured",
-        _check_variables,
-        f"Not in OpenAI's API. At most {MAX_TEMPLATE_VARIABLES} variables of the model's chat template. A variable "
-        "that the template does not read, or that the server sets, such as `messages`, is refused by name. "
-        "`enable_thinking` and `thinking` are boolean and never refused: false means the same as `reasoning_effort` "
-        "`none`.",
+        "Not in OpenAI's API. A Jinja template of at most 65536 characters in place of the model's own, run with the "
+        "same limits in a process of its own. 400 unless the server was started with `--trust-request-chat-template`.",
     ),
-    RequestField(
-        "chat_template",
+]
+DocumentsField = Annotated[
+    Annotated[Annotated[list[dict[str, Any]], Meta(max_length=MAX_DOCUMENTS)], Checked(_check_documents)] | None,
+    FieldRule(
         "honoured",
-        c.string_like(MAX_TEMPLATE_CHARS),
-        f"Not in OpenAI's API. A Jinja template of at most {MAX_TEMPLATE_CHARS} characters in place of the model's "
-        "own, run with the same limits in a process of its own. 400 unless the server was started with "
-        "`--trust-request-chat-template`.",
+        "Not in OpenAI's API. At most 256 objects, given to the model's chat template; 400 if the template shows no "
+        "documents.",
     ),
-    RequestField(
-        "documents",
+]
+GenerationPromptField = Annotated[
+    bool | None,
+    FieldRule(
         "honoured",
-        _check_documents,
-        f"Not in OpenAI's API. At most {MAX_DOCUMENTS} objects, given to the model's chat template; 400 if the "
-        "template shows no documents.",
-    ),
-    RequestField(
-        "add_generation_prompt",
-        "honoured",
-        c.is_boolean,
         "Not in OpenAI's API. Default: true, unless `continue_final_message` is set. False: the prompt does not begin "
         "the assistant's next message; 400 for models whose prompts always do.",
     ),
-    RequestField(
-        "continue_final_message",
+]
+ContinueField = Annotated[
+    bool | None,
+    FieldRule(
         "honoured",
-        c.is_boolean,
         "Not in OpenAI's API. True: the prompt ends inside the last message, which must be a text of the assistant's, "
         "and the answer continues it. Not with `add_generation_prompt`, and not for gpt-oss.",
     ),
-    RequestField(
-        "add_special_tokens",
+]
+SpecialTokensField = Annotated[
+    bool | None,
+    FieldRule(
         "honoured",
-        c.is_boolean,
         "Not in OpenAI's API. Default: false, since a chat template writes special tokens itself. True adds those that "
         "the tokenizer puts around every text.",
     ),
-)
-"""Fields of vLLM's API, and `reasoning_effort`, that change how a chat becomes a prompt."""
+]

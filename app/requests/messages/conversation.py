@@ -10,7 +10,15 @@ from typing import Any
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.requests import media
-from antiphon.app.requests import validators as c
+from antiphon.app.requests.fields.checks import (
+    check_boolean,
+    check_choice,
+    check_content,
+    check_name,
+    check_object,
+    check_string,
+    require_key,
+)
 from antiphon.events.inputs import (
     AnyInput,
     HostedInput,
@@ -26,6 +34,7 @@ from antiphon.events.inputs import (
 from antiphon.events.items import ReasoningText
 
 ROLES = ("user", "assistant", "system")
+USER_BLOCK_TYPES = ("text", "image", "document", "search_result", "tool_result")
 ERROR_PREFIX = "Error: "
 """Precedes the output of a tool that failed (`is_error`): no template has a place for the flag."""
 HOSTED_BLOCK_TYPES = frozenset(
@@ -54,8 +63,8 @@ class ConversationReader:
             raise ApiError(400, "empty_array", "Invalid 'messages': at least one message is required.", "messages")
         for index, sent in enumerate(messages):
             path = f"messages[{index}]"
-            role = c.require_key(sent, "role", path)
-            c.one_of(ROLES)(role, f"{path}.role")
+            role = require_key(sent, "role", path)
+            check_choice(role, ROLES, f"{path}.role")
             blocks = _read_blocks(sent.get("content"), f"{path}.content")
             if role == "assistant":
                 self._check_answered()
@@ -82,8 +91,8 @@ class ConversationReader:
             if block["type"] == "tool_result" and role == "user":
                 self._read_result(block, block_path)
             else:
-                c.one_of(("text", "image", "document", "search_result", "tool_result"))(
-                    block["type"], f"{block_path}.type"
+                check_choice(
+                    block["type"], ("text", "image", "document", "search_result", "tool_result"), f"{block_path}.type"
                 )
                 parts += self._check_media(_read_part(block, block_path), block_path)
         self._check_answered()
@@ -92,8 +101,8 @@ class ConversationReader:
             self.items.append(InputMessage(role=item_role, content=tuple(parts)))
 
     def _read_result(self, block: SentBlock, path: str) -> None:
-        call_id = c.require_key(block, "tool_use_id", path)
-        c.string_like()(call_id, f"{path}.tool_use_id")
+        call_id = require_key(block, "tool_use_id", path)
+        check_string(call_id, f"{path}.tool_use_id")
         if self._open_calls.pop(call_id, None) is None:
             message = f"the message before has no `tool_use` with the id '{clip_text(call_id)}'."
             raise invalid_value(f"{path}.tool_use_id", f"Invalid '{path}.tool_use_id': {message}")
@@ -107,7 +116,7 @@ class ConversationReader:
             )
         ]
         if block.get("is_error") is not None:
-            c.is_boolean(block["is_error"], f"{path}.is_error")
+            check_boolean(block["is_error"], f"{path}.is_error")
         if block.get("is_error"):
             first = parts.pop(0).text if parts and isinstance(parts[0], InputText) else ""
             parts.insert(0, InputText(text=ERROR_PREFIX + first))
@@ -131,7 +140,7 @@ class ConversationReader:
             if kind in HOSTED_BLOCK_TYPES:
                 self.items.append(HostedInput(kind=kind, payload=dict(block)))
                 continue
-            c.one_of(tuple(_ASSISTANT_READERS))(kind, f"{block_path}.type")
+            check_choice(kind, tuple(_ASSISTANT_READERS), f"{block_path}.type")
             _ASSISTANT_READERS[kind](self, block, block_path)
         if len(self.items) == num_items:
             self.items.append(InputMessage(role="assistant", content=""))
@@ -142,8 +151,8 @@ class ConversationReader:
     def _read_thinking(self, block: SentBlock, path: str) -> None:
         """Reads reasoning that the client kept. The sealed text counts: a client cannot have changed it."""
         key = "signature" if block["type"] == "thinking" else "data"
-        sealed = c.require_key(block, key, path)
-        c.string_like()(sealed, f"{path}.{key}")
+        sealed = require_key(block, key, path)
+        check_string(sealed, f"{path}.{key}")
         text = self._decrypt(sealed)
         if text is None:
             message = "it could not be verified. This server did not issue it for this API key."
@@ -151,10 +160,10 @@ class ConversationReader:
         self.items.append(InputReasoning(content=(ReasoningText(text=text),)))
 
     def _read_call(self, block: SentBlock, path: str) -> None:
-        call_id, name, sent = (c.require_key(block, key, path) for key in ("id", "name", "input"))
-        c.string_like(None)(call_id, f"{path}.id")
-        c.string_like(None, c.NAME)(name, f"{path}.name")
-        c.is_object(sent, f"{path}.input")
+        call_id, name, sent = (require_key(block, key, path) for key in ("id", "name", "input"))
+        check_string(call_id, f"{path}.id")
+        check_name(name, f"{path}.name")
+        check_object(sent, f"{path}.input")
         if call_id in self._open_calls:
             raise invalid_value(f"{path}.id", f"Invalid '{path}.id': the ids of calls must be unique.")
         self._open_calls[call_id] = path
@@ -176,7 +185,7 @@ def read_system(sent: Any) -> str | None:
         return None
     blocks = _read_blocks(sent, "system")
     for index, block in enumerate(blocks):
-        c.one_of(("text",))(block["type"], f"system[{index}].type")
+        check_choice(block["type"], ("text",), f"system[{index}].type")
     return "\n\n".join(_text_of(block, f"system[{index}]") for index, block in enumerate(blocks)) or None
 
 
@@ -186,16 +195,16 @@ def _read_blocks(sent: Any, path: str) -> Sequence[SentBlock]:
         raise missing_field(path)
     if isinstance(sent, str):
         return [{"type": "text", "text": sent}]
-    c.string_or_array(c.string_like(), c.array_of(c.is_object))(sent, path)
+    check_content(sent, path)
     for index, block in enumerate(sent):
-        c.string_like()(c.require_key(block, "type", f"{path}[{index}]"), f"{path}[{index}].type")
+        check_string(require_key(block, "type", f"{path}[{index}]"), f"{path}[{index}].type")
     return list(sent)
 
 
 def _text_of(block: SentBlock, path: str) -> str:
     if "text" not in block:
         raise missing_field(f"{path}.text")
-    c.string_like()(block["text"], f"{path}.text")
+    check_string(block["text"], f"{path}.text")
     return str(block["text"])
 
 
@@ -203,7 +212,7 @@ def _read_part(block: SentBlock, path: str, *, in_result: bool = False) -> list[
     """Returns the parts of a block for the model: text, or a placeholder for an image or a file."""
     kind = block["type"]
     if in_result:
-        c.one_of(("text", "image", "document", "search_result", "tool_reference"))(kind, f"{path}.type")
+        check_choice(kind, ("text", "image", "document", "search_result", "tool_reference"), f"{path}.type")
     match kind:
         case "text":
             return [InputText(text=_text_of(block, path))]
@@ -217,24 +226,24 @@ def _read_part(block: SentBlock, path: str, *, in_result: bool = False) -> list[
 
 
 def _source_of(block: SentBlock, path: str, kinds: tuple[str, ...]) -> tuple[SentBlock, str]:
-    source = c.require_key(block, "source", path)
-    c.is_object(source, f"{path}.source")
-    kind = c.require_key(source, "type", f"{path}.source")
-    c.one_of(kinds)(kind, f"{path}.source.type")
+    source = require_key(block, "source", path)
+    check_object(source, f"{path}.source")
+    kind = require_key(source, "type", f"{path}.source")
+    check_choice(kind, kinds, f"{path}.source.type")
     return source, str(kind)
 
 
 def _read_image(block: SentBlock, path: str) -> InputImage:
     source, kind = _source_of(block, path, ("base64", "url", "file"))
     if kind == "file":
-        return InputImage(file_id=str(c.require_key(source, "file_id", f"{path}.source")))
+        return InputImage(file_id=str(require_key(source, "file_id", f"{path}.source")))
     if kind == "url":
-        url = c.require_key(source, "url", f"{path}.source")
-        c.string_like()(url, f"{path}.source.url")
+        url = require_key(source, "url", f"{path}.source")
+        check_string(url, f"{path}.source.url")
         return InputImage(image_url=url)
-    media_type, data = (c.require_key(source, key, f"{path}.source") for key in ("media_type", "data"))
-    c.one_of(IMAGE_TYPES)(media_type, f"{path}.source.media_type")
-    c.string_like()(data, f"{path}.source.data")
+    media_type, data = (require_key(source, key, f"{path}.source") for key in ("media_type", "data"))
+    check_choice(media_type, IMAGE_TYPES, f"{path}.source.media_type")
+    check_string(data, f"{path}.source.data")
     return InputImage(image_url=f"data:{media_type};base64,{data}")
 
 
@@ -244,8 +253,8 @@ def _read_document(block: SentBlock, path: str) -> list[Any]:
     heading = [str(block[key]) for key in ("title", "context") if isinstance(block.get(key), str)]
     parts: list[Any] = [InputText(text="\n".join(heading) + "\n")] if heading else []
     if kind == "text":
-        data = c.require_key(source, "data", f"{path}.source")
-        c.string_like()(data, f"{path}.source.data")
+        data = require_key(source, "data", f"{path}.source")
+        check_string(data, f"{path}.source.data")
         return [*parts, InputText(text=data)]
     if kind == "content":
         blocks = _read_blocks(source.get("content"), f"{path}.source.content")
@@ -255,13 +264,13 @@ def _read_document(block: SentBlock, path: str) -> list[Any]:
             for part in _read_part(inner, f"{path}.source.content[{index}]", in_result=True)
         ]
     key, field = {"base64": ("data", "file_data"), "url": ("url", "file_url"), "file": ("file_id", "file_id")}[kind]
-    value = c.require_key(source, key, f"{path}.source")
-    c.string_like()(value, f"{path}.source.{key}")
+    value = require_key(source, key, f"{path}.source")
+    check_string(value, f"{path}.source.{key}")
     return [*parts, InputFile(**{field: value}, filename=str(block.get("title") or "") or None)]
 
 
 def _read_search_result(block: SentBlock, path: str) -> list[Any]:
-    title, source = (c.require_key(block, key, path) for key in ("title", "source"))
-    content = _read_blocks(c.require_key(block, "content", path), f"{path}.content")
+    title, source = (require_key(block, key, path) for key in ("title", "source"))
+    content = _read_blocks(require_key(block, "content", path), f"{path}.content")
     texts = [_text_of(inner, f"{path}.content[{index}]") for index, inner in enumerate(content)]
     return [InputText(text="\n".join([f"{title} ({source})", *texts]))]

@@ -3,22 +3,30 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.requests import constraints, shared, tools
-from antiphon.app.requests import validators as c
+from antiphon.app.requests import shared, tools
 from antiphon.app.requests.capabilities import accept_spec
-from antiphon.app.requests.constraints import OutputConstraint
-from antiphon.app.requests.fields import RequestField, check_fields, refuse_unsupported
-from antiphon.app.requests.fields.messages import COUNTED_FIELDS, MESSAGES_FIELDS
+from antiphon.app.requests.constraints import list_constraints
+from antiphon.app.requests.fields import decode_body, refuse_unsupported
+from antiphon.app.requests.fields.checks import check_choice, check_object, check_string, require_key
+from antiphon.app.requests.messages.body import (
+    CountTokensBody,
+    JsonFormat,
+    MessagesBody,
+    ThinkingSettings,
+    ToolChoiceSettings,
+)
 from antiphon.app.requests.messages.conversation import ConversationReader, Decrypt, read_system
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
-from antiphon.engine.protocol import Sampling
-from antiphon.events.response import Response
+from antiphon.events.response import ReasoningConfig
 from antiphon.harmony.format import PromptInput, TemplateOptions
+from antiphon.harmony.grammar import TextConstraint
 
 SERVER_TOOL_PREFIXES = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 CLIENT_TOOL_PREFIXES = ("bash_", "text_editor_", "computer_", "memory_")
@@ -27,7 +35,7 @@ RESPONSES_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def read_messages_request(
-    body: Mapping[str, Any],
+    sent: Mapping[str, Any],
     models: ModelRegistry,
     decrypt: Decrypt,
     settings: Settings = DEFAULT_SETTINGS,
@@ -38,117 +46,104 @@ def read_messages_request(
 
     `count_only`: the request only counts the tokens of its prompt, and has none of the fields of a generation.
     """
-    fields: tuple[RequestField, ...] = COUNTED_FIELDS if count_only else MESSAGES_FIELDS
-    check_fields(fields, body)
-    model = models.find_model(body.get("model"))
-    required = ("messages",) if count_only else ("max_tokens", "messages")
-    for name in required:
-        if body.get(name) is None:
-            raise missing_field(name)
-    _check_thinking_budget(body)
+    decoded = decode_body(CountTokensBody if count_only else MessagesBody, sent)
+    body = decoded if isinstance(decoded, MessagesBody) else MessagesBody(**structs.asdict(decoded))
+    model = models.find_model(body.model)
+    if body.max_tokens is None and not count_only:
+        raise missing_field("max_tokens")
+    if body.messages is None:
+        raise missing_field("messages")
+    _check_thinking(body)
     _check_begun_answer(body)
-    request_tools = _read_tools(body.get("tools") or ())
-    choice = _flatten_tool_choice(body.get("tool_choice"))
+    request_tools = _read_tools(body.tools or ())
+    choice = _flatten_tool_choice(body.tool_choice)
     reader = ConversationReader(decrypt, refuse_media=settings.unsupported_media == "refuse")
-    items = reader.read_messages(body["messages"])
+    items = reader.read_messages(body.messages)
     prompt_input = _prompt_input(body, items, choice, request_tools, settings)
-    refuse_unsupported(fields, body)
-    sampling = shared.read_sampling(body, model.engine.info, body.get("max_tokens"), None)
+    refuse_unsupported(body)
+    sampling = shared.read_sampling(body, model.engine.info, body.max_tokens, None)
     spec = TurnSpec(
-        base_response=_base_response(body, choice, sampling, request_tools),
+        base_response=shared.base_response(
+            body,
+            sampling,
+            tool_choice=choice,
+            tools=request_tools.echo,
+            max_output_tokens=body.max_tokens,
+            reasoning=ReasoningConfig(effort=_read_effort(body)),
+            store=False,
+        ),
         prompt_input=prompt_input,
-        constraints=_output_constraints(body, request_tools, prompt_input),
+        constraints=list_constraints(request_tools, prompt_input, schema_param=f"{_output_format(body)[1]}.schema"),
         sampling=sampling,
-        stop_strings=tuple(body.get("stop_sequences") or ()),
-        stream=bool(body.get("stream")),
+        stop_strings=tuple(body.stop_sequences or ()),
+        stream=bool(body.stream),
         max_tool_calls=1 if prompt_input.single_call else None,
         encrypt_reasoning=True,
-        hide_reasoning=(body.get("thinking") or {}).get("display") == "omitted",
+        hide_reasoning=body.thinking is not None and body.thinking.display == "omitted",
     )
     return accept_spec(model, spec, form_param="output_config.format")
 
 
-def _base_response(body: Mapping[str, Any], choice: Any, sampling: Sampling, request_tools: RequestTools) -> Response:
-    echoed = {"model": body["model"], "tool_choice": choice}
-    return shared.base_response(
-        echoed,
-        sampling,
-        tools=request_tools.echo,
-        text=shared.PLAIN_TEXT_CONFIG,
-        max_output_tokens=body.get("max_tokens"),
-        reasoning=shared.reasoning_config(_effort(body), None),
-        store=False,
-    )
-
-
 def _prompt_input(
-    body: Mapping[str, Any], items: tuple[Any, ...], choice: Any, request_tools: RequestTools, settings: Settings
+    body: MessagesBody, items: tuple[Any, ...], choice: Any, request_tools: RequestTools, settings: Settings
 ) -> PromptInput:
-    table = request_tools.build_table()
-    tool_choice = read_tool_choice(choice, request_tools, table)
+    tool_choice = read_tool_choice(choice, request_tools)
     return PromptInput(
-        instructions=read_system(body.get("system")),
+        instructions=read_system(body.system),
         items=items,
-        tools=table,
+        tools=tool_choice.table,
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
-        single_call=(body.get("tool_choice") or {}).get("disable_parallel_tool_use") is True,
-        answer_form=constraints.answer_form(_output_format(body)[0]),
-        effort=_effort(body),
+        single_call=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True,
+        answer_form=None
+        if (form := _output_format(body)[0]) is None
+        else TextConstraint(schema=form.schema or {"type": "object"}),
+        effort=_read_effort(body),
         unknown_tools=settings.unknown_tools,
         template=TemplateOptions(continue_final_message=_is_begun(body)),
     )
 
 
-def _check_thinking_budget(body: Mapping[str, Any]) -> None:
-    budget, limit = (body.get("thinking") or {}).get("budget_tokens"), body.get("max_tokens")
+def _check_thinking(body: MessagesBody) -> None:
+    """Raises `ApiError` 400 for a missing budget, or one that leaves no token for the answer."""
+    thinking, limit = body.thinking or ThinkingSettings("adaptive"), body.max_tokens
+    budget = thinking.budget_tokens
+    if thinking.type == "enabled" and budget is None:
+        raise missing_field("thinking.budget_tokens")
     if budget is not None and limit is not None and budget >= limit:
         message = "Invalid 'thinking.budget_tokens': it must be less than 'max_tokens'."
         raise invalid_value("thinking.budget_tokens", message)
 
 
-def _is_begun(body: Mapping[str, Any]) -> bool:
+def _is_begun(body: MessagesBody) -> bool:
     """Tells whether the last message is the beginning of the answer."""
-    messages: Sequence[Mapping[str, Any]] = body.get("messages") or ()
-    return bool(messages) and messages[-1].get("role") == "assistant"
+    return body.messages is not None and body.messages[-1:] != [] and body.messages[-1].get("role") == "assistant"
 
 
-def _check_begun_answer(body: Mapping[str, Any]) -> None:
+def _check_begun_answer(body: MessagesBody) -> None:
     """Raises `ApiError` 400 for an answer that must begin with thinking, but has been begun with text."""
-    if _is_begun(body) and (body.get("thinking") or {}).get("type") in ("enabled", "adaptive"):
+    if _is_begun(body) and body.thinking is not None and body.thinking.type in ("enabled", "adaptive"):
         message = "the conversation must end with a user message if thinking is enabled."
         raise invalid_value("messages", f"Invalid 'messages': {message}")
 
 
-def _effort(body: Mapping[str, Any]) -> str | None:
+def _read_effort(body: MessagesBody) -> str | None:
     """Returns the reasoning effort: "none" if thinking is disabled."""
-    if (body.get("thinking") or {}).get("type") == "disabled":
+    if body.thinking is not None and body.thinking.type == "disabled":
         return "none"
-    effort: str | None = (body.get("output_config") or {}).get("effort")
-    return effort
+    return body.output_config.effort if body.output_config else None
 
 
-def _output_format(body: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def _output_format(body: MessagesBody) -> tuple[JsonFormat | None, str]:
     """Returns the format of the text, and its path in the request."""
-    nested = (body.get("output_config") or {}).get("format")
-    sent, path = (
-        (nested, "output_config.format") if nested is not None else (body.get("output_format"), "output_format")
-    )
-    if sent is not None:
-        c.require_key(sent, "type", path)
-        c.require_key(sent, "schema", path)
-    return sent, path
+    if body.output_config is not None and body.output_config.format is not None:
+        return body.output_config.format, "output_config.format"
+    return body.output_format, "output_format"
 
 
-def _output_constraints(
-    body: Mapping[str, Any], request_tools: RequestTools, prompt_input: PromptInput
-) -> tuple[OutputConstraint, ...]:
-    """Returns the schemas that the answer must match."""
-    result = constraints.tool_constraints(request_tools, all_schemas=prompt_input.needs_grammar)
-    if prompt_input.answer_form is not None and prompt_input.answer_form.schema is not None:
-        path = f"{_output_format(body)[1]}.schema"
-        result.append(constraints.schema_constraint(prompt_input.answer_form.schema, path))
-    return tuple(result)
+def _answer_form(body: MessagesBody) -> TextConstraint | None:
+    output_format = _output_format(body)[0]
+    return None if output_format is None else TextConstraint(schema=output_format.schema or {"type": "object"})
 
 
 def _read_tools(sent: Sequence[Mapping[str, Any]]) -> RequestTools:
@@ -157,16 +152,16 @@ def _read_tools(sent: Sequence[Mapping[str, Any]]) -> RequestTools:
     for index, tool in enumerate(sent):
         path = f"tools[{index}]"
         kind = tool.get("type") or "custom"
-        c.string_like()(kind, f"{path}.type")
+        check_string(kind, f"{path}.type")
         if kind.startswith(SERVER_TOOL_PREFIXES):
             continue
         if kind.startswith(CLIENT_TOOL_PREFIXES):
             why = f"Tools of type '{clip_text(kind)}' have no schema here. Define the tool with an 'input_schema'."
             raise unsupported_field(f"{path}.type", why)
-        c.one_of(("custom",))(kind, f"{path}.type")
-        schema = c.require_key(tool, "input_schema", path)
-        c.is_object(schema, f"{path}.input_schema")
-        flat = {"type": "function", "name": c.require_key(tool, "name", path), "parameters": schema}
+        check_choice(kind, ("custom",), f"{path}.type")
+        schema = require_key(tool, "input_schema", path)
+        check_object(schema, f"{path}.input_schema")
+        flat = {"type": "function", "name": require_key(tool, "name", path), "parameters": schema}
         flat_tools.append({**flat, "description": tool.get("description"), "strict": tool.get("strict")})
         paths.append(path)
     return _with_own_paths(lambda: tools.read_tools(flat_tools, "tools", paths))
@@ -185,10 +180,12 @@ def _with_own_paths(read: Callable[[], RequestTools]) -> RequestTools:
         raise
 
 
-def _flatten_tool_choice(choice: Mapping[str, Any] | None) -> Any:
+def _flatten_tool_choice(choice: ToolChoiceSettings | None) -> Any:
     """Returns `tool_choice` in the form of Responses."""
     if choice is None:
         return "auto"
-    if choice["type"] == "tool":
-        return {"type": "function", "name": choice["name"]}
-    return RESPONSES_CHOICES[choice["type"]]
+    if choice.type != "tool":
+        return RESPONSES_CHOICES[choice.type]
+    if choice.name is None:
+        raise missing_field("tool_choice.name")
+    return {"type": "function", "name": choice.name}

@@ -15,10 +15,9 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, NamedModel, ServedModel
 from antiphon.app.replies.engine_ready import wait_until_known
 from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
+from antiphon.app.requests.chat.body import CHAT_PROMPT_FIELDS, ChatBody, DetokenizeBody, TokenizeBody
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.fields import check_fields, refuse_unsupported
-from antiphon.app.requests.fields.chat import CHAT_FIELDS
-from antiphon.app.requests.fields.tokenize import CHAT_PROMPT_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
@@ -26,51 +25,47 @@ from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 T = TypeVar("T")
 _CPU_LIMIT_S = TurnTimeouts().render_cpu_limit_s
-_SHARED_NAMES = {field.name for field in TOKENIZE_FIELDS} & {field.name for field in CHAT_FIELDS}
+_SHARED_NAMES = set(TokenizeBody.__struct_fields__) & set(ChatBody.__struct_fields__)
 
 
 @post("/tokenize", status_code=200)
 async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     """Returns the token ids of a text, or of the prompt for a chat."""
-    context, body = server_context(request), await parse_body(await request.body())
-    body = {**body, "model": _model_name(body, context.models)}
-    encoder = context.models.get_encoder(body["model"])
-    await wait_until_known(request, encoder or context.models.get_model(body["model"]))
-    await run_parser(request_state(request.scope).body_bytes, check_fields, TOKENIZE_FIELDS, body)
-    if body.get("messages") is None:
+    context, sent = server_context(request), await parse_body(await request.body())
+    sent = {**sent, "model": _model_name(sent, context.models)}
+    encoder = context.models.get_encoder(sent["model"])
+    await wait_until_known(request, encoder or context.models.get_model(sent["model"]))
+    body = await run_parser(request_state(request.scope).body_bytes, decode_body, TokenizeBody, sent)
+    if body.messages is None:
         _refuse_chat_fields(body)
     if encoder is not None:
         return await _tokenize_for_encoder(request, body, encoder)
-    model = context.models.find_model(body["model"])
-    if (body.get("prompt") is None) == (body.get("messages") is None):
-        raise (
-            missing_field("prompt")
-            if body.get("prompt") is None
-            else invalid_value("prompt", "Send either 'prompt' or 'messages', not both.")
-        )
-    refuse_unsupported(TOKENIZE_FIELDS, body)
-    if body.get("messages") is not None:
-        tokens = await cancel_on_disconnect(request, _tokenize_chat(request, body, model))
-    else:
-        encode = partial(
-            model.format.encode, body["prompt"], add_special_tokens=body.get("add_special_tokens") is not False
-        )
+    model = context.models.find_model(body.model)
+    if body.prompt is not None and body.messages is not None:
+        raise invalid_value("prompt", "Send either 'prompt' or 'messages', not both.")
+    refuse_unsupported(body)
+    if body.messages is not None:
+        tokens = await cancel_on_disconnect(request, _tokenize_chat(request, sent, model))
+    elif body.prompt is not None:
+        encode = partial(model.format.encode, body.prompt, add_special_tokens=body.add_special_tokens is not False)
         tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
+    else:
+        raise missing_field("prompt")
     reply = {"count": len(tokens), "max_model_len": _get_info(model).max_model_len, "tokens": tokens}
-    texts = [model.format.decode_token(token)[0] for token in tokens] if body.get("return_token_strs") else None
+    texts = [model.format.decode_token(token)[0] for token in tokens] if body.return_token_strs else None
     return json_reply({**reply, "token_strs": texts})
 
 
 @post("/detokenize", status_code=200)
 async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the text of token ids, control tokens included."""
-    context, body = server_context(request), await parse_body(await request.body())
-    body = {**body, "model": _model_name(body, context.models)}
-    named = context.models.get_encoder(body["model"]) or context.models.get_model(body["model"])
+    context, sent = server_context(request), await parse_body(await request.body())
+    sent = {**sent, "model": _model_name(sent, context.models)}
+    named = context.models.get_encoder(sent["model"]) or context.models.get_model(sent["model"])
     await wait_until_known(request, named)
-    await run_parser(request_state(request.scope).body_bytes, check_fields, DETOKENIZE_FIELDS, body)
-    model = context.models.get_encoder(body["model"]) or context.models.find_model(body["model"])
-    tokens = body.get("tokens")
+    body = await run_parser(request_state(request.scope).body_bytes, decode_body, DetokenizeBody, sent)
+    model = context.models.get_encoder(body.model) or context.models.find_model(body.model)
+    tokens = body.tokens
     if tokens is None:
         raise missing_field("tokens")
     vocab_size = _get_info(model).vocab_size
@@ -102,11 +97,11 @@ def _model_name(body: Mapping[str, Any], models: ModelRegistry) -> Any:
     return body["model"] if body.get("model") is not None else models.served[0].names[0]
 
 
-def _refuse_chat_fields(body: Mapping[str, Any]) -> None:
+def _refuse_chat_fields(body: TokenizeBody) -> None:
     """Raises `ApiError` 400 for a field that changes the prompt of a chat if there is no chat."""
-    for field in CHAT_PROMPT_FIELDS:
-        if body.get(field.name) is not None:
-            raise invalid_value(field.name, f"'{field.name}' is only allowed with 'messages'.")
+    for name in CHAT_PROMPT_FIELDS:
+        if getattr(body, name) is not None:
+            raise invalid_value(name, f"'{name}' is only allowed with 'messages'.")
 
 
 async def _tokenize_chat(request: AnyRequest, body: Mapping[str, Any], model: ServedModel) -> list[int]:
@@ -123,16 +118,16 @@ async def _tokenize_chat(request: AnyRequest, body: Mapping[str, Any], model: Se
         raise
 
 
-async def _tokenize_for_encoder(request: AnyRequest, body: Mapping[str, Any], model: EncoderModel) -> Response[Any]:
+async def _tokenize_for_encoder(request: AnyRequest, body: TokenizeBody, model: EncoderModel) -> Response[Any]:
     """Returns the token ids of a text as an embedding or reranking model reads it."""
-    if body.get("messages") is not None:
+    if body.messages is not None:
         raise invalid_value("messages", "This model reads texts, not chats: send a 'prompt'.")
-    if body.get("prompt") is None:
+    if body.prompt is None:
         raise missing_field("prompt")
-    max_model_len, add = _get_info(model).max_model_len, body.get("add_special_tokens") is not False
-    encode = partial(model.tokenizer.encode_text, body["prompt"], add_special_tokens=add)
+    max_model_len, add = _get_info(model).max_model_len, body.add_special_tokens is not False
+    encode = partial(model.tokenizer.encode_text, body.prompt, add_special_tokens=add)
     tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
-    texts = [model.tokenizer.token_text(token) for token in tokens] if body.get("return_token_strs") else None
+    texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
     reply = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": texts}
     return json_reply(reply)
 

@@ -7,11 +7,11 @@ import msgspec
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.reply_form import CompletionOptions
 from antiphon.app.model_registry import ModelRegistry, ServedModel
-from antiphon.app.requests import responses
 from antiphon.app.requests.chat import request as chat
 from antiphon.app.requests.completions.request import read_completion_request
-from antiphon.app.requests.history import NO_HISTORY
 from antiphon.app.requests.json_body import parse_object
+from antiphon.app.requests.responses import request as responses
+from antiphon.app.requests.responses.history import NO_HISTORY
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script

@@ -9,18 +9,21 @@ from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.requests.fields import RequestField
-from antiphon.app.requests.fields.__main__ import render_page
-from antiphon.app.requests.fields.chat import CHAT_FIELDS
-from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
-from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
+from antiphon.app.requests.chat.body import ChatBody
+from antiphon.app.requests.completions.body import TextCompletionBody
+from antiphon.app.requests.fields import RequestField, list_fields
+from antiphon.app.requests.responses.body import ResponsesBody
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.requests.validators import accept_any
 from antiphon.harmony.tools import ToolTable
+from tests.app.requests.fields_page import render_page
 from tests.app.requests.request_builders import read_chat_spec, read_completion, read_responses_spec, summarize_error
 from tests.syntax import ROOT
 
-TABLES = [(RESPONSES_FIELDS, read_responses_spec), (CHAT_FIELDS, read_chat_spec), (COMPLETION_FIELDS, read_completion)]
+TABLES = [
+    (list_fields(ResponsesBody), read_responses_spec),
+    (list_fields(ChatBody), read_chat_spec),
+    (list_fields(TextCompletionBody), read_completion),
+]
 ALL_FIELDS = [
     pytest.param(field, reader, id=f"{reader.__name__}-{field.name}") for table, reader in TABLES for field in table
 ]
@@ -36,16 +39,16 @@ def test_field_names_are_unique() -> None:
 
 def test_every_field_of_the_sdk_is_listed() -> None:
     sdk_fields = response_create_params.ResponseCreateParamsBase.__annotations__
-    assert set(sdk_fields) - {field.name for field in RESPONSES_FIELDS} == set()
+    assert set(sdk_fields) - {field.name for field in list_fields(ResponsesBody)} == set()
     sdk_fields = completion_create_params.CompletionCreateParamsBase.__annotations__
-    assert set(sdk_fields) - {field.name for field in CHAT_FIELDS} == set()
+    assert set(sdk_fields) - {field.name for field in list_fields(ChatBody)} == set()
     sdk_fields = text_create_params.CompletionCreateParamsBase.__annotations__
-    assert set(sdk_fields) - {field.name for field in COMPLETION_FIELDS} == set()
+    assert set(sdk_fields) - {field.name for field in list_fields(TextCompletionBody)} == set()
 
 
 def test_fields_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
-    assert page == render_page(), "run: python -m antiphon.app.requests.fields > docs/fields.md"
+    assert page == render_page(), "run: python -m tests.app.requests.fields_page > docs/fields.md"
 
 
 @pytest.mark.parametrize(("field", "reader"), ALL_FIELDS)
@@ -59,7 +62,7 @@ def test_wrong_type_names_its_field(field: RequestField, reader: Any) -> None:
     """A list of an object, or an object with a list, is invalid for every field. A refused field rejects any value."""
     errors = [error for value in ([{}], {"a": [1]}) if (error := check_field(field, value))]
     if not errors:
-        assert field.check is accept_any and field.handling == "refused"
+        assert field.rule.handling == "refused"
         for value in ([{}], {"a": [1]}, "x", 1):
             with pytest.raises(ApiError) as caught:
                 reader(**{field.name: value})
@@ -72,7 +75,7 @@ def test_wrong_type_names_its_field(field: RequestField, reader: Any) -> None:
 
 @pytest.mark.parametrize(("field", "reader"), ALL_FIELDS)
 def test_unsupported_field_is_rejected_by_name(field: RequestField, reader: Any) -> None:
-    if field.handling == "refused":
+    if field.rule.handling == "refused":
         with pytest.raises(ApiError) as caught:
             reader(**{field.name: {"id": "x"}})
         assert summarize_error(caught.value) == (400, "unsupported_parameter", field.name)

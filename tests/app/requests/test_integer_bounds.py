@@ -7,19 +7,19 @@ import httpx
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.requests.fields import RequestField
-from antiphon.app.requests.fields.chat import CHAT_FIELDS
-from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
-from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
+from antiphon.app.requests.chat.body import ChatBody
+from antiphon.app.requests.completions.body import TextCompletionBody
+from antiphon.app.requests.fields import RequestField, list_fields
+from antiphon.app.requests.responses.body import ResponsesBody
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, [{"name": f"hello {n}", "output": ["Hello."]} for n in range(8)])
 OUT_OF_RANGE = (2**31, 2**63, 2**64, 10**30, -(2**31) - 1, -(2**63) - 1, -(10**30))
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 PATHS = {
-    "/responses": ({"input": "Hi"}, RESPONSES_FIELDS),
-    "/chat/completions": (CHAT, CHAT_FIELDS),
-    "/completions": ({"prompt": "Hi"}, COMPLETION_FIELDS),
+    "/responses": ({"input": "Hi"}, list_fields(ResponsesBody)),
+    "/chat/completions": (CHAT, list_fields(ChatBody)),
+    "/completions": ({"prompt": "Hi"}, list_fields(TextCompletionBody)),
 }
 
 

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.requests.fields.chat import CHAT_FIELDS
-from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
+from antiphon.app.requests.chat.body import ChatBody
+from antiphon.app.requests.fields import list_fields
+from antiphon.app.requests.responses.body import ResponsesBody
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec
 from tests.counts import FULL_COUNTS
 
@@ -99,7 +100,10 @@ def mutate_body(body: dict[str, Any], dice: random.Random, names: list[str]) -> 
 
 @pytest.mark.parametrize(
     ("reader", "table", "body"),
-    [(read_responses_spec, RESPONSES_FIELDS, FULL_RESPONSES), (read_chat_spec, CHAT_FIELDS, FULL_CHAT)],
+    [
+        (read_responses_spec, list_fields(ResponsesBody), FULL_RESPONSES),
+        (read_chat_spec, list_fields(ChatBody), FULL_CHAT),
+    ],
     ids=["responses", "chat"],
 )
 def test_mutated_body_is_read_or_rejected(reader: Any, table: Any, body: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.requests.responses import MAX_SUMMARY_TOKENS
+from antiphon.app.requests.responses.request import MAX_SUMMARY_TOKENS
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import HostedInput, InputFunctionCall, InputImage, InputMessage, InputReasoning, InputText
 from antiphon.events.items import FunctionCall, Message, OutputText

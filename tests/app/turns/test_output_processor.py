@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from antiphon.app.requests import responses
+from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.sse import encode_event

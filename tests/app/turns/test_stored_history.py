@@ -101,7 +101,7 @@ async def test_chain_has_the_items_of_all_turns_in_order(memory_store: MemorySto
     await add_response(memory_store, "a", [user("1")], output=[Think("hm"), Say("one")], instructions="never inherited")
     await add_response(memory_store, "b", [user("2"), user("3")], output=[Say("two")], previous_response_id="resp_a")
     assert texts_of(history_of(memory_store).response_chain("resp_b")) == ["1", "reasoning", "one", "2", "3", "two"]
-    assert texts_of(history_of(memory_store).items_before_input({"previous_response_id": "resp_a"})) == [
+    assert texts_of(history_of(memory_store).items_before_input("resp_a", None)) == [
         "1",
         "reasoning",
         "one",
@@ -169,12 +169,11 @@ async def add_conversation(store: MemoryStore, items: Sequence[AnyInput] = (), o
     await store.add_items(owner, "conv_1", with_ids(tuple(items), "conv_1"))
 
 
-@pytest.mark.parametrize("sent", ["conv_1", {"id": "conv_1"}])
-async def test_items_of_a_conversation_precede_the_input(memory_store: MemoryStore, sent: Any) -> None:
+async def test_items_of_a_conversation_precede_the_input(memory_store: MemoryStore) -> None:
     await add_conversation(memory_store, [user("1"), assistant("one"), summary("s"), user("2")])
-    assert texts_of(history_of(memory_store).items_before_input({"conversation": sent})) == ["1", "s", "2"]
+    assert texts_of(history_of(memory_store).items_before_input(None, "conv_1")) == ["1", "s", "2"]
     with pytest.raises(ApiError) as caught:
-        history_of(memory_store, "you").items_before_input({"conversation": sent})
+        history_of(memory_store, "you").items_before_input(None, "conv_1")
     assert summarize_error(caught.value) == (404, None, "conversation")
 
 
@@ -199,7 +198,7 @@ async def test_response_whose_items_were_deleted_from_its_conversation_has_none_
 
 
 async def test_nothing_precedes_the_input_of_a_first_turn(memory_store: MemoryStore) -> None:
-    assert history_of(memory_store).items_before_input({"conversation": None, "previous_response_id": None}) == ()
+    assert history_of(memory_store).items_before_input(None, None) == ()
 
 
 COMPACTIONS: list[tuple[list[AnyInput], list[str]]] = [

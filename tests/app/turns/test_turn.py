@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.requests import responses
+from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.manager import TurnManager, _build_job
 from antiphon.app.turns.prompt_token_cache import TokenHistory
 from antiphon.app.turns.turn import BROKEN_MESSAGE, SHUTTING_DOWN_MESSAGE, TurnTimeouts

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.app.requests.tool_choice import build_table
 from antiphon.app.requests.tools import read_tools
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
@@ -88,12 +89,12 @@ def _offered_tools(suite: CaseSuite, step: LiveStep) -> Any:
     """Returns the table of the tools that the model sees."""
     if step.path != "/responses":
         names = [tool["function"] | {"type": "function"} for tool in (step.body or {}).get("tools", [])]
-        return read_tools(names, "tools").build_table()
+        return build_table(read_tools(names, "tools"))
     body = fill_tools(step.body or {}, suite)
     items = body["input"] if isinstance(body.get("input"), list) else []
     added = [item["tools"] for item in items if isinstance(item, dict) and item.get("type") == "additional_tools"]
     request = [*body.get("tools", []), *(tool for tools in added for tool in tools)]
-    return read_tools(request, "tools").build_table()
+    return build_table(read_tools(request, "tools"))
 
 
 def _write_call(name: str, tools: Any) -> tuple[Any, str]:

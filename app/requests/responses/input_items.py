@@ -10,11 +10,18 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found, unsupported_field
+from antiphon.app.base.errors import (
+    clip_text,
+    invalid_type,
+    invalid_value,
+    missing_field,
+    not_found,
+    unsupported_field,
+)
 from antiphon.app.requests import tools as tools_of
-from antiphon.app.requests import validators as c
-from antiphon.app.requests.history import FindItem
-from antiphon.app.requests.json_body import convert_value
+from antiphon.app.requests.fields import decode_value
+from antiphon.app.requests.fields.checks import check_choice, check_string
+from antiphon.app.requests.responses.history import FindItem
 from antiphon.app.requests.tools import RequestTools
 from antiphon.events.inputs import (
     HOSTED_ITEM_TYPES,
@@ -22,11 +29,13 @@ from antiphon.events.inputs import (
     AnyInput,
     CompactionInput,
     HostedInput,
+    InputAudio,
     InputCustomCall,
     InputCustomOutput,
     InputFunctionCall,
     InputFunctionOutput,
     InputMessage,
+    InputPart,
     InputReasoning,
     ItemReference,
 )
@@ -44,7 +53,6 @@ ITEM_TYPES: dict[str, type[AnyInput]] = {
 }
 TYPE_ALIASES = {"compaction_summary": "compaction"}
 COMPACTION_TRIGGER = "compaction_trigger"
-ROLES = ("assistant", "system", "developer", "user")
 OUTPUT_PARTS = ("output_text", "refusal")
 INPUT_PARTS = ("input_text", "input_image", "input_file")
 
@@ -93,38 +101,21 @@ def additional_tools(items: Iterable[AnyInput]) -> RequestTools:
 
 def read_item(entry: Any, path: str) -> AnyInput:
     """Reads the item at `path`. Raises `ApiError` 400."""
-    c.is_object(entry, path)
+    if not isinstance(entry, dict):
+        raise invalid_type(path, "an object", entry)
     fields = {key: value for key, value in entry.items() if value is not None}
-    kind = _item_type(fields, path)
-    fields["type"] = kind
+    kind = fields["type"] = _item_type(fields, path)
     if kind in HOSTED_ITEM_TYPES:
-        c.string_like()(fields.get("id", ""), f"{path}.id")
+        check_string(fields.get("id", ""), f"{path}.id")
         return HostedInput(id=fields.get("id"), kind=kind, payload=entry)
-    if kind == "message":
-        _check_message(fields, path)
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        _check_parts(fields.get("output"), INPUT_PARTS, f"{path}.output")
-    elif kind == "item_reference":
-        c.require_key(fields, "id", path)
-    item: AnyInput = convert_value(fields, ITEM_TYPES[kind], path)
+    if kind == "item_reference" and "id" not in fields:
+        raise missing_field(f"{path}.id")
+    item: AnyInput = decode_value(fields, ITEM_TYPES[kind], path)
+    if isinstance(item, InputMessage):
+        _check_parts(item.content, OUTPUT_PARTS if item.role == "assistant" else INPUT_PARTS, f"{path}.content")
+    elif isinstance(item, InputFunctionOutput | InputCustomOutput):
+        _check_parts(item.output, INPUT_PARTS, f"{path}.output")
     return item
-
-
-def check_calls(items: Iterable[AnyInput], param: str = "input") -> None:
-    """Checks that each output follows its call and each call has an output. Raises `ApiError` 400, as OpenAI does."""
-    answered_calls: dict[tuple[str, str], bool] = {}
-    for item in items:
-        if isinstance(item, InputFunctionCall | InputCustomCall):
-            answered_calls[_call_kind(item), item.call_id] = False
-        elif isinstance(item, InputFunctionOutput | InputCustomOutput):
-            key = _call_kind(item), item.call_id
-            if key not in answered_calls:
-                message = f"No tool call found for {key[0]} output with call_id {clip_text(item.call_id)}."
-                raise ApiError(400, None, message, param)
-            answered_calls[key] = True
-    for (kind, call_id), is_answered in answered_calls.items():
-        if not is_answered:
-            raise ApiError(400, None, f"No tool output found for {kind} {clip_text(call_id)}.", param)
 
 
 def _item_type(sent: dict[str, Any], path: str) -> str:
@@ -136,42 +127,26 @@ def _item_type(sent: dict[str, Any], path: str) -> str:
         if set(sent) == {"id"}:
             return "item_reference"
         raise missing_field(f"{path}.type")
-    c.string_like()(kind, f"{path}.type")
     if kind == COMPACTION_TRIGGER:
         raise invalid_value(
             f"{path}.type", f"Invalid '{path}': '{COMPACTION_TRIGGER}' must be the last item of the input."
         )
+    if not isinstance(kind, str):
+        raise invalid_type(f"{path}.type", "a string", kind)
     kind = TYPE_ALIASES.get(kind, kind)
     if kind not in ITEM_TYPES and kind not in HOSTED_ITEM_TYPES:
-        raise invalid_value(
-            f"{path}.type", f"Invalid value: '{clip_text(kind)}'. Supported values are: {_known_types()}."
-        )
-    return str(kind)
+        check_choice(kind, sorted([*ITEM_TYPES, *HOSTED_ITEM_TYPES]), f"{path}.type")
+    return kind
 
 
-def _call_kind(item: AnyInput) -> str:
-    return "function call" if isinstance(item, InputFunctionCall | InputFunctionOutput) else "custom tool call"
-
-
-def _known_types() -> str:
-    return c.join_words(sorted([*ITEM_TYPES, *HOSTED_ITEM_TYPES]))
-
-
-def _check_message(sent: dict[str, Any], path: str) -> None:
-    c.one_of(ROLES)(c.require_key(sent, "role", path), f"{path}.role")
-    _check_parts(sent.get("content"), OUTPUT_PARTS if sent["role"] == "assistant" else INPUT_PARTS, f"{path}.content")
-
-
-def _check_parts(content: Any, allowed: tuple[str, ...], path: str) -> None:
-    """Checks the types of content parts. Content that is not a list is left to the decoder."""
-    if not isinstance(content, list):
-        return
-    for index, part in enumerate(content):
-        part_path = f"{path}[{index}]"
-        c.is_object(part, part_path)
-        if c.require_key(part, "type", part_path) == "input_audio" and allowed is INPUT_PARTS:
-            raise unsupported_field(part_path, "Audio input is not supported.")
-        c.one_of(allowed)(part["type"], f"{part_path}.type")
+def _check_parts(content: str | Sequence[InputPart], allowed: tuple[str, ...], path: str) -> None:
+    """Checks that a role may have the parts of its message. Raises `ApiError` 400."""
+    for index, part in enumerate(() if isinstance(content, str) else content):
+        if isinstance(part, InputAudio) and allowed is INPUT_PARTS:
+            raise unsupported_field(f"{path}[{index}]", "Audio input is not supported.")
+        kind = part.__struct_config__.tag
+        if kind not in allowed:
+            check_choice(kind, allowed, f"{path}[{index}].type")
 
 
 def _resolve_reference(reference: ItemReference, path: str, lookup: FindItem, param: str) -> AnyInput:

@@ -1,14 +1,15 @@
-"""Prints `docs/fields.md`: `python -m antiphon.app.requests.fields > docs/fields.md`."""
+"""Prints `docs/fields.md`: `python -m tests.app.requests.fields_page > docs/fields.md`."""
 
 import sys
 
-from antiphon.app.requests.fields import RequestField
-from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
+from antiphon.app.openapi.schemas import describe_fields
+from antiphon.app.requests.fields import RequestBody, list_fields
+from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES
 
 _HEAD = """# Request fields
 
-This page is printed by `python -m antiphon.app.requests.fields` from the table that validates requests. A test checks
+This page is printed by `python -m tests.app.requests.fields_page` from the structs that decode requests. A test checks
 that the page is up to date.
 
 - **honoured**: changes what is generated or how it is returned.
@@ -64,31 +65,33 @@ Any other type returns 400 `invalid_value`.
 
 def render_page() -> str:
     """Returns the text of `docs/fields.md`."""
-    rows, earlier = [_HEAD], dict[str, tuple[RequestField, ...]]()
-    for title, table in FIELDS_BY_ENDPOINT.items():
+    rows, earlier = [_HEAD], dict[str, type[RequestBody]]()
+    for title, kind in BODIES.items():
         rows.append(f"\n## {title}\n\n")
-        rows += _render_subset(table, earlier) or _render_table(table)
-        earlier[title] = table
+        rows += _render_subset(kind, earlier) or _render_table(kind)
+        earlier[title] = kind
     type_lists = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOL_TYPES, HOSTED_ITEM_TYPES)]
     return "".join(rows) + _TAIL.replace("{hosted}", type_lists[0]).replace("{items}", type_lists[1])
 
 
-def _render_table(table: tuple[RequestField, ...]) -> list[str]:
+def _render_table(kind: type[RequestBody]) -> list[str]:
+    descriptions = describe_fields(kind)
     return [
         "| field | handling | description |\n|---|---|---|\n",
         *(
-            f"| `{field.name}` | {field.handling} | {field.description} |\n"
-            for field in sorted(table, key=lambda f: f.name)
+            f"| `{field.name}` | {field.rule.handling} | {descriptions[field.name]} |\n"
+            for field in sorted(list_fields(kind), key=lambda f: f.name)
         ),
     ]
 
 
-def _render_subset(table: tuple[RequestField, ...], earlier: dict[str, tuple[RequestField, ...]]) -> list[str]:
-    """Returns a sentence if all fields of this table are those of an earlier one."""
+def _render_subset(kind: type[RequestBody], earlier: dict[str, type[RequestBody]]) -> list[str]:
+    """Returns a sentence if all fields of this body are those of an earlier one."""
+    descriptions = describe_fields(kind)
     for title, other in earlier.items():
-        if set(map(id, table)) <= set(map(id, other)):
-            names = ", ".join(f"`{field.name}`" for field in sorted(table, key=lambda f: f.name))
-            return [f"The fields of `{title}`{'.' if table is other else f' named {names}.'}\n"]
+        if descriptions.items() <= describe_fields(other).items():
+            names = ", ".join(f"`{name}`" for name in sorted(descriptions))
+            return [f"The fields of `{title}`{'.' if kind is other else f' named {names}.'}\n"]
     return []
 
 

@@ -1,0 +1,1 @@
+"""Parser of Responses requests, and of what conversations store."""

@@ -1,0 +1,190 @@
+"""Bodies of `/v1/responses`, of its compaction, and of conversations."""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, structs
+
+from antiphon.app.requests.fields import Accepted, Echoed, Honoured, RequestBody, refused
+from antiphon.app.requests.fields.common import (
+    CacheOptionsField,
+    CacheRetentionField,
+    Effort,
+    JsonObjectFormat,
+    Label64,
+    Label128,
+    Metadata,
+    ModerationField,
+    Objects,
+    ParallelCallsField,
+    PlainTextFormat,
+    PositiveInt,
+    SampledBody,
+    ServiceTier,
+    Text,
+    ToolChoiceField,
+    ToolsField,
+    TopLogprobs,
+    Verbosity,
+)
+from antiphon.events.inputs import ToolName
+
+MAX_ITEMS = 20
+"""Maximum number of items in one request that adds items to a conversation."""
+RESPONSE_ID = re.compile(r"^resp_[A-Za-z0-9_-]+\Z")
+"""An id in the body or in the path of a request."""
+ResponseId = Annotated[str, Meta(max_length=128, pattern=RESPONSE_ID.pattern)]
+ConversationId = Annotated[str, Meta(max_length=128, pattern=r"^conv_[A-Za-z0-9_-]+\Z")]
+Summary = Literal["auto", "concise", "detailed"]
+Includable = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ReasoningSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of reasoning."""
+
+    effort: Effort | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Label64 | None = None
+
+
+class NamedSchemaFormat(Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """Text that matches a JSON Schema."""
+
+    name: ToolName
+    schema: dict[str, Any]
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class TextSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of the text for the user."""
+
+    format: PlainTextFormat | JsonObjectFormat | NamedSchemaFormat | None = None
+    verbosity: Verbosity | None = None
+
+
+class ResponsesStreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a stream of events."""
+
+    include_obfuscation: bool | None = None
+    reasoning_summary_delivery: Literal["auto", "sequential_cutoff"] | None = None
+
+
+class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True):
+    """A conversation, named by an object."""
+
+    id: ConversationId
+
+
+class ResponsesBody(SampledBody, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses`."""
+
+    tools: ToolsField = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: ParallelCallsField = None
+    prompt_cache_retention: CacheRetentionField = None
+    prompt_cache_options: CacheOptionsField = None
+    moderation: ModerationField = None
+    service_tier: Echoed[ServiceTier] = None
+    """There is only one tier; a Response returns `default` for `auto`."""
+    metadata: Echoed[Metadata] = None
+    """At most 16 pairs; keys of up to 64 characters, values of up to 512."""
+    safety_identifier: Echoed[Label128] = None
+    """At most 128 characters."""
+    prompt_cache_key: Echoed[Label64] = None
+    """At most 64 characters. Does not affect caching: requests with one API key share common prefixes in any case."""
+    input: Honoured[Text | Objects] = None
+    """A string or an array of items (see below). Required unless `previous_response_id` or `conversation` is set."""
+    instructions: Honoured[Text] = None
+    """Placed before the input as the first system text."""
+    max_output_tokens: Honoured[PositiveInt] = None
+    """1 to 2147483647; includes reasoning tokens."""
+    max_tool_calls: Honoured[PositiveInt] = None
+    """At least 1; the turn ends after this number of complete calls."""
+    top_logprobs: Honoured[TopLogprobs] = None
+    """0 to 20; a value above 0 turns log probabilities on."""
+    include: Honoured[list[Includable]] = None
+    """`message.output_text.logprobs` turns log probabilities on. `reasoning.encrypted_content` adds an encrypted copy
+    of the reasoning that the client can send back. The other values have no effect: they concern images and tools that
+    run elsewhere."""
+    reasoning: Honoured[ReasoningSettings] = None
+    """`effort` is applied when the prompt is rendered. `summary` is echoed, but no summary is generated. `context` and
+    `mode` are accepted: the model's template decides how reasoning that the client sends back is rendered."""
+    text: Honoured[TextSettings] = None
+    """`format`: `text`, `json_object` or `json_schema`; enforced during sampling in the text for the user, not in
+    reasoning. `verbosity` is echoed."""
+    stream_options: Honoured[ResponsesStreamOptions] = None
+    """Only with `stream`. `include_obfuscation` pads every delta; `reasoning_summary_delivery` is accepted."""
+    store: Honoured[bool] = None
+    """Default true: the response and its input are stored. False: no part of them is ever written to the store."""
+    truncation: Honoured[Literal["auto", "disabled"]] = None
+    """`disabled`: a prompt that does not fit returns 400. `auto`: the oldest items are left out, each as a whole."""
+    client_metadata: Accepted[dict[str, str]] = None
+    """A flat map of strings, sent by Codex."""
+    background: Honoured[bool] = None
+    """True: the reply is returned at once with status `queued`, and the turn runs whether or not a client reads it. Not
+    with `store` false."""
+    previous_response_id: Honoured[ResponseId] = None
+    """Prepends the input and output items of that response and its predecessors. Instructions are not inherited."""
+    conversation: Honoured[ConversationId | ConversationReference] = None
+    """An id, or an object with an `id`. Prepends the conversation's items to `input`. The items of a stored turn are
+    appended to the conversation when the turn ends as `completed` or `incomplete`. Not with `previous_response_id`."""
+    prompt: Annotated[Any, refused("Stored prompt templates are not supported.")] = None
+    context_management: Annotated[Any, refused("Send a `compaction_trigger` item or use `/v1/responses/compact`.")] = (
+        None
+    )
+    image: Annotated[Any, refused("Image generation is not supported.")] = None
+    access_programs: Annotated[Any, refused("Not supported by this server.")] = None
+
+
+_COMPACT_NAMES = frozenset(
+    """model input instructions previous_response_id prompt_cache_key prompt_cache_retention prompt_cache_options
+    service_tier reasoning image tools parallel_tool_calls text""".split()
+)
+_compact_body: Any = msgspec.defstruct(
+    "CompactBody",
+    [(field.name, field.type, None) for field in structs.fields(ResponsesBody) if field.name in _COMPACT_NAMES],
+    bases=(RequestBody,),
+    namespace={"described_in": ResponsesBody},
+    frozen=True,
+    kw_only=True,
+)
+CompactBody: type[RequestBody] = _compact_body
+"""Body of `POST /v1/responses/compact`, which is then read as that of a Responses request."""
+
+NewItems = Annotated[Objects, Meta(max_length=MAX_ITEMS)]
+
+
+class NewConversationBody(RequestBody, frozen=True, kw_only=True):
+    """Body of `POST /v1/conversations`, which may be empty."""
+
+    items: Honoured[NewItems] = None
+    """At most 20 items, as in `input` of a response."""
+    metadata: Honoured[Metadata] = None
+    """At most 16 pairs; keys of up to 64 characters, values of up to 512."""
+
+
+class ConversationBody(RequestBody, frozen=True, kw_only=True):
+    """Body of `POST /v1/conversations/{conversation_id}`."""
+
+    metadata: Honoured[Metadata] = None
+    """Required. Replaces the metadata. At most 16 pairs; keys of up to 64 characters, values of up to 512."""
+
+
+class NewItemsBody(RequestBody, frozen=True, kw_only=True):
+    """Body of `POST /v1/conversations/{conversation_id}/items`."""
+
+    items: Honoured[NewItems] = None
+    """Required. At most 20 items, as in `input` of a response."""

@@ -1,0 +1,127 @@
+"""Reads the conversation that a Responses request continues: earlier items, then the items of its input."""
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct, structs
+
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
+from antiphon.app.requests.media import check_media
+from antiphon.app.requests.responses.body import ConversationReference, ResponsesBody
+from antiphon.app.requests.responses.history import History
+from antiphon.app.requests.responses.input_items import RequestInput, additional_tools, read_input
+from antiphon.app.requests.tools import RequestTools
+from antiphon.events.inputs import (
+    AnyInput,
+    CompactionInput,
+    InputCustomCall,
+    InputCustomOutput,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputMessage,
+    InputReasoning,
+)
+from antiphon.events.items import ReasoningText
+
+Decrypt = Callable[[InputReasoning | CompactionInput], str | None]
+"""Returns the decrypted text of an item; None if this server did not encrypt it for this owner."""
+SUMMARY_INTRODUCTION = "What was said before this point was left out. A summary of it, written to go on from:\n\n{}"
+
+
+class Conversation(Struct, frozen=True):
+    """The items of a conversation."""
+
+    items: tuple[AnyInput, ...]
+    """All items in the form that the model reads: reasoning and summaries decrypted."""
+    earlier_items: tuple[AnyInput, ...]
+    """Stored items before the input, as the history returned them."""
+    sent_items: tuple[AnyInput, ...]
+    """Items of the input."""
+    tools: RequestTools
+    """Tools that the items add to those of the request."""
+    id: str | None
+    """Id of the stored conversation; None if there is none."""
+    compact: bool
+    """True if the reply is a summary of the conversation."""
+
+
+def read_conversation(body: ResponsesBody, history: History, *, refuse_media: bool) -> Conversation:
+    """Returns the conversation of a request. Raises `ApiError`: 400 with the path of the fault, 404 for a lost item."""
+    sent = _read_input(body, history)
+    check_media(body.input, "input", refused=refuse_media)
+    conversation_id = (
+        body.conversation.id if isinstance(body.conversation, ConversationReference) else body.conversation
+    )
+    earlier_items = history.items_before_input(body.previous_response_id, conversation_id)
+    check_calls((*earlier_items, *sent.items))
+    if sent.compact and not (earlier_items or sent.items):
+        raise invalid_value("input", "There is nothing to compact: the conversation has no items.")
+    return Conversation(
+        items=decrypt_items(earlier_items, sent.items, history.decrypt),
+        earlier_items=earlier_items,
+        sent_items=sent.items,
+        tools=additional_tools(earlier_items) + sent.tools if earlier_items else sent.tools,
+        id=conversation_id,
+        compact=sent.compact,
+    )
+
+
+def _read_input(body: ResponsesBody, history: History) -> RequestInput:
+    """Reads `input`. It may be missing if there is earlier history, or `prompt`, which is refused by name later."""
+    has_history = body.previous_response_id is not None or body.conversation is not None
+    if body.input is not None and not (body.input == [] and has_history):  # empty input is valid after earlier history
+        return read_input(body.input, history.find_item)
+    if has_history or body.prompt is not None:
+        return RequestInput(())
+    raise missing_field("input")
+
+
+def check_calls(items: Iterable[AnyInput], param: str = "input") -> None:
+    """Checks that each output follows its call and each call has an output. Raises `ApiError` 400, as OpenAI does."""
+    answered_calls: dict[tuple[str, str], bool] = {}
+    for item in items:
+        if isinstance(item, InputFunctionCall | InputCustomCall):
+            answered_calls[_call_kind(item), item.call_id] = False
+        elif isinstance(item, InputFunctionOutput | InputCustomOutput):
+            key = _call_kind(item), item.call_id
+            if key not in answered_calls:
+                message = f"No tool call found for {key[0]} output with call_id {clip_text(item.call_id)}."
+                raise ApiError(400, None, message, param)
+            answered_calls[key] = True
+    for (kind, call_id), is_answered in answered_calls.items():
+        if not is_answered:
+            raise ApiError(400, None, f"No tool output found for {kind} {clip_text(call_id)}.", param)
+
+
+def _call_kind(item: AnyInput) -> str:
+    return "function call" if isinstance(item, InputFunctionCall | InputFunctionOutput) else "custom tool call"
+
+
+def decrypt_items(earlier: Iterable[AnyInput], sent: Iterable[AnyInput], decrypt: Decrypt) -> tuple[AnyInput, ...]:
+    """Returns all items in the form that the model reads: reasoning decrypted, a compaction replaced by its summary.
+
+    Decrypted text replaces an item's open text, because a client cannot have changed it. Raises `ApiError` 400 for
+    content that this server did not encrypt.
+    """
+    places = (("previous_response_id", earlier), ("input", sent))
+    return tuple(
+        _decrypt_item(item, decrypt, f"{path}[{index}]") for path, items in places for index, item in enumerate(items)
+    )
+
+
+def _decrypt_item(item: AnyInput, opened: Decrypt, path: str) -> AnyInput:
+    if isinstance(item, CompactionInput):
+        return InputMessage(role="user", content=SUMMARY_INTRODUCTION.format(_decrypted_text(item, opened, path)))
+    if isinstance(item, InputReasoning) and item.encrypted_content is not None:
+        return structs.replace(item, content=(ReasoningText(text=_decrypted_text(item, opened, path)),))
+    return item
+
+
+def _decrypted_text(item: InputReasoning | CompactionInput, opened: Decrypt, path: str) -> str:
+    text = opened(item)
+    if text is None:
+        item_label = f" of item '{clip_text(item.id)}'" if item.id else ""
+        message = (
+            f"The encrypted content{item_label} could not be verified. This server did not encrypt it for this API key."
+        )
+        raise ApiError(400, "invalid_encrypted_content", message, f"{path}.encrypted_content")
+    return text

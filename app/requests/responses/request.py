@@ -1,0 +1,151 @@
+"""Parser of `POST /v1/responses`: converts the body to a `TurnSpec`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import UNSET
+
+from antiphon.app.base.errors import ApiError, invalid_value
+from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
+from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.requests import shared, tools
+from antiphon.app.requests.capabilities import check_capabilities
+from antiphon.app.requests.constraints import list_constraints
+from antiphon.app.requests.fields import decode_body, refuse_unsupported
+from antiphon.app.requests.fields.common import PlainTextFormat
+from antiphon.app.requests.responses.body import ReasoningSettings, ResponsesBody
+from antiphon.app.requests.responses.conversation import Conversation, read_conversation
+from antiphon.app.requests.responses.history import NO_HISTORY, History
+from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
+from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.engine.protocol import Sampling
+from antiphon.events.inputs import InputMessage
+from antiphon.events.response import ConversationRef, ReasoningConfig, Response
+from antiphon.harmony.format import PromptInput
+from antiphon.harmony.grammar import TextConstraint
+
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+INCLUDE_ENCRYPTED_REASONING = "reasoning.encrypted_content"
+COMPACTION_PROMPT = (
+    "Our conversation is about to be cut short: whoever goes on with it will see none of the above, only what you "
+    "write now. Write what they need: what the user wants, what was decided and done, with names, paths, ids and "
+    "numbers as they are, what is still open, and what to do next. Write nothing else, and call no tool."
+)
+"""Prompt that asks the model for the summary of a conversation that is to be compacted."""
+MAX_SUMMARY_TOKENS = 8192
+"""Limit of a compaction turn without one. Its client sees no text, and would wait for a model that does not end."""
+
+
+def read_responses_request(
+    sent: Mapping[str, Any], models: ModelRegistry, history: History = NO_HISTORY, settings: Settings = DEFAULT_SETTINGS
+) -> ParsedRequest:
+    """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`.
+
+    Malformed values are reported before unsupported ones, so that a mistake in a request never looks like a missing
+    feature.
+    """
+    body = decode_body(ResponsesBody, remove_secrets(sent))
+    model = models.find_model(body.model)
+    _check_combinations(body)
+    request_tools = tools.read_tools(body.tools or (), "tools")
+    conversation = read_conversation(body, history, refuse_media=settings.unsupported_media == "refuse")
+    all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
+    tool_choice = read_tool_choice(body.tool_choice, all_tools)
+    refuse_unsupported(body)
+    prompt_input = _prompt_input(body, conversation, tool_choice, settings)
+    sampling = _read_sampling(body, model, settings, compact=conversation.compact)
+    spec = TurnSpec(
+        base_response=_base_response(body, sent, sampling, request_tools.echo, conversation.id),
+        prompt_input=prompt_input,
+        input_items=conversation.sent_items,
+        sampling=sampling,
+        # A compaction has no stop strings and no log probabilities, because no client reads its text.
+        stop_strings=() if conversation.compact else body.stop_strings,
+        stream=bool(body.stream),
+        max_tool_calls=1 if body.parallel_tool_calls is False else body.max_tool_calls,
+        constraints=()
+        if conversation.compact
+        else list_constraints(all_tools, prompt_input, schema_param="text.format.schema"),
+        logprobs=sampling.top_logprobs is not None and not conversation.compact,
+        obfuscate=body.stream_options is not None and bool(body.stream_options.include_obfuscation),
+        truncate=body.truncation == "auto",
+        encrypt_reasoning=INCLUDE_ENCRYPTED_REASONING in (body.include or ()),
+        compact=conversation.compact,
+    )
+    check_capabilities(spec, model.engine.info.capabilities, form_param="text.format")
+    return ParsedRequest(model, spec, conversation.earlier_items)
+
+
+def _prompt_input(
+    body: ResponsesBody, conversation: Conversation, tool_choice: ToolChoice, settings: Settings
+) -> PromptInput:
+    """Returns the conversation for the model. A compaction asks for a summary, without tools and answer schema."""
+    effort = body.reasoning.effort if body.reasoning else None
+    if conversation.compact:
+        summary_request = InputMessage(role="user", content=COMPACTION_PROMPT)
+        items = (*conversation.items, summary_request)
+        return PromptInput(instructions=body.instructions, items=items, effort=effort)
+    return PromptInput(
+        instructions=body.instructions,
+        items=conversation.items,
+        tools=tool_choice.table,
+        tool_choice=tool_choice.mode,
+        allowed_tools=tool_choice.allowed_tools,
+        single_call=body.parallel_tool_calls is False,
+        answer_form=_answer_form(body),
+        effort=effort,
+        unknown_tools=settings.unknown_tools,
+    )
+
+
+def _check_combinations(body: ResponsesBody) -> None:
+    """Checks for parameters that need or exclude each other. Raises `ApiError` 400."""
+    shared.check_stream_options(body)
+    if body.conversation is not None and body.previous_response_id is not None:
+        message = "Mutually exclusive parameters: 'previous_response_id' and 'conversation'."
+        raise ApiError(400, "mutually_exclusive_parameters", message, "previous_response_id")
+    if body.background and body.store is False:
+        raise invalid_value("background", "Background responses are read from the store. Set 'store' to true.")
+
+
+def _answer_form(body: ResponsesBody) -> TextConstraint | None:
+    """Returns the JSON Schema that `text.format` requires of the text; None if any text is allowed."""
+    text_format = body.text.format if body.text else None
+    if text_format is None or isinstance(text_format, PlainTextFormat):
+        return None
+    return TextConstraint(schema=text_format.schema or {"type": "object"})
+
+
+def _read_sampling(body: ResponsesBody, model: ServedModel, settings: Settings, *, compact: bool) -> Sampling:
+    max_tokens = body.max_output_tokens or settings.default_max_output_tokens
+    if max_tokens is None and compact:
+        max_tokens = MAX_SUMMARY_TOKENS
+    shows_logprobs = bool(body.top_logprobs) or INCLUDE_LOGPROBS in (body.include or ())
+    return shared.read_sampling(body, model.engine.info, max_tokens, body.top_logprobs or 0 if shows_logprobs else None)
+
+
+def _base_response(
+    body: ResponsesBody,
+    sent: Mapping[str, Any],
+    chosen: Sampling,
+    echo: tuple[dict[str, Any], ...],
+    conversation_id: str | None,
+) -> Response:
+    """Returns the Response before the first event. `sent` has `text` as the client wrote it."""
+    reasoning, text = body.reasoning or ReasoningSettings(), sent.get("text") or {}
+    return shared.base_response(
+        body,
+        chosen,
+        instructions=body.instructions,
+        tools=echo,
+        text=shared.PLAIN_TEXT_CONFIG | {key: value for key, value in text.items() if value is not None},
+        reasoning=ReasoningConfig(effort=reasoning.effort, summary=reasoning.summary or reasoning.generate_summary),
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        truncation=body.truncation or "disabled",
+        store=body.store is not False,
+        background=bool(body.background),
+        previous_response_id=body.previous_response_id,
+        conversation=UNSET if conversation_id is None else ConversationRef(id=conversation_id),
+    )
