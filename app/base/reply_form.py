@@ -1,6 +1,23 @@
 """The form of replies, as requests determine it."""
 
+from typing import Literal
+
 from msgspec import Struct
+
+
+class ReplyForm(Struct, frozen=True, kw_only=True):
+    """The form of a reply, whatever the API."""
+
+    stream: bool = False
+    obfuscate: bool = False
+    """True if the chunks of a stream are padded, so that their lengths do not reveal the text to an eavesdropper."""
+
+
+class MessagesForm(ReplyForm, frozen=True, kw_only=True):
+    """The form of an Anthropic message."""
+
+    show_thinking: bool = True
+    """False if the text of reasoning is left out of its blocks."""
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True):
@@ -23,8 +40,22 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     """The client's own id of the request, or empty."""
 
 
-class CompletionOptions(Struct, frozen=True, kw_only=True):
-    """The form of the reply to one request. Choice number i of prompt p has the index p * `n` + i."""
+class ChatForm(ReplyForm, frozen=True, kw_only=True):
+    """The form of a chat completion, as the request and the server's settings determine it."""
+
+    logprobs: bool = False
+    as_function_call: bool = False
+    """True if a call is returned in the deprecated form, as `function_call`."""
+    reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
+    include_usage: bool = False
+    """True if a last chunk reports the usage."""
+    continuous_usage: bool = False
+    """True if every chunk reports the usage so far."""
+    options: ChatOptions = ChatOptions()
+
+
+class CompletionForm(ReplyForm, frozen=True, kw_only=True):
+    """The form of a text completion. Choice number i of prompt p has the index p * `n` + i."""
 
     n: int = 1
     best_of: int = 1
@@ -47,4 +78,3 @@ class CompletionOptions(Struct, frozen=True, kw_only=True):
     """The client's own id of the request, or empty."""
     include_usage: bool = False
     continuous_usage: bool = False
-    obfuscate: bool = False

@@ -248,7 +248,7 @@ class EngineService:
 
 async def _read_replies(call: _RunningCall, parsed: CompletionRequest, *, stream: bool) -> AsyncIterator[Any]:
     """Yields the messages of all choices as their logs grow."""
-    options = parsed.options
+    options = parsed.form
     choices = [
         ChoiceReply(index, num_top=options.logprobs, prompt_top=options.prompt_logprobs, stop_ids=options.stop_ids)
         for index in range(options.n)

@@ -31,7 +31,7 @@ def stream_reply(encoder: StreamEncoder, context: ServerContext) -> Response[Any
     return EventStreamResponse(encoder, count_readers(context, encoder.logs))
 
 
-async def start_turns(request: AnyRequest, parsed: ParsedRequest) -> list[EventLog]:
+async def start_turns(request: AnyRequest, parsed: ParsedRequest[Any]) -> list[EventLog]:
     """Starts the turns of a request; they are cancelled if the client disconnects before they have started."""
     return await start_prompts(request, parsed.model, (parsed.spec,))
 

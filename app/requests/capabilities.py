@@ -2,14 +2,14 @@
 
 from antiphon.app.base.errors import ApiError, unsupported_field
 from antiphon.app.model_registry import ServedModel
-from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.app.requests.turn_spec import Form, ParsedRequest, TurnSpec
 from antiphon.engine.protocol import Capabilities
 
 
-def accept_spec(model: ServedModel, spec: TurnSpec, *, form_param: str) -> ParsedRequest:
+def accept_spec(model: ServedModel, spec: TurnSpec, form: Form, *, form_param: str) -> ParsedRequest[Form]:
     """Returns the parsed request if the model's engine can honor it. Raises `ApiError` like `check_capabilities`."""
     check_capabilities(spec, model.engine.info.capabilities, form_param=form_param)
-    return ParsedRequest(model, spec)
+    return ParsedRequest(model, spec, form)
 
 
 def check_capabilities(spec: TurnSpec, capabilities: Capabilities, *, form_param: str) -> None:

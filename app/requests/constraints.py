@@ -57,7 +57,7 @@ def list_constraints(
         leaves = served_tool.tools if isinstance(served_tool, NamespaceTool) else (served_tool,)
         for index, tool in enumerate(leaves):
             tool_path = f"{path}.tools[{index}]" if isinstance(served_tool, NamespaceTool) else path
-            result += _tool_constraint(tool, tool_path, all_schemas=all_schemas)
+            result += _tool_constraint(tool, tool_path, tools.schema_key, all_schemas=all_schemas)
     if schema_param and prompt_input.answer_form is not None and prompt_input.answer_form.schema is not None:
         result.append(schema_constraint(prompt_input.answer_form.schema, schema_param))
     return (*result, *form)
@@ -70,11 +70,13 @@ def name_grammar_field(constraints: Sequence[OutputConstraint]) -> str | None:
     return next(iter(paths if len(paths) == 1 else roots)) if len(roots) == 1 else None
 
 
-def _tool_constraint(tool: FunctionTool | CustomTool, path: str, *, all_schemas: bool) -> list[OutputConstraint]:
+def _tool_constraint(
+    tool: FunctionTool | CustomTool, path: str, schema_key: str, *, all_schemas: bool
+) -> list[OutputConstraint]:
     if isinstance(tool, FunctionTool):
         if not (tool.strict or all_schemas):
             return []
-        return [schema_constraint(tool.parameters or {"type": "object"}, f"{path}.parameters")]
+        return [schema_constraint(tool.parameters or {"type": "object"}, f"{path}.{schema_key}")]
     tool_format = tool.format
     if not isinstance(tool_format, GrammarFormat):
         return []

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.fields import decode_value
@@ -24,13 +24,17 @@ class RequestTools(Struct, frozen=True):
     echo: tuple[dict[str, Any], ...] = ()
     served: tuple[RequestTool, ...] = ()
     paths: tuple[str, ...] = ()
+    schema_key: str = "parameters"
+    """The request's name for the schema of a function's arguments, which errors name."""
 
     def __add__(self, more: "RequestTools") -> "RequestTools":
         """Appends the tools of `more`. Tools of `additional_tools` items are not echoed: they are in the input."""
-        return RequestTools(self.echo, self.served + more.served, self.paths + more.paths)
+        return structs.replace(self, served=self.served + more.served, paths=self.paths + more.paths)
 
 
-def read_tools(tools: Sequence[Any], path: str, tool_paths: Sequence[str] | None = None) -> RequestTools:
+def read_tools(
+    tools: Sequence[Any], path: str, tool_paths: Sequence[str] | None = None, schema_key: str = "parameters"
+) -> RequestTools:
     """Reads every entry of `tools`, the list at `path`. Raises `ApiError` 400 with the path of the entry.
 
     `tool_paths` has the path of each entry, if that is not `path[index]`.
@@ -38,15 +42,15 @@ def read_tools(tools: Sequence[Any], path: str, tool_paths: Sequence[str] | None
     echo, served, paths = [], [], []
     for index, tool in enumerate(tools):
         tool_path = tool_paths[index] if tool_paths is not None else f"{path}[{index}]"
-        parsed_tool = _read_one(tool, tool_path)
+        parsed_tool = _read_one(tool, tool_path, schema_key)
         echo.append(_echo_tool(tool, parsed_tool))
         if parsed_tool is not None:
             served.append(parsed_tool)
             paths.append(tool_path)
-    return RequestTools(tuple(echo), tuple(served), tuple(paths))
+    return RequestTools(tuple(echo), tuple(served), tuple(paths), schema_key)
 
 
-def _read_one(tool: Any, path: str) -> RequestTool | None:
+def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
     """Reads a tool. Returns None for a hosted tool, which the server would have to run itself."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if isinstance(kind, str) and kind in HOSTED_TOOL_TYPES:
@@ -57,17 +61,17 @@ def _read_one(tool: Any, path: str) -> RequestTool | None:
     parsed_tool: RequestTool = decode_value(tool, SERVED_TYPES[str(kind)], path)
     if isinstance(parsed_tool, NamespaceTool):
         for index, leaf in enumerate(parsed_tool.tools):
-            _check_parameters(leaf, f"{path}.tools[{index}]")
+            _check_parameters(leaf, f"{path}.tools[{index}].{schema_key}")
     else:
-        _check_parameters(parsed_tool, path)
+        _check_parameters(parsed_tool, f"{path}.{schema_key}")
     return parsed_tool
 
 
 def _check_parameters(tool: FunctionTool | CustomTool, path: str) -> None:
-    """Checks that `parameters` is the schema of an object."""
+    """Checks that the parameters, which are at `path`, are the schema of an object."""
     if isinstance(tool, FunctionTool) and (tool.parameters or {}).get("type", "object") != "object":
         message = f"Invalid schema for function '{tool.name}': schema must be a JSON Schema of 'type: \"object\"'."
-        raise ApiError(400, "invalid_function_parameters", message, f"{path}.parameters")
+        raise ApiError(400, "invalid_function_parameters", message, path)
 
 
 def _echo_tool(tool: dict[str, Any], offer: RequestTool | None) -> dict[str, Any]:

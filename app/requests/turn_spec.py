@@ -1,13 +1,13 @@
-"""`TurnSpec`, the result of parsing a request, the same for both endpoints.
+"""`TurnSpec`, the result of parsing a request: what a turn needs, the same for all APIs.
 
-Both the Responses parser and the chat parser return it. The code that runs a turn does not know which one did.
+The code that runs a turn does not know which API the request used. The form of the reply is for projections only.
 """
 
-from typing import Any, Literal
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.reply_form import ChatOptions
+from antiphon.app.base.reply_form import ChatForm, ReplyForm
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.engine.protocol import Sampling
@@ -16,6 +16,8 @@ from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.grammar import TextConstraint
 from antiphon.harmony.raw_text import RawPrompt
+
+Form = TypeVar("Form", bound=ReplyForm)
 
 
 class RawTurn(Struct, frozen=True, kw_only=True):
@@ -39,6 +41,13 @@ class TokenDetailRequest(Struct, frozen=True, kw_only=True):
     """Most likely tokens to report for each token of the prompt besides its own; None: no log-probabilities."""
 
 
+class StoredChat(Struct, frozen=True):
+    """The messages of a chat completion that is to be stored, and the form of its reply."""
+
+    messages: tuple[dict[str, Any], ...]
+    form: ChatForm
+
+
 class TurnSpec(Struct, frozen=True, kw_only=True):
     """One turn to run.
 
@@ -48,36 +57,24 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
 
     base_response: Response
     prompt_input: PromptInput
+    prompt_param: str = "input"
+    """The request's field of the prompt, which errors name."""
     input_items: tuple[AnyInput, ...] = ()
     """Items that the client sent with this request. Earlier items of the conversation are stored already."""
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
-    stream: bool = False
     max_tool_calls: int | None = None
     """Number of complete calls after which the turn ends; 1 if parallel calls are off."""
-    include_usage: bool = False
-    """Chat only: True if a last chunk reports the usage."""
-    continuous_usage: bool = False
-    """Chat only: True if every chunk reports the usage so far."""
-    reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
-    """Chat only: name of the field for reasoning."""
-    as_function_call: bool = False
-    """Chat only: True if a call is returned in the deprecated form, as `function_call`."""
-    chat: ChatOptions = ChatOptions()
     n: int = 1
-    """Chat only: number of turns that share the prompt."""
-    stored_messages: tuple[dict[str, Any], ...] = ()
-    """Chat only: the messages of a completion that is to be stored."""
+    """Number of turns that share the prompt."""
+    stored_chat: StoredChat | None = None
+    """The chat completion as which the turns are stored; None: each is stored as a response, if at all."""
     constraints: tuple[OutputConstraint, ...] = ()
     """Schemas and grammars that the output must match, to be checked before the engine gets the job."""
-    hide_reasoning: bool = False
-    """Messages only: True if the text of reasoning is left out of its blocks."""
     encrypt_reasoning: bool = False
     """True if reasoning items also have `encrypted_content`, for the client to keep."""
     compact: bool = False
     """True if the model writes a summary, which is returned as one encrypted item."""
-    obfuscate: bool = False
-    """True if the chunks of a stream are padded."""
     truncate: bool = False
     """True if the oldest items are left out when the prompt does not fit."""
     prefill_only: bool = False
@@ -85,10 +82,10 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     """True if events carry log probabilities; `sampling.top_logprobs` is then not None."""
     raw: RawTurn | None = None
-    """Completions only: the prompt, which takes the place of `prompt_input`."""
+    """The prompt of a text completion, which takes the place of `prompt_input`."""
     details: TokenDetailRequest = TokenDetailRequest()
     max_prompt_tokens: int | None = None
-    """Chat only: number of tokens to keep at the end of the prompt; None for all."""
+    """Number of tokens to keep at the end of the prompt; None for all."""
     cache_salt: str = ""
     """Salt of the prefix cache: a turn shares cached prompts only with turns of the same salt."""
     priority: int = 0
@@ -97,11 +94,12 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Time of the event loop after which the client no longer waits; None if it has set no deadline."""
 
 
-class ParsedRequest(Struct, frozen=True):
-    """A validated request: its model and the turn to run."""
+class ParsedRequest(Struct, Generic[Form], frozen=True):
+    """A validated request: its model, the turn to run and the form of the reply."""
 
     model: ServedModel
     spec: TurnSpec
+    form: Form
     earlier_items: tuple[AnyInput, ...] = ()
     """Stored items before the input, as the history returned them."""
 

@@ -5,7 +5,6 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
@@ -24,12 +23,7 @@ async def create_chat_completion(request: AnyRequest) -> Response[Any]:
     parsed = await run_parser(
         request_state(request.scope).body_bytes, read_chat_request, body, context.models, context.settings
     )
-    try:
-        logs = await start_turns(request, parsed)
-    except ApiError as error:
-        if error.param == "input":  # the name of this field in the Responses API
-            error.param = "messages"
-        raise
-    if parsed.spec.stream:
-        return stream_reply(ChatStream(logs, parsed.spec), context)
-    return json_reply(await final_reply(request, final_completion(logs, parsed.spec), logs))
+    logs = await start_turns(request, parsed)
+    if parsed.form.stream:
+        return stream_reply(ChatStream(logs, parsed.form), context)
+    return json_reply(await final_reply(request, final_completion(logs, parsed.form), logs))

@@ -5,7 +5,6 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
@@ -22,12 +21,7 @@ async def create_completion(request: AnyRequest) -> Response[Any]:
     body = await parse_body(await request.body())
     await wait_until_ready(request, body)
     parsed = await run_parser(request_state(request.scope).body_bytes, read_completion_request, body, context.models)
-    try:
-        logs = await start_prompts(request, parsed.model, parsed.specs)
-    except ApiError as error:
-        if error.param == "input":  # the name of this field in the Responses API
-            error.param = "prompt"
-        raise
-    if parsed.stream:
-        return stream_reply(CompletionStream(logs, parsed.options), context)
-    return json_reply(await final_reply(request, final_text_completion(logs, parsed.options), logs))
+    logs = await start_prompts(request, parsed.model, parsed.specs)
+    if parsed.form.stream:
+        return stream_reply(CompletionStream(logs, parsed.form), context)
+    return json_reply(await final_reply(request, final_text_completion(logs, parsed.form), logs))

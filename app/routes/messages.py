@@ -8,6 +8,7 @@ from litestar.response import Response
 
 from antiphon.app.base.encryption import DecryptionError
 from antiphon.app.base.errors import ApiError, invalid_value
+from antiphon.app.base.reply_form import MessagesForm
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
@@ -22,12 +23,12 @@ from antiphon.app.requests.turn_spec import ParsedRequest
 async def create_message(request: AnyRequest) -> Response[Any]:
     """Generates the next message of a conversation, and returns it as a stream or in one piece."""
     parsed = await _read_request(request)
-    show_thinking = not parsed.spec.hide_reasoning
+    show_thinking = parsed.form.show_thinking
     try:
         [log] = await start_turns(request, parsed)
     except ApiError as error:
         raise _with_messages_param(error) from None
-    if parsed.spec.stream:
+    if parsed.form.stream:
         return stream_reply(MessagesStream(log, show_thinking=show_thinking), server_context(request))
     return json_reply(await final_reply(request, final_message(log, show_thinking=show_thinking), [log]))
 
@@ -46,7 +47,7 @@ async def count_message_tokens(request: AnyRequest) -> Response[Any]:
     return json_reply({"input_tokens": len(tokens)})
 
 
-async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest:
+async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest[MessagesForm]:
     """Waits for the engine, then parses the body."""
     context, body, owner = server_context(request), await parse_body(await request.body()), request_owner(request)
     if count_only:
@@ -70,6 +71,4 @@ def _with_messages_param(error: ApiError) -> ApiError:
     if error.param == "continue_final_message":  # the name of a begun answer in chat completions
         message = "this model continues no begun answer: the conversation must end with a user message."
         return invalid_value("messages", f"Invalid 'messages': {message}")
-    if error.param == "input":  # the name of this field in the Responses API
-        error.param = "messages"
     return error

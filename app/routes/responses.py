@@ -9,6 +9,7 @@ from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, not_found
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.reply_form import ReplyForm
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
@@ -28,8 +29,8 @@ async def create_response(request: AnyRequest) -> Response[Any]:
     """Runs one turn of a model. Returns it as a stream or in one piece; a background turn, before it has run."""
     context, parsed = server_context(request), await _read_request(request)
     logs = await start_turns(request, parsed)
-    if parsed.spec.stream:
-        return stream_reply(responses.ResponsesStream(logs[0], obfuscated=parsed.spec.obfuscate), context)
+    if parsed.form.stream:
+        return stream_reply(responses.ResponsesStream(logs[0], obfuscated=parsed.form.obfuscate), context)
     if parsed.spec.base_response.background:
         return json_reply(responses.initial_response(logs[0]))
     return json_reply(await final_reply(request, responses.final_response(logs[0]), logs))
@@ -89,7 +90,7 @@ async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> R
     return json_reply(build_item_page(log.input_items, select_page(request.query_params, log.input_items)))
 
 
-async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest:
+async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest[ReplyForm]:
     """Waits for the engine, then parses the body."""
     context, body = server_context(request), await parse_body(await request.body())
     if generates:

@@ -16,6 +16,7 @@ import structlog
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
+from antiphon.app.base.reply_form import ReplyForm
 from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
@@ -125,7 +126,7 @@ class _WebSocketSession:
         is_prefill = body.pop("generate", True) is False
         await wait_for_engine(context, body)
 
-        def read(stored: StoredHistory) -> ParsedRequest:
+        def read(stored: StoredHistory) -> ParsedRequest[ReplyForm]:
             history = _ExtendedHistory(stored, self._last)
             return read_responses_request(body, context.models, history, context.settings)
 
@@ -139,7 +140,7 @@ class _WebSocketSession:
         with count_readers(context, [log]):
             async for entries in log.follow_entries():
                 for entry in entries:
-                    await self._send_text(encode_entry(entry, spec.obfuscate).decode())
+                    await self._send_text(encode_entry(entry, parsed.form.obfuscate).decode())
         response, earlier = log.response, (*parsed.earlier_items, *spec.input_items)
         if response.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
             items = (*earlier, *output_as_input(response.output))

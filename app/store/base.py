@@ -1,11 +1,10 @@
 """What a response store keeps besides event logs, and types of what it returns."""
 
 from collections.abc import Callable
-from typing import Literal
 
 from msgspec import Struct
 
-from antiphon.app.base.reply_form import ChatOptions
+from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.store.log_items import StoredTurn
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
@@ -21,15 +20,6 @@ class StoredConversation(Struct, frozen=True, kw_only=True):
     id: str
     created_at: int
     metadata: dict[str, str] = {}
-
-
-class ChatForm(Struct, frozen=True, kw_only=True):
-    """Form of the messages in a chat completion, as the request and the server's settings determined it."""
-
-    logprobs: bool = False
-    as_function_call: bool = False
-    reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
-    options: ChatOptions = ChatOptions()
 
 
 class StoredCompletion(Struct, frozen=True, kw_only=True):

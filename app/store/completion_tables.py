@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import structlog
 
+from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
-from antiphon.app.store.base import ChatForm, StoredCompletion
+from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.sql_connection import SqlConnection
 
 FREE_OF_RUNNING_CHOICES = """

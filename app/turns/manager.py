@@ -15,7 +15,7 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnStats
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.store.base import ChatForm, StoredCompletion
+from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.affinity import affinity_key
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
@@ -130,7 +130,7 @@ class TurnManager:
 
     def _store_logs(self, spec: TurnSpec, logs: Sequence[EventLog]) -> None:
         """Stores the logs from now on: each as a response, or all of a chat request as one completion."""
-        if not spec.stored_messages:
+        if spec.stored_chat is None:
             for log in logs:
                 self.store.add_log(log)
             return
@@ -141,14 +141,9 @@ class TurnManager:
             model=first.model,
             metadata=first.metadata or {},
             choice_ids=tuple(log.id for log in logs),
-            form=ChatForm(
-                logprobs=spec.logprobs,
-                as_function_call=spec.as_function_call,
-                reasoning_field=spec.reasoning_field,
-                options=spec.chat,
-            ),
+            form=spec.stored_chat.form,
         )
-        self.store.add_completion(completion, spec.stored_messages, logs)
+        self.store.add_completion(completion, spec.stored_chat.messages, logs)
 
     def _check_can_start(self, spec: TurnSpec) -> None:
         """Raises `ApiError` 503 if the server shuts down, or cannot store the response."""
@@ -204,7 +199,7 @@ class TurnManager:
     async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
         """Returns the turn with the id of its response, and its input items as they are stored, each with an id."""
         # Ids of responses and of stored chat completions differ, so neither is ever read as the other.
-        response_id = self._new_id("chatcmpl" if spec.stored_messages else "resp")
+        response_id = self._new_id("resp" if spec.stored_chat is None else "chatcmpl")
         base_response = msgspec.structs.replace(spec.base_response, id=response_id, created_at=int(self._clock()))
         spec, items = msgspec.structs.replace(spec, base_response=base_response), spec.input_items
         if not base_response.store:
@@ -233,7 +228,7 @@ class TurnManager:
             seal=partial(self.sealer.seal, prompt.owner),
         )
         turn = Turn(
-            EventLog(base_response, prompt.owner, input_items, keeps_details=bool(spec.stored_messages)),
+            EventLog(base_response, prompt.owner, input_items, keeps_details=spec.stored_chat is not None),
             processor,
             model.engine,
             _build_job(model, spec, prompt, number, input_items),

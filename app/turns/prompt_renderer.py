@@ -43,7 +43,7 @@ class PromptRenderer:
         length, limit = len(prompt.prompt.tokens), model.engine.info.max_model_len
         if length >= limit:
             message = f"This model's maximum context length is {limit} tokens, but the input has {length}."
-            raise ApiError(400, "context_length_exceeded", message, "input")
+            raise ApiError(400, "context_length_exceeded", message, spec.prompt_param)
         return prompt
 
     async def render_in_thread(
@@ -62,13 +62,13 @@ class PromptRenderer:
             raise report_sandbox_error(error, "chat_template") from None
         except TimeoutError:
             message = "Rendering the prompt exceeded the time limit."
-            raise ApiError(400, "prompt_too_complex", message, "input") from None
+            raise ApiError(400, "prompt_too_complex", message, spec.prompt_param) from None
         except UnsupportedOptionError as error:
-            raise unsupported_field(error.param or "input", error.message) from None
+            raise unsupported_field(error.param or spec.prompt_param, error.message) from None
         except RenderError as error:
-            raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
+            raise ApiError(400, "invalid_prompt", error.message, error.param or spec.prompt_param) from None
         except TokenizeError as error:
-            raise ApiError(400, "invalid_prompt", str(error), "input") from None
+            raise ApiError(400, "invalid_prompt", str(error), spec.prompt_param) from None
 
     def _render(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
         with limit_template_cpu(min(self._cpu_limit_s, CPU_LIMIT_S)):

@@ -12,7 +12,7 @@ from antiphon.app.base.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import open_connection
-from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
+from tests.app.requests.request_builders import read_chat_spec, read_responses, read_responses_spec, summarize_error
 from tests.app.store.store_helpers import add_log
 from tests.clients.sdk_helpers import get, post
 from tests.conftest import StartServer
@@ -153,8 +153,8 @@ def test_logit_bias_has_at_most_1024_entries(start_server: StartServer, path: st
 
 @pytest.mark.parametrize("value", ["auto", "sequential_cutoff"])
 def test_reasoning_summary_delivery_is_accepted(value: str) -> None:
-    spec = read_responses_spec(stream=True, stream_options={"reasoning_summary_delivery": value})
-    assert spec.stream
+    parsed = read_responses(stream=True, stream_options={"reasoning_summary_delivery": value})
+    assert parsed.form.stream
     with pytest.raises(ApiError) as caught:
         read_responses_spec(stream=True, stream_options={"reasoning_summary_delivery": "never"})
     assert summarize_error(caught.value)[2] == "stream_options.reasoning_summary_delivery"

@@ -10,7 +10,7 @@ from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections import responses
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.messages.stream import MessagesStream
-from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.base.reply_form import ChatForm
 from tests.snapshots import stream_sums
 from tests.snapshots.api_readings import Json
 from tests.snapshots.run_case import CaseResult, MessageResult, read_message
@@ -29,13 +29,13 @@ class LogReadings:
     """Message of the error that each stream ends with."""
 
 
-async def read_log(log: EventLog, spec: TurnSpec) -> LogReadings:
+async def read_log(log: EventLog, form: ChatForm) -> LogReadings:
     """Reads a log that has ended through Responses, Chat and Messages, streamed and whole."""
     frames = {
         api: collect_frames(create, log)
         for api, create in {
             "responses": lambda: responses.ResponsesStream(log),
-            "chat": lambda: ChatStream([log], spec),
+            "chat": lambda: ChatStream([log], form),
             "messages": lambda: MessagesStream(log),
         }.items()
     }
@@ -47,7 +47,7 @@ async def read_log(log: EventLog, spec: TurnSpec) -> LogReadings:
     errors = [event["error"]["message"] for event in (events[-2], chunks[-1], message_events[-1]) if "error" in event]
     return LogReadings(
         response=response,
-        chat=await read_body(final_completion([log], spec)),
+        chat=await read_body(final_completion([log], form)),
         chat_sum=stream_sums.sum_chat_chunks(chunks),
         message=(await read_message(CaseResult(b"", b"", log))).reply,
         message_sum=stream_sums.sum_message_events(message_events),

@@ -249,9 +249,9 @@ async def read_chat(case: Case, **options: Any) -> CaseResult:
     except ApiError as error:
         return CaseResult(b"", error, None)
     await _cancel_stalled_turn(case, manager, logs)
-    frames = await collect_frames(ChatStream(logs, parsed.spec))
+    frames = await collect_frames(ChatStream(logs, parsed.form))
     try:
-        return CaseResult(frames, await final_completion(logs, parsed.spec), logs[0])
+        return CaseResult(frames, await final_completion(logs, parsed.form), logs[0])
     except ApiError as error:
         return CaseResult(frames, error, logs[0])
 
@@ -268,9 +268,9 @@ async def read_completion(case: Case, **fields: Any) -> CaseResult:
     except ApiError as error:
         return CaseResult(b"", error, None)
     await _cancel_stalled_turn(case, manager, logs)
-    frames = await collect_frames(CompletionStream(logs, parsed.options))
+    frames = await collect_frames(CompletionStream(logs, parsed.form))
     try:
-        return CaseResult(frames, await final_text_completion(logs, parsed.options), logs[0])
+        return CaseResult(frames, await final_text_completion(logs, parsed.form), logs[0])
     except ApiError as error:
         return CaseResult(frames, error, logs[0])
 

@@ -14,7 +14,7 @@ import pytest
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
@@ -182,11 +182,11 @@ DIFFERENT_TURNS = {
 
 async def check_law(case: Case, chunkings: Iterable[Case]) -> None:
     """Checks that a case is told alike by Responses, Chat and Messages, in each of these chunkings."""
-    spec = chat_spec(case)
+    form = chat_form(case)
     first: dict[str, LogReadings] = {}
     for chunked in chunkings:
         logs = await run_logs(chunked)
-        readings = {api: await read_log(log, spec) for api, log in logs.items()}
+        readings = {api: await read_log(log, form) for api, log in logs.items()}
         for api, log in logs.items():
             check_readings(log, readings[api])
         check_turns(case, readings)
@@ -252,8 +252,8 @@ async def test_refused_turn_is_the_same_error_in_every_api(case: Case) -> None:
     assert told[0] == 429 and all(isinstance(error, ApiError) for error in errors)
 
 
-def chat_spec(case: Case) -> TurnSpec:
+def chat_form(case: Case) -> ChatForm:
     """Returns the request by which logs are read as a chat."""
     body = {"model": "scripted", "messages": [{"role": "user", "content": "Go on."}], "stream": True}
     shown = {"stream_options": {"include_usage": True}} | ({"logprobs": True} if case.chat.get("logprobs") else {})
-    return read_chat_request(body | shown, make_single_case_registry(case)).spec
+    return read_chat_request(body | shown, make_single_case_registry(case)).form

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.event_log import LogEntry, PromptDetail, ScoredToken, TokenDetail, spell_token
+from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.projections.chat.fold import ChatFold
 from antiphon.app.projections.chat.schema import ChatDelta, ChatLogprobs, ChunkChoice
-from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.events.items import Logprob
 from antiphon.events.response import Response
 
@@ -22,11 +22,11 @@ _Addition = tuple[ChatDelta, tuple[Logprob, ...]]
 class ChoiceFold:
     """Fold of choice number `index`."""
 
-    def __init__(self, index: int, spec: TurnSpec) -> None:
+    def __init__(self, index: int, form: ChatForm) -> None:
         self.prompt: PromptDetail | None = None
-        self._index, self._options = index, spec.chat
-        self._fold = ChatFold(as_function_call=spec.as_function_call, reasoning_field=spec.reasoning_field)
-        self._waits = spec.chat.token_ids or spec.chat.tokens_as_ids
+        self._index, self._options = index, form.options
+        self._fold = ChatFold(as_function_call=form.as_function_call, reasoning_field=form.reasoning_field)
+        self._waits = form.options.token_ids or form.options.tokens_as_ids
         self._waiting: list[_Addition] = []
         self._token_ids: tuple[int, ...] = ()
         self._scored: deque[ScoredToken] = deque()

@@ -9,10 +9,7 @@ from msgspec import UNSET
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.projections.chat.stream import chat_id, fold_completion
 from antiphon.app.requests.chat.stored import ChatMessages
-from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import StoredCompletion
-from antiphon.engine.protocol import Sampling
-from antiphon.harmony.format import PromptInput
 
 
 async def stored_completion(completion: StoredCompletion, logs: Sequence[EventLog]) -> dict[str, Any]:
@@ -20,19 +17,9 @@ async def stored_completion(completion: StoredCompletion, logs: Sequence[EventLo
 
     `logs` are its choices, in order. Raises `ApiError` if one has failed.
     """
-    base_response, form = logs[0].base_response, completion.form
-    # Only the form of the reply is read from the turn; the prompt and the sampling are in the past.
-    spec = TurnSpec(
-        base_response=base_response,
-        prompt_input=PromptInput(),
-        sampling=Sampling(),
-        logprobs=form.logprobs,
-        as_function_call=form.as_function_call,
-        reasoning_field=form.reasoning_field,
-        chat=form.options,
-    )
+    base_response = logs[0].base_response
     return {
-        **msgspec.to_builtins(await fold_completion(logs, spec)),
+        **msgspec.to_builtins(await fold_completion(logs, completion.form)),
         "metadata": completion.metadata,
         "service_tier": base_response.service_tier,
         "temperature": base_response.temperature,

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.errors import from_response
 from antiphon.app.base.event_log import EventLog, LogEntry, PromptDetail
+from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.choice import ChoiceFold
@@ -20,7 +21,6 @@ from antiphon.app.projections.chat.schema import (
 )
 from antiphon.app.projections.obfuscation import add_obfuscation
 from antiphon.app.projections.prompt_logprobs import list_prompt_logprobs
-from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.events import sse
 from antiphon.events.response import Usage
 
@@ -30,10 +30,10 @@ _encode_json = msgspec.json.Encoder().encode
 class ChatStream(StreamEncoder):
     """Encoder of a chunk stream. The role of each choice is sent first, in order; the usage, if requested, last."""
 
-    def __init__(self, logs: Sequence[EventLog], spec: TurnSpec) -> None:
-        self.logs, self._spec = logs, spec
-        self._folds = [ChoiceFold(index, spec) for index in range(len(logs))]
-        self._shows_prompt = spec.chat.token_ids
+    def __init__(self, logs: Sequence[EventLog], form: ChatForm) -> None:
+        self.logs, self._form = logs, form
+        self._folds = [ChoiceFold(index, form) for index in range(len(logs))]
+        self._shows_prompt = form.options.token_ids
         self._num_prompt = self._num_generated = 0
 
     def initial(self) -> bytes:
@@ -44,7 +44,7 @@ class ChatStream(StreamEncoder):
         """Returns the chunks of one choice's events; the finish reason follows the last event."""
         fold, frames = self._folds[index], []
         for entry in entries:
-            if self._spec.continuous_usage and entry.detail is not None:
+            if self._form.continuous_usage and entry.detail is not None:
                 self._num_prompt = max(self._num_prompt, entry.detail.input_tokens)
                 self._num_generated += len(entry.detail.tokens)
             frames += [self._encode_part(part, fold.prompt) for part in fold.feed_entry(entry)]
@@ -56,7 +56,7 @@ class ChatStream(StreamEncoder):
         last_frame = b""
         if self.failure is not None:
             last_frame = sse.frame_data(self.failure.encoded_body)
-        elif self._spec.include_usage:
+        elif self._form.include_usage:
             last_frame = sse.frame_data(self._encode_chunk((), _total_usage(self._folds)))
         return last_frame + sse.DONE_FRAME
 
@@ -65,8 +65,8 @@ class ChatStream(StreamEncoder):
         token_ids: tuple[int, ...] | UnsetType = UNSET
         if self._shows_prompt and prompt is not None:
             token_ids, self._shows_prompt = prompt.tokens, False
-        data = self._encode_chunk((part,), self._running_usage() if self._spec.include_usage else UNSET, token_ids)
-        return sse.frame_data(add_obfuscation(data) if self._spec.obfuscate else data)
+        data = self._encode_chunk((part,), self._running_usage() if self._form.include_usage else UNSET, token_ids)
+        return sse.frame_data(add_obfuscation(data) if self._form.obfuscate else data)
 
     def _encode_chunk(
         self,
@@ -77,7 +77,7 @@ class ChatStream(StreamEncoder):
         """Returns the JSON of a chunk, with the id, the time and the model that all chunks have."""
         log = self.logs[0]
         chunk = ChatChunk(
-            id=chat_id(log.id, self._spec.chat.request_id),
+            id=chat_id(log.id, self._form.options.request_id),
             created=int(log.base_response.created_at),
             model=log.base_response.model,
             choices=choices,
@@ -88,24 +88,24 @@ class ChatStream(StreamEncoder):
 
     def _running_usage(self) -> ChatUsage | None:
         """Returns the usage so far if each chunk reports it; otherwise null."""
-        if not self._spec.continuous_usage:
+        if not self._form.continuous_usage:
             return None
         num_prompt, num_generated = self._num_prompt, self._num_generated
         counts = Usage(input_tokens=num_prompt, output_tokens=num_generated, total_tokens=num_prompt + num_generated)
         return chat_usage([counts])
 
 
-async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
+async def final_completion(logs: Sequence[EventLog], form: ChatForm) -> bytes:
     """Returns the complete reply, encoded. Raises `ApiError` if a choice failed."""
-    return _encode_json(await fold_completion(logs, spec))
+    return _encode_json(await fold_completion(logs, form))
 
 
-async def fold_completion(logs: Sequence[EventLog], spec: TurnSpec) -> ChatCompletion:
+async def fold_completion(logs: Sequence[EventLog], form: ChatForm) -> ChatCompletion:
     """Returns the complete reply. Raises `ApiError` if a choice failed: a chat completion cannot express that."""
     folds: list[ChoiceFold] = []
     parts: list[list[ChunkChoice]] = []
     for index, log in enumerate(logs):
-        fold = ChoiceFold(index, spec)
+        fold = ChoiceFold(index, form)
         parts.append(fold.begin())
         async for entries in log.follow_entries():
             for entry in entries:
@@ -113,10 +113,10 @@ async def fold_completion(logs: Sequence[EventLog], spec: TurnSpec) -> ChatCompl
         if (error := from_response(fold.terminal)) is not None:
             raise error
         folds.append(fold)
-    options, base_response, prompt = spec.chat, logs[0].base_response, folds[0].prompt
+    options, base_response, prompt = form.options, logs[0].base_response, folds[0].prompt
     chosen = rank_choices([fold.mean_logprob for fold in folds], options.num_returned or len(folds))
     choices = [
-        join_parts(parts[number], index, logprobs=spec.logprobs, token_ids=options.token_ids)
+        join_parts(parts[number], index, logprobs=form.logprobs, token_ids=options.token_ids)
         for index, number in enumerate(chosen)
     ]
     return ChatCompletion(

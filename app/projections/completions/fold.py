@@ -12,7 +12,7 @@ from itertools import chain
 from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail
-from antiphon.app.base.reply_form import CompletionOptions
+from antiphon.app.base.reply_form import CompletionForm
 from antiphon.app.projections.completions.schema import (
     CompletionChoice,
     CompletionCounts,
@@ -28,7 +28,7 @@ from antiphon.events.response import Response
 class CompletionFold:
     """Fold of choice number `index`. `terminal` is the response once it has ended."""
 
-    def __init__(self, index: int, options: CompletionOptions) -> None:
+    def __init__(self, index: int, options: CompletionForm) -> None:
         self.terminal: Response | None = None
         self.counts = CompletionCounts()
         self._index, self._options = index, options
@@ -122,7 +122,7 @@ class CompletionFold:
         return detail.stop_id if detail.stop_id in self._options.stop_ids else None
 
 
-def build_logprobs(tokens: Iterable[ScoredToken], options: CompletionOptions) -> CompletionLogprobs:
+def build_logprobs(tokens: Iterable[ScoredToken], options: CompletionForm) -> CompletionLogprobs:
     """Returns the columns of these tokens."""
     tokens = tuple(tokens)
     top = tuple(None if token.logprob is None else _top_logprobs(token, options) for token in tokens)
@@ -134,7 +134,7 @@ def build_logprobs(tokens: Iterable[ScoredToken], options: CompletionOptions) ->
     )
 
 
-def _top_logprobs(token: ScoredToken, options: CompletionOptions) -> dict[str, float]:
+def _top_logprobs(token: ScoredToken, options: CompletionForm) -> dict[str, float]:
     """Returns the most likely tokens and the chosen one. Of tokens with the same text, the most likely counts."""
     result: dict[str, float] = {}
     for token_id, text, logprob in token.top[: options.logprobs]:
@@ -144,7 +144,7 @@ def _top_logprobs(token: ScoredToken, options: CompletionOptions) -> dict[str, f
     return result
 
 
-def _name_token(token_id: int, text: str, options: CompletionOptions) -> str:
+def _name_token(token_id: int, text: str, options: CompletionForm) -> str:
     return f"token_id:{token_id}" if options.tokens_as_ids else text
 
 

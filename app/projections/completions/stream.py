@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.errors import from_response
 from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.base.reply_form import CompletionOptions
+from antiphon.app.base.reply_form import CompletionForm
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.schema import ChatUsage
@@ -25,7 +25,7 @@ _encode_json = msgspec.json.Encoder().encode
 class CompletionStream(StreamEncoder):
     """Encoder of a chunk stream. The last frames are the usage, if requested, or an error, and `[DONE]`."""
 
-    def __init__(self, logs: Sequence[EventLog], options: CompletionOptions) -> None:
+    def __init__(self, logs: Sequence[EventLog], options: CompletionForm) -> None:
         self.logs = logs
         self._options = options
         self._folds = [CompletionFold(index, options) for index in range(len(logs))]
@@ -60,7 +60,7 @@ class CompletionStream(StreamEncoder):
         return sse.frame_data(add_obfuscation(data) if self._options.obfuscate and choices else data)
 
 
-async def final_text_completion(logs: Sequence[EventLog], options: CompletionOptions) -> bytes:
+async def final_text_completion(logs: Sequence[EventLog], options: CompletionForm) -> bytes:
     """Returns the complete reply. Raises `ApiError` if a choice failed: a completion cannot express that."""
     folds = [CompletionFold(index, options) for index in range(len(logs))]
     parts: list[list[CompletionChoice]] = []
@@ -81,7 +81,7 @@ async def final_text_completion(logs: Sequence[EventLog], options: CompletionOpt
     return _encode_json(_build_reply(logs[0], options, tuple(choices), usage))
 
 
-def _choose_best(folds: Sequence[CompletionFold], first: int, options: CompletionOptions) -> Sequence[int]:
+def _choose_best(folds: Sequence[CompletionFold], first: int, options: CompletionForm) -> Sequence[int]:
     """Returns the numbers of one prompt's choices to return; the most likely one first if there are more."""
     mean_logprobs = [fold.mean_logprob for fold in folds[first : first + options.best_of]]
     return [first + number for number in rank_choices(mean_logprobs, options.n)]
@@ -89,7 +89,7 @@ def _choose_best(folds: Sequence[CompletionFold], first: int, options: Completio
 
 def _build_reply(
     log: EventLog,
-    options: CompletionOptions,
+    options: CompletionForm,
     choices: tuple[CompletionChoice, ...],
     usage: ChatUsage | None | UnsetType,
 ) -> TextCompletion:

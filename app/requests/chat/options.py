@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphon.app.base.errors import invalid_value, unsupported_field
-from antiphon.app.base.reply_form import ChatOptions
+from antiphon.app.base.reply_form import ChatForm, ChatOptions
 from antiphon.app.base.settings import Settings
 from antiphon.app.requests import shared
 from antiphon.app.requests.chat.body import ChatBody
@@ -99,10 +99,11 @@ def _read_echo(body: ChatBody, items: Sequence[AnyInput]) -> str:
     return content
 
 
-def chat_details(options: ChatOptions, *, logprobs: bool) -> TokenDetailRequest:
+def chat_details(form: ChatForm) -> TokenDetailRequest:
     """Returns the data that the reply needs besides events."""
+    options = form.options
     return TokenDetailRequest(
-        logprobs=options.num_returned is not None or (logprobs and options.tokens_as_ids),
+        logprobs=options.num_returned is not None or (form.logprobs and options.tokens_as_ids),
         prompt=options.token_ids,
         prompt_logprobs=options.prompt_logprobs,
     )

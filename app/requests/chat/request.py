@@ -1,11 +1,12 @@
 """Parser of `POST /v1/chat/completions`: converts the body to the same `TurnSpec` as a Responses request."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from antiphon.app.base.errors import clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import media, shared, tools
@@ -22,8 +23,9 @@ from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.structure import read_structure
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
-from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.app.requests.turn_spec import ParsedRequest, StoredChat, TurnSpec
 from antiphon.engine.protocol import EngineInfo, Sampling
+from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ReasoningConfig, Response
 from antiphon.harmony.format import PromptInput
 
@@ -40,7 +42,7 @@ class OfferedTools(Struct, frozen=True):
 
 def read_chat_request(
     sent: Mapping[str, Any], models: ModelRegistry, settings: Settings = DEFAULT_SETTINGS
-) -> ParsedRequest:
+) -> ParsedRequest[ChatForm]:
     """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`."""
     body = decode_body(ChatBody, remove_secrets(sent))
     model = models.find_model(body.model)
@@ -51,7 +53,7 @@ def read_chat_request(
     items = read_messages(body.messages)
     media.check_media(body.messages, "messages", refused=settings.unsupported_media == "refuse")
     top_logprobs, effort = _top_logprobs(body), read_effort(body)
-    template, chat = read_template_options(body, items, settings), read_chat_options(body, items)
+    template, form = read_template_options(body, items, settings), _read_form(body, items, offered, settings)
     tool_choice, structure = read_tool_choice(offered.choice, offered.tools), read_structure(body)
     _refuse_unsupported(body)
     prompt_input = PromptInput(
@@ -66,23 +68,25 @@ def read_chat_request(
         template=template,
         keep_special_tokens=body.skip_special_tokens is False,
     )
-    scored = 0 if top_logprobs is None and chat.num_returned is not None else top_logprobs
+    scored = 0 if top_logprobs is None and form.options.num_returned is not None else top_logprobs
     sampling = _read_sampling(body, model.engine.info, settings, scored)
     spec = TurnSpec(
         base_response=_base_response(body, sampling, offered.tools, effort),
         prompt_input=prompt_input,
+        prompt_param="messages",
         constraints=list_constraints(offered.tools, prompt_input, structure.constraints),
         sampling=sampling,
         stop_strings=body.stop_strings,
         max_tool_calls=1 if offered.single_call else None,
-        chat=chat,
         max_prompt_tokens=shared.read_truncation(body.truncate_prompt_tokens, model.engine.info, sampling),
         n=shared.check_best_of(body),
-        logprobs=top_logprobs is not None,
+        logprobs=form.logprobs,
+        details=chat_details(form),
+        stored_chat=StoredChat(messages_to_store(body), form) if body.store else None,
         cache_salt=body.cache_salt or "",
         priority=shared.read_priority(body),
     )
-    return accept_spec(model, _with_reply_form(spec, body, offered, settings), form_param=structure.param)
+    return accept_spec(model, spec, form, form_param=structure.param)
 
 
 def _read_sampling(body: ChatBody, info: EngineInfo, settings: Settings, top_logprobs: int | None) -> Sampling:
@@ -110,19 +114,18 @@ def _refuse_unsupported(body: ChatBody) -> None:
         raise unsupported_field("modalities", NOT_SUPPORTED)
 
 
-def _with_reply_form(spec: TurnSpec, body: ChatBody, offered: OfferedTools, settings: Settings) -> TurnSpec:
-    """Returns the turn with the form of its reply."""
+def _read_form(body: ChatBody, items: Sequence[AnyInput], offered: OfferedTools, settings: Settings) -> ChatForm:
+    """Returns the form of the reply. Raises `ApiError` 400."""
     stream_options = body.stream_options or UsageOptions()
-    return structs.replace(
-        spec,
+    return ChatForm(
         stream=bool(body.stream),
-        details=chat_details(spec.chat, logprobs=spec.logprobs),
+        obfuscate=bool(stream_options.include_obfuscation),
+        logprobs=bool(body.logprobs),
         as_function_call=offered.as_functions,
-        stored_messages=messages_to_store(body),
         reasoning_field=settings.chat_reasoning_field,
         include_usage=bool(stream_options.include_usage),
         continuous_usage=bool(stream_options.continuous_usage_stats),
-        obfuscate=bool(stream_options.include_obfuscation),
+        options=read_chat_options(body, items),
     )
 
 

@@ -46,9 +46,7 @@ class CompletionQuery(Struct, frozen=True, kw_only=True):
 
 
 def messages_to_store(body: ChatBody) -> ChatMessages:
-    """Returns the messages of a request without secrets, if it asks to store its completion; else none."""
-    if not body.store:
-        return ()
+    """Returns the messages of a request without secrets."""
     return tuple({key: value for key, value in sent.items() if key in MESSAGE_KEYS} for sent in body.messages or ())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from antiphon.app.base.errors import invalid_value, missing_field, unsupported_field
-from antiphon.app.base.reply_form import CompletionOptions
+from antiphon.app.base.reply_form import CompletionForm
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import shared
 from antiphon.app.requests.capabilities import check_capabilities
@@ -29,8 +29,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
 
     model: ServedModel
     specs: tuple[TurnSpec, ...]
-    options: CompletionOptions
-    stream: bool
+    form: CompletionForm
 
 
 def read_completion_request(sent: Mapping[str, Any], models: ModelRegistry) -> CompletionRequest:
@@ -42,22 +41,22 @@ def read_completion_request(sent: Mapping[str, Any], models: ModelRegistry) -> C
         raise missing_field("prompt")
     sources = _read_sources(body.prompt, model)
     suffix = _read_suffix(body, model, is_text=isinstance(sources[0], str))
-    options = _read_options(body)
-    _check_choices(body, options, len(sources))
+    form = _read_form(body)
+    _check_choices(body, form, len(sources))
     shared.check_prompt_logprobs(body)
-    sampling = _read_sampling(body, model, options, infill=suffix is not None)
+    sampling = _read_sampling(body, model, form, infill=suffix is not None)
     structure = read_structure(body)
     refuse_unsupported(body)
     spec = TurnSpec(
         base_response=shared.base_response(body, sampling, max_output_tokens=sampling.max_tokens, store=False),
         prompt_input=PromptInput(),
+        prompt_param="prompt",
         sampling=sampling,
         stop_strings=() if structure.is_json else body.stop_strings,
-        stream=bool(body.stream),
-        n=options.best_of,
+        n=form.best_of,
         constraints=structure.constraints,
-        prefill_only=options.prompt_only,
-        details=_read_details(body, options),
+        prefill_only=form.prompt_only,
+        details=_read_details(body, form),
         cache_salt=body.cache_salt or "",
         priority=shared.read_priority(body),
     )
@@ -66,7 +65,7 @@ def read_completion_request(sent: Mapping[str, Any], models: ModelRegistry) -> C
         suffix=suffix,
         add_special_tokens=body.add_special_tokens is not False,
         max_tokens=shared.read_truncation(body.truncate_prompt_tokens, model.engine.info, sampling),
-        locate_tokens=options.echo and options.logprobs is not None,
+        locate_tokens=form.echo and form.logprobs is not None,
     )
     specs = []
     for source in sources:
@@ -77,7 +76,7 @@ def read_completion_request(sent: Mapping[str, Any], models: ModelRegistry) -> C
         )
         specs.append(structs.replace(spec, raw=raw))
         check_capabilities(specs[-1], model.engine.info.capabilities, form_param=structure.param)
-    return CompletionRequest(model=model, specs=tuple(specs), options=options, stream=spec.stream)
+    return CompletionRequest(model=model, specs=tuple(specs), form=form)
 
 
 def _read_sources(prompt: str | list[Any], model: ServedModel) -> list[str | tuple[int, ...]]:
@@ -111,10 +110,11 @@ def _read_suffix(body: TextCompletionBody, model: ServedModel, *, is_text: bool)
     return body.suffix
 
 
-def _read_options(body: TextCompletionBody) -> CompletionOptions:
+def _read_form(body: TextCompletionBody) -> CompletionForm:
     stream_options, n = body.stream_options or UsageOptions(), body.n or 1
     include_usage = bool(stream_options.include_usage)
-    return CompletionOptions(
+    return CompletionForm(
+        stream=bool(body.stream),
         n=n,
         best_of=body.best_of or n,
         echo=bool(body.echo),
@@ -132,32 +132,30 @@ def _read_options(body: TextCompletionBody) -> CompletionOptions:
     )
 
 
-def _check_choices(body: TextCompletionBody, options: CompletionOptions, num_prompts: int) -> None:
+def _check_choices(body: TextCompletionBody, form: CompletionForm, num_prompts: int) -> None:
     """Raises `ApiError` 400 for `best_of` below `n`, or more choices than one request may have."""
     shared.check_best_of(body)
-    if num_prompts * options.best_of > MAX_CHOICES:
-        name = "n" if options.best_of == options.n else "best_of"
-        message = f"Invalid '{name}': {num_prompts} prompts with {options.best_of} choices each are more than"
+    if num_prompts * form.best_of > MAX_CHOICES:
+        name = "n" if form.best_of == form.n else "best_of"
+        message = f"Invalid '{name}': {num_prompts} prompts with {form.best_of} choices each are more than"
         raise invalid_value(name, f"{message} {MAX_CHOICES} choices.")
 
 
-def _read_sampling(
-    body: TextCompletionBody, model: ServedModel, options: CompletionOptions, *, infill: bool
-) -> Sampling:
+def _read_sampling(body: TextCompletionBody, model: ServedModel, form: CompletionForm, *, infill: bool) -> Sampling:
     info = model.engine.info
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    ranked = options.logprobs if options.logprobs is not None or options.best_of == options.n else 0
+    ranked = form.logprobs if form.logprobs is not None or form.best_of == form.n else 0
     sampling = shared.read_engine_fields(body, info, shared.read_sampling(body, info, max(limit, 1), ranked))
     if infill and (layout := model.format.raw_text.infill_layout) is not None:
         sampling = structs.replace(sampling, stop_ids=(*sampling.stop_ids, *layout.end_ids))
     return sampling
 
 
-def _read_details(body: TextCompletionBody, options: CompletionOptions) -> TokenDetailRequest:
+def _read_details(body: TextCompletionBody, form: CompletionForm) -> TokenDetailRequest:
     """Returns the data that the reply needs besides events."""
-    counts = [body.prompt_logprobs, options.logprobs if options.echo else None]
+    counts = [body.prompt_logprobs, form.logprobs if form.echo else None]
     return TokenDetailRequest(
-        logprobs=options.logprobs is not None or options.best_of > options.n,
-        prompt=options.echo or options.token_ids,
+        logprobs=form.logprobs is not None or form.best_of > form.n,
+        prompt=form.echo or form.token_ids,
         prompt_logprobs=max((count for count in counts if count is not None), default=None),
     )

@@ -1,11 +1,12 @@
 """Parser of `POST /v1/messages`: converts the body to the same `TurnSpec` as a Responses request."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.base.errors import clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.base.reply_form import MessagesForm
 from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import shared, tools
@@ -41,7 +42,7 @@ def read_messages_request(
     settings: Settings = DEFAULT_SETTINGS,
     *,
     count_only: bool = False,
-) -> ParsedRequest:
+) -> ParsedRequest[MessagesForm]:
     """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`.
 
     `count_only`: the request only counts the tokens of its prompt, and has none of the fields of a generation.
@@ -73,15 +74,16 @@ def read_messages_request(
             store=False,
         ),
         prompt_input=prompt_input,
+        prompt_param="messages",
         constraints=list_constraints(request_tools, prompt_input, schema_param=f"{_output_format(body)[1]}.schema"),
         sampling=sampling,
         stop_strings=tuple(body.stop_sequences or ()),
-        stream=bool(body.stream),
         max_tool_calls=1 if prompt_input.single_call else None,
         encrypt_reasoning=True,
-        hide_reasoning=body.thinking is not None and body.thinking.display == "omitted",
     )
-    return accept_spec(model, spec, form_param="output_config.format")
+    is_hidden = body.thinking is not None and body.thinking.display == "omitted"
+    form = MessagesForm(stream=bool(body.stream), show_thinking=not is_hidden)
+    return accept_spec(model, spec, form, form_param="output_config.format")
 
 
 def _prompt_input(
@@ -164,20 +166,7 @@ def _read_tools(sent: Sequence[Mapping[str, Any]]) -> RequestTools:
         flat = {"type": "function", "name": require_key(tool, "name", path), "parameters": schema}
         flat_tools.append({**flat, "description": tool.get("description"), "strict": tool.get("strict")})
         paths.append(path)
-    return _with_own_paths(lambda: tools.read_tools(flat_tools, "tools", paths))
-
-
-def _with_own_paths(read: Callable[[], RequestTools]) -> RequestTools:
-    """Returns the tools. An error that names `parameters`, as Responses calls the schema, names `input_schema`."""
-    try:
-        return read()
-    except ApiError as error:
-        old, new = ".parameters", ".input_schema"
-        if error.param and error.param.endswith(old):
-            raise ApiError(
-                error.status, error.code, error.message.replace(old, new), error.param.replace(old, new)
-            ) from None
-        raise
+    return tools.read_tools(flat_tools, "tools", paths, schema_key="input_schema")
 
 
 def _flatten_tool_choice(choice: ToolChoiceSettings | None) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import UNSET
 
 from antiphon.app.base.errors import ApiError, invalid_value
+from antiphon.app.base.reply_form import ReplyForm
 from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import shared, tools
@@ -39,7 +40,7 @@ MAX_SUMMARY_TOKENS = 8192
 
 def read_responses_request(
     sent: Mapping[str, Any], models: ModelRegistry, history: History = NO_HISTORY, settings: Settings = DEFAULT_SETTINGS
-) -> ParsedRequest:
+) -> ParsedRequest[ReplyForm]:
     """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`.
 
     Malformed values are reported before unsupported ones, so that a mistake in a request never looks like a missing
@@ -62,19 +63,19 @@ def read_responses_request(
         sampling=sampling,
         # A compaction has no stop strings and no log probabilities, because no client reads its text.
         stop_strings=() if conversation.compact else body.stop_strings,
-        stream=bool(body.stream),
         max_tool_calls=1 if body.parallel_tool_calls is False else body.max_tool_calls,
         constraints=()
         if conversation.compact
         else list_constraints(all_tools, prompt_input, schema_param="text.format.schema"),
         logprobs=sampling.top_logprobs is not None and not conversation.compact,
-        obfuscate=body.stream_options is not None and bool(body.stream_options.include_obfuscation),
         truncate=body.truncation == "auto",
         encrypt_reasoning=INCLUDE_ENCRYPTED_REASONING in (body.include or ()),
         compact=conversation.compact,
     )
     check_capabilities(spec, model.engine.info.capabilities, form_param="text.format")
-    return ParsedRequest(model, spec, conversation.earlier_items)
+    obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
+    form = ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
+    return ParsedRequest(model, spec, form, conversation.earlier_items)
 
 
 def _prompt_input(

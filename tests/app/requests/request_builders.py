@@ -5,14 +5,14 @@ from typing import Any, cast
 import msgspec
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.base.reply_form import CompletionOptions
+from antiphon.app.base.reply_form import ChatForm, CompletionForm, ReplyForm
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests.chat import request as chat
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.requests.responses.history import NO_HISTORY
-from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.events.inputs import CompactionInput, InputReasoning
@@ -40,27 +40,37 @@ class FakeHistory:
 
 
 def read_responses_spec(_items: dict[str, msgspec.Struct] | None = None, /, **body: Any) -> TurnSpec:
+    """Reads a Responses body like `read_responses`."""
+    return read_responses(_items, **body).spec
+
+
+def read_responses(_items: dict[str, msgspec.Struct] | None = None, /, **body: Any) -> ParsedRequest[ReplyForm]:
     """Reads a Responses body, with defaults for `model` and `input`. The value `...` removes a key."""
     fields = {"model": "tiny", "input": "hi", **body}
     fields = {key: value for key, value in fields.items() if value is not ...}
     return responses.read_responses_request(
         parse_object(msgspec.json.encode(fields)), make_registry(), FakeHistory(_items or {})
-    ).spec
+    )
 
 
 def read_chat_spec(**body: Any) -> TurnSpec:
+    """Reads a Chat Completions body like `read_chat`."""
+    return read_chat(**body).spec
+
+
+def read_chat(**body: Any) -> ParsedRequest[ChatForm]:
     """Reads a Chat Completions body, with defaults for `model` and `messages`. The value `...` removes a key."""
     fields = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **body}
     fields = {key: value for key, value in fields.items() if value is not ...}
-    return chat.read_chat_request(parse_object(msgspec.json.encode(fields)), make_registry()).spec
+    return chat.read_chat_request(parse_object(msgspec.json.encode(fields)), make_registry())
 
 
-def read_completion(**body: Any) -> tuple[tuple[TurnSpec, ...], CompletionOptions]:
+def read_completion(**body: Any) -> tuple[tuple[TurnSpec, ...], CompletionForm]:
     """Reads a Completions body, with defaults for `model` and `prompt`. The value `...` removes a key."""
     fields = {"model": "tiny", "prompt": "hi", **body}
     fields = {key: value for key, value in fields.items() if value is not ...}
     request = read_completion_request(parse_object(msgspec.json.encode(fields)), make_registry())
-    return request.specs, request.options
+    return request.specs, request.form
 
 
 def summarize_error(error: ApiError) -> tuple[int, str | None, str | None]:

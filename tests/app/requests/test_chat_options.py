@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.base.reply_form import ChatOptions
+from antiphon.app.base.reply_form import ChatForm, ChatOptions
 from antiphon.app.base.settings import Settings
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.harmony.format import TemplateOptions
-from tests.app.requests.request_builders import make_registry, read_chat_spec, summarize_error
+from tests.app.requests.request_builders import make_registry, read_chat, read_chat_spec, summarize_error
 
 USER = {"role": "user", "content": "hi"}
 BEGUN = {"role": "assistant", "content": "Once upon"}
@@ -75,9 +75,9 @@ def test_invalid_field_is_named(fields: dict[str, Any], code: str, param: str) -
 
 
 def test_defaults_change_nothing() -> None:
-    spec = read_chat_spec()
+    spec, form = read_chat().spec, read_chat().form
     assert spec.prompt_input.template == TemplateOptions() and not spec.prompt_input.keep_special_tokens
-    assert (spec.chat, spec.details, spec.max_prompt_tokens, spec.n) == (ChatOptions(), TokenDetailRequest(), None, 1)
+    assert (form, spec.details, spec.max_prompt_tokens, spec.n) == (ChatForm(), TokenDetailRequest(), None, 1)
 
 
 def test_prompt_fields_are_read() -> None:
@@ -123,16 +123,17 @@ def test_template_of_the_request_needs_the_operators_consent() -> None:
     ],
 )  # fmt: skip
 def test_echo_repeats_the_last_message_of_the_assistant(messages: list[Any], echoed: str) -> None:
-    assert read_chat_spec(messages=messages, echo=True).chat.echo_text == echoed
-    assert read_chat_spec(messages=messages).chat.echo_text == ""
+    assert read_chat(messages=messages, echo=True).form.options.echo_text == echoed
+    assert read_chat(messages=messages).form.options.echo_text == ""
 
 
 def test_reply_fields_are_read() -> None:
-    spec = read_chat_spec(
+    parsed = read_chat(
         n=2, best_of=3, return_token_ids=True, return_tokens_as_token_ids=True, include_stop_str_in_output=True,
         stop_token_ids=[7], prompt_logprobs=1, request_id="mine",
     )  # fmt: skip
-    assert spec.chat == ChatOptions(
+    spec = parsed.spec
+    assert parsed.form.options == ChatOptions(
         num_returned=2, token_ids=True, tokens_as_ids=True, include_stop=True, stop_ids=frozenset({7}),
         prompt_logprobs=1, request_id="mine",
     )  # fmt: skip
@@ -144,4 +145,4 @@ def test_details_are_collected_only_if_the_reply_shows_them() -> None:
     assert read_chat_spec(return_tokens_as_token_ids=True).details == TokenDetailRequest()
     assert read_chat_spec(return_tokens_as_token_ids=True, logprobs=True).details == TokenDetailRequest(logprobs=True)
     assert read_chat_spec(best_of=1).details == TokenDetailRequest()
-    assert read_chat_spec(n=2, best_of=2).chat.num_returned is None
+    assert read_chat(n=2, best_of=2).form.options.num_returned is None

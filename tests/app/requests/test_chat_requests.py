@@ -20,7 +20,7 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import ReasoningText
 from antiphon.harmony.grammar import TextConstraint
-from tests.app.requests.request_builders import read_chat_spec, summarize_error
+from tests.app.requests.request_builders import read_chat, read_chat_spec, summarize_error
 
 FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
@@ -199,12 +199,13 @@ def test_reasoning_effort_or_template_kwargs_set_the_effort(body: dict[str, Any]
 
 
 def test_chat_only_fields_are_read() -> None:
-    spec = read_chat_spec(
+    parsed = read_chat(
         n=3, max_tokens=7, logprobs=True, stream=True, stream_options={"include_usage": True}, stop=["a", "b"],
         parallel_tool_calls=False, seed=1,
     )  # fmt: skip
+    spec, form = parsed.spec, parsed.form
     assert (spec.n, spec.sampling.max_tokens, spec.logprobs, spec.sampling.top_logprobs) == (3, 7, True, 0)
-    assert (spec.stream, spec.include_usage, spec.stop_strings, spec.max_tool_calls) == (True, True, ("a", "b"), 1)
+    assert (form.stream, form.include_usage, spec.stop_strings, spec.max_tool_calls) == (True, True, ("a", "b"), 1)
     assert not spec.base_response.store
 
 

@@ -183,7 +183,6 @@ def test_minimal_request_gets_defaults() -> None:
     )
     assert (response.service_tier, response.metadata, response.tools) == ("default", {}, ())
     assert response.reasoning is not None
-    assert not spec.stream
     assert not spec.logprobs
     assert spec.max_tool_calls is None
 
@@ -314,7 +313,7 @@ def test_codex_request_is_accepted() -> None:
         input=[{"type": "message", "id": "msg_1", "role": "developer", "content": [text_part(content="d" * 17_000)]}, USER],
         tools=[{**FUNCTION, "strict": False}, {"type": "tool_search", "execution": "client", "parameters": {}}],
     )  # fmt: skip
-    assert (spec.stream, spec.base_response.store, spec.prompt_input.effort) == (True, False, "low")
+    assert (spec.base_response.store, spec.prompt_input.effort) == (False, "low")
     assert spec.base_response.text == {"format": {"type": "text"}, "verbosity": "low"}
     assert (spec.base_response.service_tier, spec.base_response.prompt_cache_key) == ("flex", "0199-aa")
     assert not spec.logprobs

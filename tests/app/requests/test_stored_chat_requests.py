@@ -19,12 +19,13 @@ def read_spec(**fields: Any) -> TurnSpec:
 @pytest.mark.parametrize("store", [None, False])
 def test_chat_is_not_stored_by_default(store: bool | None) -> None:
     spec = read_spec(store=store)
-    assert spec.stored_messages == () and not spec.base_response.store
+    assert spec.stored_chat is None and not spec.base_response.store
 
 
 def test_stored_chat_keeps_the_messages_without_unknown_keys() -> None:
     spec = read_spec(store=True, metadata={"a": "1"})
-    assert spec.stored_messages == ({"role": "user", "content": "Hi"},) and spec.base_response.store
+    assert spec.stored_chat is not None and spec.base_response.store
+    assert spec.stored_chat.messages == ({"role": "user", "content": "Hi"},)
     assert spec.base_response.metadata == {"a": "1"}
 
 

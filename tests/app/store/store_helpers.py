@@ -10,7 +10,8 @@ import psycopg
 from msgspec import structs
 
 from antiphon.app.base.event_log import EventLog, TokenDetail
-from antiphon.app.store.base import ChatForm, StoredCompletion
+from antiphon.app.base.reply_form import ChatForm
+from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.database import Database
 from antiphon.app.store.postgres.address import parse_address
 from antiphon.app.store.postgres.database import PostgresDatabase

@@ -14,7 +14,7 @@ from antiphon.app.projections.chat.schema import ChunkChoice
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.state.segments import PlacedLogprob, Say
 from tests.app.projections.fold_helpers import Step, detail, make_entries, run_texts, scored
-from tests.app.requests.request_builders import read_chat_spec
+from tests.app.requests.request_builders import read_chat
 from tests.state.machine_helpers import create_machine
 
 TOKEN_IDS = {"return_token_ids": True}
@@ -23,7 +23,7 @@ MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": 
 
 
 def make_fold(**fields: Any) -> ChoiceFold:
-    return ChoiceFold(3, read_chat_spec(**fields))
+    return ChoiceFold(3, read_chat(**fields).form)
 
 
 def feed_steps(fold: ChoiceFold, steps: Sequence[Step]) -> list[list[ChunkChoice]]:

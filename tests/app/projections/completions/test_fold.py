@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET
 
 from antiphon.app.base.event_log import PromptDetail, TokenDetail
-from antiphon.app.base.reply_form import CompletionOptions
+from antiphon.app.base.reply_form import CompletionForm
 from antiphon.app.projections.completions.fold import CompletionFold, build_logprobs, join_parts
 from antiphon.app.projections.completions.schema import CompletionChoice, CompletionCounts
 from antiphon.events import stream as ev
@@ -22,7 +22,7 @@ PROMPT = PromptDetail(
 
 
 def fold_steps(steps: list[Step], **options: Any) -> tuple[CompletionFold, list[CompletionChoice]]:
-    fold = CompletionFold(3, CompletionOptions(**options))
+    fold = CompletionFold(3, CompletionForm(**options))
     parts = [fold.feed_event(entry.event, entry.detail) for entry in make_entries(steps)]
     return fold, [part for part in parts if part is not None]
 
@@ -167,12 +167,12 @@ def test_counts_and_mean_are_those_of_all_steps() -> None:
     fold, _ = fold_steps(steps)
     assert fold.counts == CompletionCounts(input_tokens=10, cached_tokens=4, output_tokens=3)
     assert fold.mean_logprob == -2.0
-    assert CompletionFold(0, CompletionOptions()).mean_logprob == 0.0
+    assert CompletionFold(0, CompletionForm()).mean_logprob == 0.0
 
 
 def test_candidates_of_a_token() -> None:
     token = scored(9, "b", -3.0, 0, -1.0, -2.0)
-    assert build_logprobs([token], CompletionOptions(logprobs=1)).top_logprobs == ({"a": -1.0, "b": -3.0},)
-    assert build_logprobs([token], CompletionOptions(logprobs=2)).top_logprobs == ({"a": -1.0, "b": -2.0},)
-    by_id = build_logprobs([token], CompletionOptions(logprobs=1, tokens_as_ids=True))
+    assert build_logprobs([token], CompletionForm(logprobs=1)).top_logprobs == ({"a": -1.0, "b": -3.0},)
+    assert build_logprobs([token], CompletionForm(logprobs=2)).top_logprobs == ({"a": -1.0, "b": -2.0},)
+    by_id = build_logprobs([token], CompletionForm(logprobs=1, tokens_as_ids=True))
     assert by_id.tokens == ("token_id:9",) and by_id.top_logprobs == ({"token_id:100": -1.0, "token_id:9": -3.0},)

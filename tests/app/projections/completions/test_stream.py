@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import CompletionOptions
+from antiphon.app.base.reply_form import CompletionForm
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.events.base import Event
 from antiphon.events.response import Response
@@ -47,7 +47,7 @@ def read_chunks(data: bytes) -> list[dict[str, Any]]:
 
 def stream_logs(*logs: EventLog, **options: Any) -> tuple[CompletionStream, list[dict[str, Any]]]:
     """Returns the chunks of all logs, read one after the other."""
-    stream = CompletionStream(logs, CompletionOptions(n=len(logs), best_of=len(logs), **options))
+    stream = CompletionStream(logs, CompletionForm(n=len(logs), best_of=len(logs), **options))
     data = stream.initial() + b"".join(stream.encode(index, log.entries) for index, log in enumerate(logs))
     return stream, read_chunks(data + stream.final())
 
@@ -96,7 +96,7 @@ def test_id_is_the_clients_or_the_responses(request_id: str, expected: str) -> N
 
 
 async def read_reply(*logs: EventLog, **options: Any) -> dict[str, Any]:
-    reply: dict[str, Any] = json.loads(await final_text_completion(logs, CompletionOptions(**options)))
+    reply: dict[str, Any] = json.loads(await final_text_completion(logs, CompletionForm(**options)))
     return reply
 
 
