@@ -65,19 +65,14 @@ class SandboxProcess:
         `watched_bytes`: resident memory that the process may have if the system does not limit it.
         """
         with self._lock:
-            was_running = self._worker is not None
-            try:
-                return self._exchange_once(message, watched_bytes)
-            except _WorkerEndedError as end:
-                if not was_running:
-                    end.check_fault()
-                    return None
             # A process that ran before may have ended for another reason: the memory of the machine ran out.
-            try:
-                return self._exchange_once(message, watched_bytes)
-            except _WorkerEndedError as end:
-                end.check_fault()
-                return None
+            for is_last in (True,) if self._worker is None else (False, True):
+                try:
+                    return self._exchange_once(message, watched_bytes)
+                except _WorkerEndedError as end:
+                    if is_last and not end.at_limit:
+                        raise SandboxError(str(end)) from end
+        return None
 
     def _exchange_once(self, message: bytes, watched_bytes: int) -> bytes:
         if self._worker is None:
@@ -102,16 +97,11 @@ class SandboxProcess:
 
 
 class _WorkerEndedError(Exception):
-    """The process has ended during a message. `reason` is for the operator."""
+    """The process has ended during a message, perhaps at a limit. `reason` is for the operator."""
 
     def __init__(self, reason: str, *, at_limit: bool) -> None:
         super().__init__(reason)
-        self._reason, self._at_limit = reason, at_limit
-
-    def check_fault(self) -> None:
-        """Returns if a limit ended the process. Raises `SandboxError` otherwise."""
-        if not self._at_limit:
-            raise SandboxError(self._reason)
+        self.at_limit = at_limit
 
 
 class _Worker:
