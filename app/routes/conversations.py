@@ -140,8 +140,8 @@ def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConve
 async def _load_items(request: AnyRequest, conversation_id: str) -> tuple[AnyInput, ...]:
     """Returns the items of a conversation. Raises `ApiError` 404."""
     conversation = _find_conversation(request, conversation_id)
-    read = server_context(request).store.history.conversation_reader(request_owner(request), conversation.id)
-    return await asyncio.to_thread(read)
+    history = server_context(request).store.history
+    return await asyncio.to_thread(history.load_conversation, request_owner(request), conversation.id)
 
 
 def _item_not_found(item_id: str) -> ApiError:

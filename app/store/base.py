@@ -35,5 +35,4 @@ class StoredCompletion(Struct, frozen=True, kw_only=True):
 
 AnyItem = OutputItem | AnyInput
 ReadTurn = Callable[[], StoredTurn | None]
-ReadItems = Callable[[], tuple[AnyInput, ...]]
 FindItem = Callable[[str], AnyItem | None]

@@ -80,7 +80,7 @@ class StoredHistory:
         if conversation_id is not None:
             if self._call(self.store.find_conversation, self.owner, conversation_id) is None:
                 raise not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.", "conversation")
-            return after_compaction(self._conversation_items(conversation_id))
+            return after_compaction(self.store.history.load_conversation(self.owner, conversation_id))
         return after_compaction(self.response_chain(previous_id)) if previous_id is not None else ()
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
@@ -110,12 +110,9 @@ class StoredHistory:
                 parts.append(self._conversation_before(turn))
         return tuple(item for part in reversed(parts) for item in part)
 
-    def _conversation_items(self, conversation_id: str) -> tuple[AnyInput, ...]:
-        return self._call(self.store.history.conversation_reader, self.owner, conversation_id)()
-
     def _conversation_before(self, turn: StoredTurn) -> tuple[AnyInput, ...]:
         """Returns the items that precede a response in its conversation; none if the response's items were deleted."""
-        items = self._conversation_items(turn.conversation_id)
+        items = self.store.history.load_conversation(self.owner, turn.conversation_id)
         response_ids = {item.id for item in (*turn.input_items, *turn.output)}
         first = next((index for index, item in enumerate(items) if item.id in response_ids), 0)
         return items[:first]

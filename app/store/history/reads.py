@@ -9,10 +9,11 @@ from functools import cache
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn
+from antiphon.app.store.base import AnyItem, FindItem, ReadTurn
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
 from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.events.inputs import AnyInput
 
 MAX_SEARCHED_BYTES = 256 << 20
 """Maximum size of the turns that one request reads for its references. All of them are in memory at once."""
@@ -32,9 +33,9 @@ class HistoryReads:
             return lambda: turn_of_log(cached)
         return lambda: self._turns.load_turn(owner, response_id)
 
-    def conversation_reader(self, owner: str, conversation_id: str) -> ReadItems:
-        """Returns a function that returns the items of a conversation, each with an id, in order."""
-        return lambda: self._conversations.load_items(owner, conversation_id)
+    def load_conversation(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
+        """Returns the items of a conversation, each with an id, in order. Any thread may call it."""
+        return self._conversations.load_items(owner, conversation_id)
 
     def item_finder(self, owner: str) -> FindItem:
         """Returns a function that returns an input item, or a completed output item, by its id."""

@@ -155,7 +155,7 @@ async def test_change_is_made_once_when_its_commit_is_interrupted(
         await log.wait_published()
         monkeypatch.setattr(PostgresConnection, "run_script", interrupt)
         await asyncio.gather(store.add_items("me", "conv_1", [ITEM]), finish_log(log, 2))
-        assert store.history.conversation_reader("me", "conv_1")() == (ITEM,)
+        assert store.history.load_conversation("me", "conv_1") == (ITEM,)
         assert stored_data(own_place, log.id) == log_data(log)
         assert not interruptions
 

@@ -88,7 +88,7 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
         found = await store.read_log("me", "resp_old")
         assert found is not None and found.response.status == "completed" and len(found.entries) == 10
         assert [item.id for item in found.input_items] == ["msg_old0000"]
-        assert [item.id for item in store.history.conversation_reader("me", "conv_1")()] == ["msg_old0000", "msg_0"]
+        assert [item.id for item in store.history.load_conversation("me", "conv_1")] == ["msg_old0000", "msg_0"]
         await store.request_cancel(found)
         await add_log(store, "new", background=True).wait_finished()
         assert store.list_completions("me", CompletionQuery(limit=1)) == []

@@ -192,7 +192,7 @@ async def test_response_whose_items_were_deleted_from_its_conversation_has_none_
 ) -> None:
     await add_conversation(memory_store, [user("1", id="msg_1")])
     log = await add_response(memory_store, "a", [user("3")], conversation=ConversationRef(id="conv_1"))
-    for item in memory_store.history.conversation_reader("me", "conv_1")()[1:]:
+    for item in memory_store.history.load_conversation("me", "conv_1")[1:]:
         assert await memory_store.delete_item("me", "conv_1", item.id or "")
     assert log.conversation_id and texts_of(history_of(memory_store).response_chain("resp_a")) == ["3", "yes"]
 
