@@ -151,6 +151,11 @@ def from_response(response: Response | None) -> ApiError | None:
     return ApiError(500, response.error.code, response.error.message)
 
 
+def internal_error() -> ApiError:
+    """Returns the error for a fault of the server. What it was is in the log only."""
+    return ApiError(500, "server_error", "The server had an error while processing your request.")
+
+
 def missing_field(param: str) -> ApiError:
     """Returns the error for a missing required field."""
     return ApiError(400, "missing_required_parameter", f"Missing required parameter: '{param}'.", param)

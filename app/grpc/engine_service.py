@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.errors import ApiError, not_found, report_engine_errors
+from antiphon.app.base.errors import ApiError, internal_error, not_found, report_engine_errors
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import ServerContext
 from antiphon.app.grpc.descriptors import COMMON_PACKAGE, ENGINE_PACKAGE, ENGINE_SERVICE, message_class
@@ -25,8 +25,6 @@ from antiphon.app.grpc.engine_replies import ChoiceReply, engine_message
 from antiphon.app.grpc.engine_requests import completion_body, decode_message
 from antiphon.app.grpc.statuses import (
     CLIENT_GONE,
-    INTERNAL_ERROR,
-    CallContext,
     CallLostError,
     abort_call,
     hold_time_limit,
@@ -87,13 +85,13 @@ class EngineService:
         """Handler of the service's calls."""
 
     def _build_handler(
-        self, name: str, run: Callable[[Any, str, CallContext], Awaitable[Any]]
-    ) -> Callable[[bytes, CallContext], Awaitable[Any]]:
+        self, name: str, run: Callable[[Any, str, grpc.aio.ServicerContext], Awaitable[Any]]
+    ) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[Any]]:
         """Returns the handler of a method: checks the key, decodes the message, and turns errors into statuses."""
         package = COMMON_PACKAGE if name == "GetTokenizer" else ENGINE_PACKAGE
         kind = message_class(f"{name}Request", package)
 
-        async def handle(data: bytes, context: CallContext) -> Any:
+        async def handle(data: bytes, context: grpc.aio.ServicerContext) -> Any:
             headers = {key: str(value) for key, value in context.invocation_metadata() or ()}
             request_id, started = choose_request_id(headers), time.monotonic()
             failure: ApiError | None = CLIENT_GONE  # unless one of the lines below is reached
@@ -107,7 +105,7 @@ class EngineService:
                 pass
             except Exception:  # noqa: BLE001  # gRPC would send the exception's text to the client
                 _log.exception("unhandled exception in gRPC call", method=name, request_id=request_id)
-                failure = INTERNAL_ERROR
+                failure = internal_error()
             finally:
                 if name == "Generate":
                     self._record_call(name, failure, time.monotonic() - started, request_id)
@@ -132,7 +130,7 @@ class EngineService:
                 await engine.wait_ready()
         return engine.info
 
-    async def _generate(self, request: Any, owner: str, context: CallContext) -> None:
+    async def _generate(self, request: Any, owner: str, context: grpc.aio.ServicerContext) -> None:
         self._received_at = time.time()
         model = self._model
         self._context.capacity.check(model.engine)
@@ -171,7 +169,7 @@ class EngineService:
         for log in call.logs:
             self._context.turn_manager.cancel_turn(log)
 
-    async def _abort(self, request: Any, owner: str, _: CallContext) -> Any:
+    async def _abort(self, request: Any, owner: str, _: grpc.aio.ServicerContext) -> Any:
         for request_id in request.request_ids:
             call = self._calls.get((owner, request_id))
             if call is None:
@@ -233,7 +231,7 @@ class EngineService:
             "GetLoadsResponse", timestamp=now, version=version("antiphon"), dp_rank_count=1, loads=[load]
         )
 
-    async def _get_tokenizer(self, _: Any, __: str, context: CallContext) -> None:
+    async def _get_tokenizer(self, _: Any, __: str, context: grpc.aio.ServicerContext) -> None:
         folder = self._model.folder
         if folder is None:
             raise not_found("This model has no tokenizer files.")

@@ -3,20 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterator
-from typing import Any, NoReturn, Protocol
 
 import grpc
 
 from antiphon.app.base.errors import ApiError
-
-Metadata = tuple[tuple[str, str | bytes], ...]
 
 ERROR_BODY_KEY = "antiphon-error-bin"
 """Key of the trailing metadata that holds the JSON body of the error."""
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 """Key of the trailing metadata that holds a `google.rpc.Status`."""
 CLIENT_GONE = ApiError(499, "client_closed_request", "The client disconnected.")
-INTERNAL_ERROR = ApiError(500, "server_error", "The server had an error while processing your request.")
 ERROR_INFO_URL = b"type.googleapis.com/google.rpc.ErrorInfo"
 ERROR_DOMAIN = "antiphon"
 MAX_ERROR_BYTES = 2048
@@ -39,25 +35,11 @@ _CODES_BY_ERROR = {
 }
 
 
-class CallContext(Protocol):
-    """The part of `grpc.aio.ServicerContext` that is used here; grpcio has no types."""
-
-    async def write(self, message: bytes) -> None: ...  # noqa: D102
-
-    async def send_initial_metadata(self, metadata: Metadata) -> None: ...  # noqa: D102
-
-    async def abort(self, code: grpc.StatusCode, details: str, metadata: Metadata) -> NoReturn: ...  # noqa: D102
-
-    def invocation_metadata(self) -> Any: ...  # noqa: D102
-
-    def time_remaining(self) -> float | None: ...  # noqa: D102
-
-
 class CallLostError(Exception):
     """The client has left, or reads nothing."""
 
 
-async def send_metadata(context: CallContext, stall_timeout_s: float) -> None:
+async def send_metadata(context: grpc.aio.ServicerContext, stall_timeout_s: float) -> None:
     """Sends the initial metadata, which are none. Raises `CallLostError`.
 
     Call it before the first message: gRPC would send the metadata together with that message and, if it cannot be
@@ -66,7 +48,7 @@ async def send_metadata(context: CallContext, stall_timeout_s: float) -> None:
     await _send_in_time(context.send_initial_metadata(()), stall_timeout_s)
 
 
-async def write_message(context: CallContext, data: bytes, stall_timeout_s: float) -> None:
+async def write_message(context: grpc.aio.ServicerContext, data: bytes, stall_timeout_s: float) -> None:
     """Sends a message. Raises `CallLostError`, also if the client's buffers stay full for `stall_timeout_s` seconds."""
     await _send_in_time(context.write(data), stall_timeout_s)
 
@@ -85,7 +67,7 @@ def status_code(status: int, code: str | None) -> grpc.StatusCode:
     return _CODES_BY_ERROR.get(code or "") or _CODES_BY_STATUS.get(status, default)
 
 
-async def abort_call(context: CallContext, error: ApiError) -> None:
+async def abort_call(context: grpc.aio.ServicerContext, error: ApiError) -> None:
     """Ends the call with the status of an error, unless it has ended already. The handler must return after it."""
     code = status_code(error.status, error.code)
     metadata: list[tuple[str, str | bytes]] = [(name, value) for name, value in error.headers if name == "retry-after"]
@@ -96,7 +78,7 @@ async def abort_call(context: CallContext, error: ApiError) -> None:
         await context.abort(code, error.message[:MAX_ERROR_BYTES], tuple(metadata))
 
 
-def time_limit(context: CallContext) -> float | None:
+def time_limit(context: grpc.aio.ServicerContext) -> float | None:
     """Returns the time of the event loop at which the client's deadline passes; None without a deadline."""
     remaining_s = context.time_remaining()
     return None if remaining_s is None else asyncio.get_running_loop().time() + max(remaining_s, 0.0)

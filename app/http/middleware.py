@@ -15,7 +15,7 @@ import structlog
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import matching_key
-from antiphon.app.base.errors import SERVER_ERROR, ApiError, clip_text, shape_error
+from antiphon.app.base.errors import ApiError, clip_text, internal_error, shape_error
 from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
@@ -102,9 +102,7 @@ class RequestGuard:
         except Exception:  # noqa: BLE001 - nothing above this would catch it
             # A server bug. The exception's text may contain client data, so it goes to the log only.
             _log.exception("unhandled exception in request", request_id=response.request_id)
-            message = "The server had an error while processing your request."
-            broken = ApiError(500, "server_error", message, kind=SERVER_ERROR)
-            await response.send_error(shape_error(broken, scope["path"], response.request_id))
+            await response.send_error(shape_error(internal_error(), scope["path"], response.request_id))
         finally:
             reservation.release()
             self._memory_releaser.on_request_end(request_state(scope).body_bytes)

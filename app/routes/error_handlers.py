@@ -9,7 +9,7 @@ from litestar.exceptions import HTTPException
 from litestar.response import Response
 from litestar.routes import HTTPRoute
 
-from antiphon.app.base.errors import ApiError, clip_text, shape_error, storage_unavailable
+from antiphon.app.base.errors import ApiError, clip_text, internal_error, shape_error, storage_unavailable
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.http_replies import json_reply
 
@@ -51,8 +51,7 @@ def _handle_store_error(request: Request[Any, Any, Any], error: sqlite3.Operatio
 def _handle_unexpected_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """Answers 500 for a server bug. The exception's text is logged, never sent."""
     _log.error("unhandled exception in request", request_id=request_state(request.scope).request_id, exc_info=error)
-    message = "The server had an error while processing your request."
-    return _handle_api_error(request, ApiError(500, "server_error", message))
+    return _handle_api_error(request, internal_error())
 
 
 def _allowed_methods(request: Request[Any, Any, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
+from antiphon.app.base.errors import ApiError, clip_text, internal_error, invalid_type, missing_field, unsupported_field
 from antiphon.app.base.reply_form import ReplyForm
 from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
@@ -114,9 +114,7 @@ class _WebSocketSession:
             return
         except Exception:  # noqa: BLE001  # this task has no caller that would report it
             _log.exception("unhandled exception in websocket turn")
-            await self._send_error(
-                ApiError(500, "server_error", "The server had an error while processing your request.")
-            )
+            await self._send_error(internal_error())
         if self._expired:
             await self._close_expired()
 
