@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from antiphon.app.adapters.registration import describe_adapter
 from antiphon.app.base.engine_wrapper import unwrap_engine
@@ -17,18 +17,6 @@ from antiphon.engine.regular_files import is_below
 
 MAX_ADAPTERS, MAX_ADAPTERS_OF_OWNER = 64, 16
 """Largest number of adapters that clients have loaded at once: all of them, and those of an API key."""
-
-
-class AdapterPlace(NamedTuple):
-    """Folder of an adapter, and the one of `--lora-dir` that it is in."""
-
-    folder: Path
-    root: Path
-
-    @property
-    def shown_path(self) -> str:
-        """Path of the adapter as clients see it: without what lies above the folder of `--lora-dir`."""
-        return str(Path(os.path.realpath(self.folder)).relative_to(self.root))
 
 
 class AdapterUpdates:
@@ -79,17 +67,17 @@ class AdapterUpdates:
             self._check_owner(name, owner)
         else:
             self._check_number(owner)
-        place = await asyncio.to_thread(self._find_place, path)
+        folder, root, shown_path = await asyncio.to_thread(self._find_folder, path)
         try:
             async with keep_loaded(base.engine):
-                await adapters.load(name, str(place.folder), str(place.root))
+                await adapters.load(name, folder, root)
         except EngineError as error:
             if error.code == "model_not_loadable":
                 raise ApiError(400, "invalid_value", error.message, "lora_path") from None
             raise from_engine(error) from None
         if current is not None:
             self._models.remove_adapter(name)
-        self._models.add_adapter(describe_adapter(base, name, place.shown_path))
+        self._models.add_adapter(describe_adapter(base, name, shown_path))
         self._owners[name] = owner
 
     async def _unload(self, name: str, owner: str) -> None:
@@ -127,14 +115,16 @@ class AdapterUpdates:
             )
             raise ApiError(409, "too_many_adapters", message, "lora_name")
 
-    def _find_place(self, path: str) -> AdapterPlace:
-        """Returns the folder that a client's path names. A relative one is below the first folder that has it.
+    def _find_folder(self, path: str) -> tuple[str, str, str]:
+        """Returns the folder that a client's path names, the one of `--lora-dir` that it is in, and its path as shown.
 
+        A relative path is below the first folder that has it. Clients see nothing of what lies above `--lora-dir`.
         Raises `ApiError`. It tells nothing of other folders: not even which ones exist.
         """
         for root in self._folders:
             if is_below(root / path, root) and os.path.isdir(root / path):  # noqa: PTH112  the method raises for long names
-                return AdapterPlace(root / path, root)
+                shown_path = Path(os.path.realpath(root / path)).relative_to(root)
+                return str(root / path), str(root), str(shown_path)
         message = f"There is no folder '{clip_text(path)}' in those of --lora-dir. Ask the operator to copy it there."
         raise invalid_value("lora_path", message)
 

@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from antiphon.app.base.encryption import Purpose
 from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.turns.compaction import EMPTY_SUMMARY_MESSAGE, CompactionCollector
 from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.app.turns.token_details import DetailCollector
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.base import Event
-from antiphon.events.items import Logprob, TopLogprob
+from antiphon.events.items import Compaction, Logprob, TopLogprob
 from antiphon.events.response import InputTokensDetails, OutputTokensDetails, Usage
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.ids import NewId
 from antiphon.state.machine import Machine
-from antiphon.state.segments import Close, Segment
+from antiphon.state.segments import Close, CompleteItem, Say, Segment
 from antiphon.state.table import IllegalInput, State
 
+EMPTY_SUMMARY_MESSAGE = "The model produced an empty summary. Retry the request."
 RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt"})
 """Error codes of a failed response in the client libraries' types. Any other code is reported as `server_error`."""
 
@@ -44,7 +44,9 @@ class OutputProcessor:
         seal: Callable[[Purpose, str], str] = lambda _, text: text,
     ) -> None:
         self._format, self._spec, self._prompt = form, spec, prompt
-        self._summary = CompactionCollector(lambda text: seal("compaction", text)) if spec.compact else None
+        self._summary: list[str] | None = [] if spec.compact else None
+        """Texts of the summary, in a compaction turn, which has no tools. Reasoning is not part of it."""
+        self._seal = seal
         self._raw_reader = (
             None if spec.raw is None else form.raw_text.create_reader(keep_special_tokens=spec.raw.keep_special_tokens)
         )
@@ -132,7 +134,7 @@ class OutputProcessor:
 
     def _process_segments(self, segments: Sequence[Segment]) -> None:
         if self._summary is not None:
-            self._summary.add_segments(segments)
+            self._summary += [segment.text for segment in segments if isinstance(segment, Say)]
             return
         machine, stops = self.machine, self._stops
         for segment in segments:
@@ -160,7 +162,7 @@ class OutputProcessor:
         else:
             self._process_segments(self._reader.finish(natural=chunk.finish == "stop"))
             if self._summary is not None:
-                self._finish_compaction(self._summary)
+                self._finish_compaction("".join(self._summary).strip())
                 return
             for held in self._stops.release_held():
                 self._feed_segment(held)
@@ -174,10 +176,11 @@ class OutputProcessor:
         elif chunk.tokens or chunk.finish:
             self._events += self.machine.stop()
 
-    def _finish_compaction(self, summary: CompactionCollector) -> None:
-        """Emits the summary. One that was cut at the token limit is valid; an empty one is an error."""
-        if summary.text:
-            self._events += self.machine.feed(summary.build_item())
+    def _finish_compaction(self, summary: str) -> None:
+        """Emits the sealed summary. One that was cut at the token limit is valid; an empty one is an error."""
+        if summary:
+            item = Compaction(id="", encrypted_content=self._seal("compaction", summary))  # the machine sets the id
+            self._events += self.machine.feed(CompleteItem(item))
             self._events += self.machine.stop()
         else:
             self.fail("server_error", EMPTY_SUMMARY_MESSAGE)

@@ -6,7 +6,6 @@ Each response in the chain contributes its input and output items. Instructions 
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,16 +46,11 @@ class LoopCaller:
         """Returns the result of `read`. Raises its errors."""
         if threading.get_ident() == self._thread_id:
             return read(*values)
-        result: Future[T] = Future()
 
-        def run() -> None:
-            try:
-                result.set_result(read(*values))
-            except BaseException as error:  # noqa: BLE001  # raised in the thread
-                result.set_exception(error)
+        async def run() -> T:
+            return read(*values)
 
-        self._loop.call_soon_threadsafe(run)
-        return result.result(MAX_LOOP_WAIT_S)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(MAX_LOOP_WAIT_S)
 
 
 class StoredHistory:
