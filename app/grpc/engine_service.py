@@ -167,7 +167,7 @@ class EngineService:
 
     def _cancel_turns(self, call: _RunningCall) -> None:
         for log in call.logs:
-            self._context.turn_manager.cancel_turn(log)
+            self._context.turn_manager.cancel_turn(log.id)
 
     async def _abort(self, request: Any, owner: str, _: grpc.aio.ServicerContext) -> Any:
         for request_id in request.request_ids:

@@ -22,7 +22,7 @@ from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope,
 from antiphon.app.http.cors import CorsPolicy, is_preflight
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.malloc_trim import MemoryReleaser
-from antiphon.app.http.request_body import BodyMemory, body_too_large, limit_body, parse_encoding
+from antiphon.app.http.request_body import BodyMemory, BodyReservation, body_too_large, limit_body, parse_encoding
 from antiphon.app.http.request_state import RequestState, request_state
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
@@ -51,7 +51,6 @@ class RequestGuard:
         on_request_done: Callable[[AccessRecord], None] = lambda _: None,
         check_capacity: Callable[[str], None] = lambda _: None,
         websocket_app: AsgiApp | None = None,
-        body_memory: BodyMemory | None = None,
     ) -> None:
         self._app, self._settings, self._check_capacity = app, settings, check_capacity
         self.on_request_done = on_request_done
@@ -61,7 +60,7 @@ class RequestGuard:
         )
         self._cors = CorsPolicy(settings.allowed_origins)
         self._memory_releaser = MemoryReleaser()
-        self._body_memory = body_memory or BodyMemory(settings.max_body_bytes)
+        self._body_memory = BodyMemory(settings.max_body_bytes)
         self._any_host = settings.host in WILDCARD_HOSTS
         self._inspect_head_cached = lru_cache(MAX_CACHED_HEADS)(self._inspect_head)
 
@@ -74,7 +73,7 @@ class RequestGuard:
 
     async def _handle_request(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         headers = decode_headers(scope)
-        reservation = self._body_memory.reserve()
+        reservation = BodyReservation(self._body_memory)
         response = _ResponseSender(send, self._reply_headers(headers), scope["type"], reservation.release)
         started = time.monotonic()
         try:

@@ -48,20 +48,12 @@ class BodyMemory:
     """Memory of the bodies of all requests that have not been answered, whether they are complete or not."""
 
     def __init__(self, max_body_bytes: int) -> None:
-        self._max_bytes = MAX_BODIES * max_body_bytes
+        self.max_bytes = MAX_BODIES * max_body_bytes
         self.used_bytes = 0
-
-    def reserve(self) -> "BodyReservation":
-        """Returns a reservation of a request that begins, of no bytes yet."""
-        return BodyReservation(self)
-
-    def is_exceeded(self) -> bool:
-        """Tells whether large bodies must wait."""
-        return self.used_bytes > self._max_bytes
 
 
 class BodyReservation:
-    """Memory of one request's body."""
+    """Memory of one request's body, no bytes yet."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory, self._bytes = memory, 0
@@ -73,7 +65,7 @@ class BodyReservation:
         """
         self._bytes += count
         self._memory.used_bytes += count
-        if self._bytes > SMALL_BODY_BYTES and self._memory.is_exceeded():
+        if self._bytes > SMALL_BODY_BYTES and self._memory.used_bytes > self._memory.max_bytes:
             error = from_engine(overloaded_error())
             headers = (*error.headers, ("connection", "close"))
             raise ApiError(error.status, error.code, MEMORY_MESSAGE, kind=error.type, headers=headers)

@@ -81,7 +81,7 @@ def count_readers(context: ServerContext, logs: Sequence[EventLog]) -> Iterator[
         for log in logs:
             log.readers -= 1
             if not log.readers and not log.base_response.background:
-                context.turn_manager.cancel_turn(log)
+                context.turn_manager.cancel_turn(log.id)
 
 
 async def cancel_on_disconnect(request: AnyRequest, work: Awaitable[T]) -> T:

@@ -34,7 +34,7 @@ async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
     context, body = server_context(request), await _read_body(request, NewConversationBody)
     items = await _parse_items(request, body.items or [])
-    created_at = int(context.turn_manager.current_time())
+    created_at = int(context.turn_manager.clock())
     conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.metadata or {})
     await context.store.save_conversation(request_owner(request), conversation)
     await context.store.add_items(request_owner(request), conversation.id, items)

@@ -64,7 +64,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     """Deletes a stored response. A background response that is still running is cancelled."""
     context, log = server_context(request), await _find_log(request, response_id)
     if log.base_response.background:
-        context.turn_manager.cancel_turn(log)
+        context.turn_manager.cancel_turn(log.id)
     await context.store.delete_response(log.owner, log.id)
     return json_reply({"id": log.id, "object": "response", "deleted": True})
 
@@ -77,7 +77,7 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
         raise ApiError(400, None, "Cannot cancel a synchronous response.")
     context = server_context(request)
     if context.turn_manager.is_running(log):
-        context.turn_manager.cancel_turn(log)
+        context.turn_manager.cancel_turn(log.id)
     elif not log.ended:
         await context.store.request_cancel(log)
     return json_reply(await cancel_on_disconnect(request, responses.final_response(log)))

@@ -20,11 +20,14 @@ from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.reads import HistoryReads
+from antiphon.app.store.outage import is_overdue
 from antiphon.app.store.tracked_logs import TrackedLogs
-from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, OverdueSteps, StoreTimings
+from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, StoreTimings
 from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import AnyInput
 
+OVERDUE_CHECK_INTERVAL_S = 0.5
+"""Time between two checks for steps that are overdue."""
 T = TypeVar("T")
 
 
@@ -44,14 +47,25 @@ class ResponseStore:
         self._logs = TrackedLogs(self._queue, self._database)
         self.history = HistoryReads(self._reader, self._logs)
         self._writer = StoreWriter(databases[0], name, self._queue, self._logs, timings, max_bytes)
-        self._overdue_steps = OverdueSteps(self._writer.is_overdue, self._logs.live)
+        self._overdue_timer = asyncio.get_running_loop().call_later(OVERDUE_CHECK_INTERVAL_S, self._show_overdue)
 
     async def close(self) -> None:
         """Writes everything that is pending and closes the database."""
-        self._overdue_steps.close()
+        self._overdue_timer.cancel()
         await asyncio.to_thread(self._writer.close)
         self._database.close()
         self._reader.close()
+
+    def _show_overdue(self) -> None:
+        """Shows the last steps of responses whose clients wait for a database that does not answer.
+
+        The writer's thread cannot: it waits for the database itself.
+        """
+        self._overdue_timer = asyncio.get_running_loop().call_later(OVERDUE_CHECK_INTERVAL_S, self._show_overdue)
+        if is_overdue(self._writer.busy_s()):
+            for log in list(self._logs.live.values()):
+                if not log.base_response.background:
+                    log.publish(len(log.entries))
 
     def _follow_remote(self, log: EventLog) -> None:
         """Begins to read the new events of a remote log, until it has ended."""

@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -19,8 +19,6 @@ NOTHING_CHANGED = f"{NOT_WRITABLE} Nothing was changed. Retry later."
 MAYBE_CHANGED = f"{NOT_WRITABLE} The database did not say whether the change was made. Look it up, then retry."
 MAX_CHANGE_WAIT_S = 10.0
 """Time after which a change is reported as failed if the database has not confirmed it."""
-OVERDUE_CHECK_INTERVAL_S = 0.5
-"""Time between two checks for changes that are overdue."""
 
 
 class StoreTimings(Struct, frozen=True, kw_only=True):
@@ -108,28 +106,3 @@ class StoreChange:
 WriteOp = AppendEvents | StoreChange
 OpQueue = queue.SimpleQueue[WriteOp | None]
 """Operations for the writer; None ends it."""
-
-
-class OverdueSteps:
-    """Shows the last steps of responses whose clients wait for a database that does not answer.
-
-    It checks the writer on the event loop, because the writer's thread waits for the database itself.
-
-    `is_overdue` tells whether the writer has waited for too long; `live` has the logs that it writes, by owner and id.
-    """
-
-    def __init__(self, is_overdue: Callable[[], bool], live: Mapping[tuple[str, str], EventLog]) -> None:
-        self._is_overdue, self._live = is_overdue, live
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(OVERDUE_CHECK_INTERVAL_S, self._check)
-
-    def close(self) -> None:
-        """Ends the checks."""
-        self._timer.cancel()
-
-    def _check(self) -> None:
-        self._timer = self._loop.call_later(OVERDUE_CHECK_INTERVAL_S, self._check)
-        if self._is_overdue():
-            for log in list(self._live.values()):
-                if not log.base_response.background:
-                    log.publish(len(log.entries))

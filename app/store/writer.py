@@ -17,7 +17,7 @@ from antiphon.app.base.event_log import LogEntry, is_terminal
 from antiphon.app.store import writer_lease
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
-from antiphon.app.store.outage import MAX_RECONNECT_DELAY_S, Outage, is_overdue
+from antiphon.app.store.outage import MAX_RECONNECT_DELAY_S, Outage
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.app.store.write_ops import (
@@ -37,10 +37,6 @@ MAX_STUCK_S = 15.0
 """Time of one statement after which a server that exits no longer waits for a database that does not answer."""
 
 _log = structlog.get_logger(__name__)
-
-
-class ChangeGivenUpError(Exception):
-    """A change of the transaction is not to be made any more."""
 
 
 class StoreWriter:
@@ -78,10 +74,6 @@ class StoreWriter:
         """Returns the seconds for which the thread has been writing without a pause; 0 while it waits."""
         busy_since = self.busy_since
         return 0.0 if busy_since is None else time.monotonic() - busy_since
-
-    def is_overdue(self) -> bool:
-        """Tells whether clients have waited long enough for a database that does not answer."""
-        return is_overdue(self.busy_s())
 
     def close(self) -> None:
         """Writes all queued operations, deletes the heartbeat and stops the thread."""
@@ -125,11 +117,9 @@ class StoreWriter:
             return
         batch = self._drop_after_gap(batch)
         tries_left, delay = MAX_TRIES, 0.1
-        while tries_left and (batch := [op for op in batch if not _is_given_up(op)]):
+        while tries_left and (batch := [op for op in batch if isinstance(op, AppendEvents) or not op.is_given_up]):
             try:
-                self._run_transaction(batch)
-            except ChangeGivenUpError:
-                self._roll_back(batch)
+                is_committed = self._run_transaction(batch)
             except Exception as error:  # noqa: BLE001  # if the thread ended, readers would wait forever
                 tries_left -= 1
                 self._on_database_error(error, batch, retries_left=tries_left)
@@ -139,8 +129,10 @@ class StoreWriter:
                     batch, tries_left = self._await_database(batch), MAX_TRIES
                     delay = min(delay * 2, MAX_RECONNECT_DELAY_S)
             else:
-                self._report_written(batch)
-                return
+                if is_committed:
+                    self._report_written(batch)
+                    return
+                self._roll_back(batch)
         if batch:
             self._fail_batch(batch)
 
@@ -213,8 +205,8 @@ class StoreWriter:
             self._logs.on_write_failed(dropped)
         return [op for op in batch if op not in dropped]
 
-    def _run_transaction(self, batch: list[WriteOp]) -> None:
-        """Writes a batch. Sets `_lost_ops`."""
+    def _run_transaction(self, batch: list[WriteOp]) -> bool:
+        """Writes a batch. Sets `_lost_ops`. Returns False if a change was given up, so that nothing is committed."""
         self._lost_ops = []
         self._database.begin(sync=any(isinstance(op, StoreChange) or is_terminal(op.entries) for op in batch))
         steps: list[AppendEvents] = []
@@ -227,8 +219,9 @@ class StoreWriter:
                 steps.append(op)
         self._append_steps(steps)
         if not all(op.begin_commit() for op in batch if isinstance(op, StoreChange)):
-            raise ChangeGivenUpError
+            return False
         self._database.commit()
+        return True
 
     def _append_steps(self, ops: list[AppendEvents]) -> None:
         """Writes steps, and the items that finished ones add to conversations."""
@@ -302,7 +295,3 @@ class StoreWriter:
             for op in batch:
                 if isinstance(op, StoreChange):
                     op.end_commit()
-
-
-def _is_given_up(op: WriteOp) -> bool:
-    return isinstance(op, StoreChange) and op.is_given_up

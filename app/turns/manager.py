@@ -61,13 +61,13 @@ class TurnManager:
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end = capacity, on_turn_end
-        self._clock, self._new_id = clock, new_id
+        self.clock, self._new_id = clock, new_id
         self._reasoning_output: ReasoningOutput = reasoning_output
         self._timeouts = timeouts
         self._renderer = PromptRenderer(timeouts.render_cpu_limit_s)
         self._running: dict[str, Turn] = {}
         self._shutting_down = False
-        store.on_cancel_request(self._on_cancel_request)
+        store.on_cancel_request(self.cancel_turn)
 
     async def start_turn(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> EventLog:
         """Starts one turn and returns its log, which has at least one event. Raises `ApiError` before any event."""
@@ -94,7 +94,7 @@ class TurnManager:
         try:
             on_admitted()
             render = partial(self._renderer.render_and_check, is_large=is_large)
-            prompts = [await render(model, each, owner, self._clock()) for each in specs]
+            prompts = [await render(model, each, owner, self.clock()) for each in specs]
             choices = [
                 (each, prompt, number) for each, prompt in zip(specs, prompts, strict=True) for number in range(each.n)
             ]
@@ -152,18 +152,10 @@ class TurnManager:
         if spec.base_response.store and (reason := self.store.unavailable_reason()):
             raise storage_unavailable(f"{reason} Set 'store' to false, or retry later.")
 
-    def _on_cancel_request(self, response_id: str) -> None:
-        if response_id in self._running:
-            self._running[response_id].cancel_turn()
-
-    def cancel_turn(self, log: EventLog) -> None:
-        """Cancels the turn of this log if it runs in this process."""
-        if turn := self._running.get(log.id):
+    def cancel_turn(self, response_id: str) -> None:
+        """Cancels the turn of this response if it runs in this process."""
+        if turn := self._running.get(response_id):
             turn.cancel_turn()
-
-    def current_time(self) -> float:
-        """Returns the time in seconds since 1970."""
-        return self._clock()
 
     @property
     def num_running(self) -> int:
@@ -194,13 +186,13 @@ class TurnManager:
 
     async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
         """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
-        return (await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt.tokens
+        return (await self._renderer.render_in_thread(model, spec, owner, self.clock())).prompt.tokens
 
     async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
         """Returns the turn with the id of its response, and its input items as they are stored, each with an id."""
         # Ids of responses and of stored chat completions differ, so neither is ever read as the other.
         response_id = self._new_id("resp" if spec.stored_chat is None else "chatcmpl")
-        base_response = msgspec.structs.replace(spec.base_response, id=response_id, created_at=int(self._clock()))
+        base_response = msgspec.structs.replace(spec.base_response, id=response_id, created_at=int(self.clock()))
         spec, items = msgspec.structs.replace(spec, base_response=base_response), spec.input_items
         if not base_response.store:
             return spec, ()
@@ -223,7 +215,7 @@ class TurnManager:
             prompt.prompt,
             model.format,
             new_id=self._new_id,
-            clock=lambda: int(self._clock()),
+            clock=lambda: int(self.clock()),
             reasoning_as=self._reasoning_output,
             seal=partial(self.sealer.seal, prompt.owner),
         )

@@ -112,7 +112,8 @@ class OutputProcessor:
             self._finish_prefill(chunk)
             return
         self.generated_tokens += chunk.tokens
-        segments = self._reader.feed(chunk.tokens, self._chunk_logprobs(chunk) if self._spec.logprobs else ())
+        logprobs = [self._decode_logprob(entry) for entry in chunk.logprobs] if self._spec.logprobs else ()
+        segments = self._reader.feed(chunk.tokens, logprobs)
         self._details.add_chunk(chunk, self._raw_reader.take_offsets() if self._raw_reader else ())
         self._process_segments(segments)
         if self.is_ended:
@@ -194,9 +195,6 @@ class OutputProcessor:
             output_tokens_details=OutputTokensDetails(reasoning_tokens=self._reader.reasoning_tokens),
             total_tokens=num_prompt + len(self.generated_tokens),
         )
-
-    def _chunk_logprobs(self, chunk: Chunk) -> list[Logprob]:
-        return [self._decode_logprob(entry) for entry in chunk.logprobs]
 
     def _decode_logprob(self, entry: TokenLogprob) -> Logprob:
         text, data = self._format.decode_token(entry.id)

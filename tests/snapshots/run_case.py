@@ -309,7 +309,7 @@ async def _unblock_after_keepalive(log: EventLog, blocker: EventLog, manager: Tu
     async with asyncio.timeout(HANG_TIMEOUT_S):
         while len(log.entries) < len(("created", "queued", "keepalive")):
             await asyncio.sleep(0)
-    manager.cancel_turn(blocker)
+    manager.cancel_turn(blocker.id)
 
 
 async def _cancel_stalled_turn(case: Case, manager: TurnManager, logs: list[EventLog]) -> None:
@@ -318,4 +318,4 @@ async def _cancel_stalled_turn(case: Case, manager: TurnManager, logs: list[Even
         return
     await asyncio.sleep(0.05)
     for log in logs:
-        manager.cancel_turn(log)
+        manager.cancel_turn(log.id)

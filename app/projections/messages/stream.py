@@ -1,5 +1,7 @@
 """Encodes a response's log as an Anthropic message: as a stream of events, or in one piece."""
 
+from functools import cache
+
 import msgspec
 
 from antiphon.app.base.errors import from_response
@@ -27,7 +29,7 @@ class MessagesStream(StreamEncoder):
 
 def frame_message_event(event: AnyMessageEvent) -> bytes:
     """Returns the frame of an event: its type is the frame's event name."""
-    return b"%b%b\n\n" % (_frame_headers[type(event)], sse.escape_line_separators(_encode_json(event)))
+    return b"%b%b\n\n" % (_frame_header(type(event)), sse.escape_line_separators(_encode_json(event)))
 
 
 async def final_message(log: EventLog, *, show_thinking: bool = True) -> bytes:
@@ -42,12 +44,7 @@ async def final_message(log: EventLog, *, show_thinking: bool = True) -> bytes:
     return _encode_json(accumulator.message)
 
 
-class _FrameHeaders(dict[type[MessageEvent], bytes]):
-    """The bytes of a frame before the JSON, by event class. Built once per class."""
-
-    def __missing__(self, event: type[MessageEvent]) -> bytes:
-        header = self[event] = f"event: {event.__struct_config__.tag}\ndata: ".encode()
-        return header
-
-
-_frame_headers = _FrameHeaders()
+@cache
+def _frame_header(kind: type[MessageEvent]) -> bytes:
+    """Returns the bytes of a frame before the JSON."""
+    return f"event: {kind.__struct_config__.tag}\ndata: ".encode()

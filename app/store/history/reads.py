@@ -4,11 +4,10 @@ A store's logs in memory are used on its event loop only. So each method of `His
 what is in memory, and returns a function that does the rest in a thread: decoding, searching, reading the database.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadTurn
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
@@ -39,7 +38,8 @@ class HistoryReads:
 
     def item_finder(self, owner: str) -> FindItem:
         """Returns a function that returns an input item, or a completed output item, by its id."""
-        search, deleted = ItemSearch(self._logs.list_running(owner)), frozenset(self._logs.deleted)
+        running, deleted = iter(self._logs.list_running(owner)), frozenset(self._logs.deleted)
+        in_memory: dict[str, AnyItem] = {}
         load_creation_time = cache(self._turns.load_creation_time)
         num_bytes = 0
 
@@ -55,8 +55,12 @@ class HistoryReads:
             return {} if turn is None else turn.items_by_id()
 
         def find(item_id: str) -> AnyItem | None:
-            if (found := search.find(item_id)) is not None:
-                return found
+            while item_id not in in_memory and (log := next(running, None)) is not None:
+                for item in (*log.input_items, *completed_items(log)):
+                    in_memory.setdefault(item.id or "", item)
+            if item_id in in_memory:
+                return in_memory[item_id]
+            found = None
             holders = [each for each in self._turns.find_holders(owner, item_id) if each not in deleted]
             if holders:
                 latest = max(holders, key=load_creation_time) if len(holders) > 1 else holders[0]
@@ -64,20 +68,3 @@ class HistoryReads:
             return found or self._conversations.find_item(owner, item_id)
 
         return find
-
-
-class ItemSearch:
-    """Searches logs, in order. No log is read twice, nor before it is needed."""
-
-    def __init__(self, logs: Iterable[EventLog]) -> None:
-        self._logs = iter(logs)
-        self._found: dict[str, AnyItem] = {}
-
-    def find(self, item_id: str) -> AnyItem | None:
-        """Returns the first item with this id."""
-        while item_id not in self._found:
-            if (log := next(self._logs, None)) is None:
-                return None
-            for item in (*log.input_items, *completed_items(log)):
-                self._found.setdefault(item.id or "", item)
-        return self._found[item_id]

@@ -46,7 +46,7 @@ class PostgresStore(ResponseStore):
             try:
                 super().__init__(name, (self._written, self._reads, self._reads), timings, max_bytes)
                 undo.callback(self._writer.close)
-                undo.callback(self._overdue_steps.close)
+                undo.callback(self._overdue_timer.cancel)
                 self._require_same_key(address, encryption_key)
             except psycopg.Error as error:
                 raise StoreError(f"cannot open the store {address.label}: {address.describe_error(error)}") from None

@@ -61,7 +61,7 @@ async def test_admitted_turn_opens_in_progress() -> None:
     scripted = ScriptedTurns([{"stall": True}])
     log = await scripted.start_turn()
     assert list_event_types(log) == ["created", "in_progress"]
-    scripted.manager.cancel_turn(log)
+    scripted.manager.cancel_turn(log.id)
     await wait_until_idle(scripted)
     check_stream(read_events(log))
 
@@ -70,11 +70,11 @@ async def test_waiting_turn_opens_queued() -> None:
     scripted = ScriptedTurns([{"stall": True}], TurnTimeouts(queue_after_s=0.02), max_num_seqs=1)
     first, second = await scripted.start_turn(), await scripted.start_turn()
     assert list_event_types(second) == ["created", "queued"]
-    scripted.manager.cancel_turn(first)
+    scripted.manager.cancel_turn(first.id)
     async with asyncio.timeout(HANG_TIMEOUT_S):
         while "in_progress" not in list_event_types(second):
             await asyncio.sleep(0.01)
-    scripted.manager.cancel_turn(second)
+    scripted.manager.cancel_turn(second.id)
     await wait_until_idle(scripted)
     check_stream(read_events(second))
 
@@ -82,10 +82,10 @@ async def test_waiting_turn_opens_queued() -> None:
 async def test_waiting_turn_can_be_cancelled() -> None:
     scripted = ScriptedTurns([{"stall": True}], TurnTimeouts(queue_after_s=0.02), max_num_seqs=1)
     first, second = await scripted.start_turn(), await scripted.start_turn()
-    scripted.manager.cancel_turn(second)
+    scripted.manager.cancel_turn(second.id)
     assert (await second.wait_finished()).status == "cancelled"
     check_stream(read_events(second))
-    scripted.manager.cancel_turn(first)
+    scripted.manager.cancel_turn(first.id)
     await wait_until_idle(scripted)
 
 
@@ -158,7 +158,7 @@ async def test_cancelled_waiting_request_frees_its_slot() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    scripted.manager.cancel_turn(first)
+    scripted.manager.cancel_turn(first.id)
     await wait_until_idle(scripted)
 
 
