@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import FieldInfo
 
 from antiphon.app.base.settings import Settings
-from antiphon.app.config_file import ConfigFileError, load_config_file
+from antiphon.app.config_file import load_config_file
 from antiphon.app.http.cors import parse_origin
 from antiphon.app.remote_options import RemoteServeOptions
 from antiphon.app.serve_options import (
@@ -220,10 +220,7 @@ def _apply_config_file(ctx: click.Context, _: click.Parameter, path: Any) -> Non
     """Makes the values of a configuration file the defaults of the other options: the callback of `--config`."""
     if path is None or ctx.resilient_parsing:
         return
-    try:
-        values = load_config_file(path, ctx.command)
-    except ConfigFileError as error:
-        raise ServeError(str(error)) from None
+    values = load_config_file(path, ctx.command)
     ctx.meta[CONFIG_KEYS] = {name: f"{path}: {key}" for name, (key, _) in values.items()}
     ctx.default_map = {name: value for name, (_, value) in values.items()}
 

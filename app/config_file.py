@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from antiphon.app.serve_options import ServeError
+
 SECRETS = {
     "api-key": "name a file with keys in api-key-file, or set ANTIPHON_API_KEY",
     "ssl-keyfile-password": "set ANTIPHON_SSL_KEYFILE_PASSWORD",
@@ -19,12 +21,8 @@ SECRETS = {
 """Options that a file must not contain, and what to do instead."""
 
 
-class ConfigFileError(ValueError):
-    """A configuration file that cannot be used. The message is one line that names the file and the key."""
-
-
 def load_config_file(path: Path, command: click.Command) -> dict[str, tuple[str, Any]]:
-    """Returns key and value of each parameter of the command that the file sets. Raises `ConfigFileError`.
+    """Returns key and value of each parameter of the command that the file sets. Raises `ServeError`.
 
     Values have the right type; their ranges and choices are checked where the parameters are converted.
     """
@@ -33,20 +31,20 @@ def load_config_file(path: Path, command: click.Command) -> dict[str, tuple[str,
     for written, value in _load_toml(path).items():
         key = written.replace("_", "-")
         if key in SECRETS:
-            raise ConfigFileError(f"{path}: {written}: secrets do not belong into this file; {SECRETS[key]}")
+            raise ServeError(f"{path}: {written}: secrets do not belong into this file; {SECRETS[key]}")
         if key not in parameters:
             near = difflib.get_close_matches(key, parameters.keys() - SECRETS.keys(), 1)
             hint = f"; did you mean {near[0]}?" if near else "; see `antiphon serve --help`"
-            raise ConfigFileError(f"{path}: {written}: unknown key{hint}")
+            raise ServeError(f"{path}: {written}: unknown key{hint}")
         name = str(parameters[key].name)
         if name in found:
-            raise ConfigFileError(f"{path}: {written}: the option is set twice, also as {found[name][0]}")
+            raise ServeError(f"{path}: {written}: the option is set twice, also as {found[name][0]}")
         types, expected = _value_types(parameters[key])
         is_repeatable = parameters[key].nargs == -1 or bool(getattr(parameters[key], "multiple", False))
         entries = value if is_repeatable and isinstance(value, list) else [value]
         if any(type(entry) not in types for entry in entries):
             array = ", or an array of strings" if is_repeatable else ""
-            raise ConfigFileError(f"{path}: {written}: expected {expected}{array}")
+            raise ServeError(f"{path}: {written}: expected {expected}{array}")
         found[name] = (written, entries if is_repeatable else value)
     return found
 
@@ -55,11 +53,11 @@ def _load_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigFileError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ServeError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigFileError(f"{path}: is not UTF-8") from None
+        raise ServeError(f"{path}: is not UTF-8") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigFileError(f"{path}: is not valid TOML: {error}") from None
+        raise ServeError(f"{path}: is not valid TOML: {error}") from None
 
 
 def _key(parameter: click.Parameter) -> str:

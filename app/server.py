@@ -49,6 +49,7 @@ from antiphon.app.routes.texts import embeddings, tokenize
 from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.app.sandbox.report import schedule_proof
 from antiphon.app.scripted.faults import connect_script_faults
+from antiphon.app.serve_options import ServeError
 from antiphon.app.tls import load_ssl_context
 from antiphon.engine.protocol import EngineError, overloaded_error
 
@@ -202,7 +203,7 @@ class AntiphonServer(uvicorn.Server):
             self._on_listening(self.servers[0].sockets[0].getsockname()[1])
 
     def _bind_grpc(self) -> None:
-        """Binds the port of gRPC, if the settings have one. Raises `BindError`.
+        """Binds the port of gRPC, if the settings have one. Raises `ServeError`.
 
         It runs before HTTP is served: a server whose start fails must never have been ready.
         """
@@ -213,7 +214,7 @@ class AntiphonServer(uvicorn.Server):
         try:
             self._grpc = GrpcServer(self._context, self._guard)
         except OSError as error:
-            raise BindError(str(error)) from None
+            raise ServeError(str(error)) from None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal: the first begins a graceful shutdown, the second forces the exit."""
@@ -242,12 +243,8 @@ class AntiphonServer(uvicorn.Server):
         await _close_engines(models)
 
 
-class BindError(OSError):
-    """The server cannot bind its address; the message is one line for the operator."""
-
-
 def bind_socket(settings: Settings) -> socket.socket:
-    """Returns a socket that is bound to the configured address but does not listen. Raises `BindError`."""
+    """Returns a socket that is bound to the configured address but does not listen. Raises `ServeError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -256,7 +253,7 @@ def bind_socket(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or error
-        raise BindError(f"cannot listen on {settings.host}:{settings.port}: {reason}; choose another --port") from None
+        raise ServeError(f"cannot listen on {settings.host}:{settings.port}: {reason}; choose another --port") from None
     return listener
 
 

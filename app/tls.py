@@ -6,12 +6,9 @@ from pathlib import Path
 from cryptography import x509
 
 from antiphon.app.base.settings import Settings
+from antiphon.app.serve_options import ServeError
 
 _PRIVATE_KEY = b"PRIVATE KEY-----"
-
-
-class TlsError(ValueError):
-    """A certificate or key that cannot be used. The message is one line for the operator."""
 
 
 class _MissingPasswordError(Exception):
@@ -19,11 +16,11 @@ class _MissingPasswordError(Exception):
 
 
 def load_ssl_context(settings: Settings) -> ssl.SSLContext | None:
-    """Returns the TLS configuration of the server; None if it serves plain HTTP. Raises `TlsError`."""
+    """Returns the TLS configuration of the server; None if it serves plain HTTP. Raises `ServeError`."""
     if settings.ssl_certfile is None:
         for name in ("ssl_keyfile", "ssl_keyfile_password"):
             if getattr(settings, name) is not None:
-                raise TlsError(f"--{name.replace('_', '-')} needs --ssl-certfile")
+                raise ServeError(f"--{name.replace('_', '-')} needs --ssl-certfile")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -36,17 +33,15 @@ def _check_certificate(path: Path) -> None:
     source = f"--ssl-certfile {path}"
     try:
         x509.load_pem_x509_certificates(_load_file(path, source))
-    except ValueError as error:
-        if isinstance(error, TlsError):
-            raise
-        raise TlsError(f"{source}: contains no certificate in PEM format") from None
+    except ValueError:
+        raise ServeError(f"{source}: contains no certificate in PEM format") from None
 
 
 def _load_files(context: ssl.SSLContext, certificate: Path, key: Path | None, password: str | None) -> None:
     source = f"--ssl-certfile {certificate}" if key is None else f"--ssl-keyfile {key}"
     if _PRIVATE_KEY not in _load_file(key or certificate, source):
         remedy = "; give --ssl-keyfile" if key is None else ""
-        raise TlsError(f"{source}: contains no private key{remedy}")
+        raise ServeError(f"{source}: contains no private key{remedy}")
     asked = False
 
     def read_password() -> str:  # without it, OpenSSL would ask on the terminal
@@ -59,9 +54,9 @@ def _load_files(context: ssl.SSLContext, certificate: Path, key: Path | None, pa
     try:
         context.load_cert_chain(certificate, key, read_password)
     except _MissingPasswordError:
-        raise TlsError(f"{source}: the private key is encrypted; give --ssl-keyfile-password") from None
+        raise ServeError(f"{source}: the private key is encrypted; give --ssl-keyfile-password") from None
     except (ssl.SSLError, ValueError) as error:  # a ValueError: the password is too long for OpenSSL
-        raise TlsError(f"{source}: {_describe_failure(error, asked=asked)}") from None
+        raise ServeError(f"{source}: {_describe_failure(error, asked=asked)}") from None
 
 
 def _describe_failure(error: Exception, *, asked: bool) -> str:
@@ -77,4 +72,4 @@ def _load_file(path: Path, source: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TlsError(f"{source}: cannot be read: {error.strerror}") from None
+        raise ServeError(f"{source}: cannot be read: {error.strerror}") from None

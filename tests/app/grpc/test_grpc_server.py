@@ -22,7 +22,6 @@ from antiphon.app.context import create_context
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.startup import StartupScreen, create_console
 from antiphon.app.serve_options import ServeError
-from antiphon.app.server import BindError
 from tests.app.grpc.grpc_helpers import SERVICE, GrpcClient, Json, connect
 from tests.app.http.certificates import write_certificate
 from tests.clients.sdk_helpers import wait_until
@@ -136,7 +135,7 @@ def test_server_whose_start_fails_has_never_been_ready(monkeypatch: pytest.Monke
         assert len(begun) == 1
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(BindError, match=f"127.0.0.1:{port}"), serve(SCRIPT, grpc_port=port):
+        with pytest.raises(ServeError, match=f"127.0.0.1:{port}"), serve(SCRIPT, grpc_port=port):
             pass
     assert len(begun) == 1, "it did not listen for HTTP"
 

@@ -14,7 +14,8 @@ from websockets.asyncio.client import connect as connect_websocket
 
 from antiphon.app.base.settings import Settings
 from antiphon.app.observability.startup import base_urls
-from antiphon.app.tls import TlsError, load_ssl_context
+from antiphon.app.serve_options import ServeError
+from antiphon.app.tls import load_ssl_context
 from tests.app.http.certificates import write_certificate
 from tests.conftest import StartServer
 from tests.invariants import check_stream
@@ -158,7 +159,7 @@ def test_key_may_be_encrypted_and_in_the_file_of_the_certificate(tmp_path: Path)
     assert load_ssl_context(Settings(ssl_certfile=certificate, ssl_keyfile=key, ssl_keyfile_password="open"))
     certificate.write_bytes(certificate.read_bytes() + key.read_bytes())
     assert load_ssl_context(Settings(ssl_certfile=certificate, ssl_keyfile_password="open"))
-    with pytest.raises(TlsError, match=r"--ssl-certfile .*encrypted"):
+    with pytest.raises(ServeError, match=r"--ssl-certfile .*encrypted"):
         load_ssl_context(Settings(ssl_certfile=certificate))
 
 
@@ -196,6 +197,6 @@ def test_unusable_files_are_refused_with_one_line(
     write_certificate(tmp_path / "locked", password="open")
     (tmp_path / "empty.pem").write_bytes(b"")
     values: Any = {name: value if name.endswith("password") else Path(value) for name, value in files.items()}
-    with pytest.raises(TlsError) as caught:
+    with pytest.raises(ServeError) as caught:
         load_ssl_context(Settings(**values))
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
