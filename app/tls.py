@@ -11,10 +11,6 @@ from antiphon.app.serve_options import ServeError
 _PRIVATE_KEY = b"PRIVATE KEY-----"
 
 
-class _MissingPasswordError(Exception):
-    """The private key is encrypted and no password is given."""
-
-
 def load_ssl_context(settings: Settings) -> ssl.SSLContext | None:
     """Returns the TLS configuration of the server; None if it serves plain HTTP. Raises `ServeError`."""
     if settings.ssl_certfile is None:
@@ -48,13 +44,11 @@ def _load_files(context: ssl.SSLContext, certificate: Path, key: Path | None, pa
         nonlocal asked
         asked = True
         if password is None:
-            raise _MissingPasswordError
+            raise ServeError(f"{source}: the private key is encrypted; give --ssl-keyfile-password")
         return password
 
     try:
         context.load_cert_chain(certificate, key, read_password)
-    except _MissingPasswordError:
-        raise ServeError(f"{source}: the private key is encrypted; give --ssl-keyfile-password") from None
     except (ssl.SSLError, ValueError) as error:  # a ValueError: the password is too long for OpenSSL
         raise ServeError(f"{source}: {_describe_failure(error, asked=asked)}") from None
 
