@@ -8,6 +8,7 @@ from msgspec import Struct
 from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.base.encryption import open_sealer
 from antiphon.app.base.settings import Settings
+from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
@@ -29,6 +30,7 @@ class ServerContext(Struct, kw_only=True):
     store: ResponseStore
     metrics: MetricsCollector
     adapter_updates: AdapterUpdates
+    body_memory: BodyMemory
     grpc_ports: tuple[int, ...] = ()
     """Ports of gRPC, once it is served: one for each model that generates text."""
     shutting_down: bool = False
@@ -73,4 +75,5 @@ def create_context(
         store=store,
         metrics=metrics,
         adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
+        body_memory=BodyMemory(settings.max_body_bytes),
     )

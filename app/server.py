@@ -140,6 +140,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         on_done,
         check_capacity=check_capacity,
         websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S)),
+        body_memory=context.body_memory,
     )
 
 

@@ -51,6 +51,7 @@ class RequestGuard:
         on_request_done: Callable[[AccessRecord], None] = lambda _: None,
         check_capacity: Callable[[str], None] = lambda _: None,
         websocket_app: AsgiApp | None = None,
+        body_memory: BodyMemory | None = None,
     ) -> None:
         self._app, self._settings, self._check_capacity = app, settings, check_capacity
         self.on_request_done = on_request_done
@@ -60,7 +61,7 @@ class RequestGuard:
         )
         self._cors = CorsPolicy(settings.allowed_origins)
         self._memory_releaser = MemoryReleaser()
-        self._body_memory = BodyMemory(settings.max_body_bytes)
+        self._body_memory = body_memory or BodyMemory(settings.max_body_bytes)
         self._any_host = settings.host in WILDCARD_HOSTS
         self._inspect_head_cached = lru_cache(MAX_CACHED_HEADS)(self._inspect_head)
 
