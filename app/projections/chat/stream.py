@@ -32,6 +32,9 @@ class ChatStream(StreamEncoder):
 
     def __init__(self, logs: Sequence[EventLog], form: ChatForm) -> None:
         self.logs, self._form = logs, form
+        base_response = logs[0].base_response
+        self._id, self._model = chat_id(logs[0].id, form.options.request_id), base_response.model
+        self._created = int(base_response.created_at)
         self._folds = [ChoiceFold(index, form) for index in range(len(logs))]
         self._shows_prompt = form.options.token_ids
         self._num_prompt = self._num_generated = 0
@@ -75,11 +78,10 @@ class ChatStream(StreamEncoder):
         token_ids: tuple[int, ...] | UnsetType = UNSET,
     ) -> bytes:
         """Returns the JSON of a chunk, with the id, the time and the model that all chunks have."""
-        log = self.logs[0]
         chunk = ChatChunk(
-            id=chat_id(log.id, self._form.options.request_id),
-            created=int(log.base_response.created_at),
-            model=log.base_response.model,
+            id=self._id,
+            created=self._created,
+            model=self._model,
             choices=choices,
             usage=usage,
             prompt_token_ids=token_ids,
