@@ -110,7 +110,7 @@ class SecondClient:
 class LoopProbe:
     """Measures the CPU time that the event loop uses between two callbacks of a timer.
 
-    The collector does not visit the objects of the tests meanwhile: a server has fewer of them.
+    The collector does not visit the objects of the tests: a server has fewer of them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -125,7 +125,6 @@ class LoopProbe:
 
     def __exit__(self, *_: object) -> None:
         self._is_active = False
-        gc.unfreeze()
 
     def _begin(self) -> None:
         self._last = time.thread_time()
