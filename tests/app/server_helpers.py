@@ -8,6 +8,7 @@ from typing import Any
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine, WorkerTimeouts
+from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
 from antiphon.harmony.detect import bytes_format
 
 FAKE_CORE_FACTORY = "tests.engine.fake_core:build_fake_core"
@@ -34,11 +35,17 @@ def process_engine_registry(
     core_factory: str = FAKE_CORE_FACTORY,
     folder: str = "",
     on_status: Callable[[str], None] = lambda _: None,
+    spawn: SpawnWorker = WorkerProcess,
     **options: Any,
 ) -> ModelRegistry:
     """Returns a registry of one model, `chatter`, whose engine core runs in a worker process."""
     engine = ProcessEngine(
-        folder, EngineOptions(**options), core_factory=core_factory, timeouts=WORKER_TIMEOUTS, on_status=on_status
+        folder,
+        EngineOptions(**options),
+        core_factory=core_factory,
+        timeouts=WORKER_TIMEOUTS,
+        on_status=on_status,
+        spawn=spawn,
     )
     model_format = bytes_format("hermes")
     return ModelRegistry([ServedModel(names=("chatter",), engine=engine, format=model_format, created=1_700_000_000)])

@@ -24,6 +24,7 @@ from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from tests.clients.sdk_helpers import post
 from tests.counts import FULL_COUNTS
+from tests.engine.threaded_engine import ThreadWorker
 from tests.engine.tiny_models import BASE_CONFIG
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
@@ -99,13 +100,12 @@ def save_random_model(folder: Path, dialect: Dialect, config: str, options: dict
 @contextmanager
 def serve_model(folder: Path) -> Iterator[tuple[RunningServer, str]]:
     loaded = detect.load_format(folder)
-    engine = ProcessEngine(folder, EngineOptions(threads=1, kv_cache_gib=0.05))
+    engine = ProcessEngine(folder, EngineOptions(threads=1, kv_cache_gib=0.05), spawn=ThreadWorker)
     model = ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1)
     with serve(ModelRegistry([model])) as server:
         yield server, loaded.reason
 
 
-# Each model needs a worker process, which takes seconds to start.
 @pytest.mark.parametrize("name", MODEL_CONFIGS if FULL_COUNTS else ["glm"])
 @pytest.mark.timeout(600)
 def test_required_tool_call_is_valid_in_every_dialect(name: str, tmp_path: Path) -> None:

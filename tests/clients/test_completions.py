@@ -12,6 +12,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony.detect import load_format
 from tests.clients.sdk_helpers import open_sdk, post
+from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
@@ -238,7 +239,7 @@ def test_prompts_above_the_capacity_are_refused_together() -> None:
 
 
 def test_embedded_model_completes_a_prompt() -> None:
-    engine = ProcessEngine(MODEL_DIR, EngineOptions())
+    engine = ProcessEngine(MODEL_DIR, EngineOptions(threads=1), spawn=ThreadWorker)
     model = ServedModel(names=("antiphon",), engine=engine, format=load_format(MODEL_DIR).format, created=0)
     prompt = "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     with serve(ModelRegistry([model])) as running, open_sdk(running) as (sdk, _):

@@ -22,6 +22,7 @@ from tests.codex.codex_terminal import CodexTerminal, open_terminal
 from tests.codex.recorder import HttpExchange, TrafficRecorder
 from tests.conftest import StartServer
 from tests.counts import FULL_COUNTS
+from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import RunningServer, serve
 
 needs_weights = pytest.mark.skipif(
@@ -43,8 +44,11 @@ def load_model_format() -> ModelFormat:
 
 @pytest.fixture(scope="module")
 def recorded_server() -> Iterator[tuple[RunningServer, TrafficRecorder]]:
-    """A server for all tests and its recorder. An engine process with torch and a model takes seconds to start."""
-    engine, recorder = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1)), TrafficRecorder()
+    """A server for all tests and its recorder."""
+    engine, recorder = (
+        ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker),
+        TrafficRecorder(),
+    )
     with serve(make_registry(engine, load_model_format()), api_keys=(API_KEY,), wrap_app=recorder.wrap_app) as server:
         yield server, recorder
 

@@ -16,6 +16,7 @@ from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat
 from tests.codex.codex_process import API_KEY, CodexCli, CodexRun
 from tests.codex.recorder import TrafficRecorder
+from tests.engine.threaded_engine import ThreadWorker
 from tests.normalized_streams import normalize_stream
 from tests.serving import serve
 
@@ -38,7 +39,7 @@ def run_codex(codex: CodexCli, engine: Engine, loaded: LoadedFormat) -> tuple[Co
 def test_codex_reads_the_same_events_from_a_recording(codex: CodexCli, tmp_path: Path) -> None:
     file = tmp_path / "codex.toml"
     options, loaded = ServeOptions(record=file), detect.load_format(MODEL_DIR)
-    model = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1))
+    model = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
     run, streams = run_codex(codex, record_engine(options, model, loaded, "antiphon"), loaded)
     player, replayed_format, name = asyncio.run(create_scripted_engine(ServeOptions(engine="scripted", script=file)))
     replayed_run, replayed = run_codex(codex, player, replayed_format)

@@ -15,6 +15,7 @@ from antiphon.kit.checker.stream import check_sse
 from tests.codex.codex_process import API_KEY, CodexCli, CodexRun
 from tests.codex.replies import COMMAND, LAST_REPLY, make_command_call, make_reply
 from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
+from tests.engine.threaded_engine import ThreadWorker
 from tests.kit.cassette.cassette_files import run_player, run_recorder
 from tests.kit.proxy.wire_servers import run_checked_proxy
 from tests.serving import RunningServer, serve
@@ -29,7 +30,7 @@ SCRIPT = [
 
 @pytest.fixture(scope="module")
 def embedded_server() -> Iterator[RunningServer]:
-    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1))
+    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
     with serve(make_registry(engine, load_model_format()), api_keys=(API_KEY,)) as server:
         yield server
 

@@ -1,4 +1,7 @@
-"""An engine whose worker is a thread instead of a process: same messages, but tests can access the core."""
+"""An engine whose worker is a thread instead of a process: same messages, but tests can access the core.
+
+It also starts sooner: a process imports torch and transformers, which takes ten times as long as loading a small model.
+"""
 
 import asyncio
 import contextlib
@@ -9,22 +12,26 @@ from collections.abc import Callable
 
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.engine.process.worker import EngineCore, ParentConnection, serve_parent
+from antiphon.engine.process.messages import StartCommand
+from antiphon.engine.process.worker import EngineCore, ParentConnection, load_core, serve_parent
 
 
 class ThreadWorker:
-    """Serves a core from a thread named "engine". `kill` closes its socket: the thread ends after its step."""
+    """Serves a core from a thread named "engine". `kill` closes its socket: the thread ends after its step.
+
+    The class is a `SpawnWorker`: `ProcessEngine(folder, options, spawn=ThreadWorker)` loads what a process would load.
+    """
 
     pid = os.getpid()
 
-    def __init__(self, worker_socket: socket.socket, build_core: Callable[[], EngineCore]) -> None:
+    def __init__(self, worker_socket: socket.socket, load: Callable[[StartCommand], EngineCore] = load_core) -> None:
         self._socket = worker_socket
-        self._thread = threading.Thread(target=self._serve, args=(build_core,), name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(load,), name="engine", daemon=True)
         self._thread.start()
 
-    def _serve(self, build_core: Callable[[], EngineCore]) -> None:
+    def _serve(self, load: Callable[[StartCommand], EngineCore]) -> None:
         with self._socket:
-            serve_parent(ParentConnection(self._socket), lambda _: build_core())
+            serve_parent(ParentConnection(self._socket), load)
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):  # the thread has already ended
@@ -38,6 +45,6 @@ class ThreadWorker:
 def build_threaded_engine(build_core: Callable[[], EngineCore], *, max_waiting: int = 256) -> ProcessEngine:
     """Returns an engine, not yet started, of the core that `build_core` returns."""
     return ProcessEngine(
-        spawn=lambda worker_socket: ThreadWorker(worker_socket, build_core),
+        spawn=lambda worker_socket: ThreadWorker(worker_socket, lambda _: build_core()),
         options=EngineOptions(max_waiting=max_waiting),
     )

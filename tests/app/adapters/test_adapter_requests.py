@@ -2,7 +2,7 @@
 
 import json
 import os
-import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from antiphon.app.adapters.registration import describe_adapter
 from antiphon.engine.options import LoraModule
 from tests.app.server_helpers import process_engine_registry, wait_until
 from tests.engine.adapters.adapter_folders import make_adapter
+from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import RunningServer, serve
 
 CORE_FACTORY = "tests.engine.fake_core:build_byte_model_core"
@@ -38,9 +39,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
+def workers() -> list[ThreadWorker]:
+    """The workers of the server's engine: another one after each that was killed."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path], workers: list[ThreadWorker]) -> Iterator[RunningServer]:
+    def spawn(worker_socket: socket.socket) -> ThreadWorker:
+        workers.append(ThreadWorker(worker_socket))
+        return workers[-1]
+
     module = LoraModule("sql", str(folders["sql"]))
-    models = process_engine_registry(CORE_FACTORY, lora_modules=(module,), allow_lora_updates=True)
+    models = process_engine_registry(CORE_FACTORY, spawn=spawn, lora_modules=(module,), allow_lora_updates=True)
     models.add_adapter(describe_adapter(models.served[0], module.name, module.path))
     settings: dict[str, Any] = {"allow_lora_updates": True, "lora_dirs": (str(folders["late"].parent),)}
     with serve(models, api_keys=("sk-test", "sk-other"), **settings) as running:
@@ -237,14 +248,14 @@ def test_updates_need_a_key(server: RunningServer, folders: dict[str, Path]) -> 
         assert httpx.post(f"{server.url}/{path}", json=body).status_code == 401
 
 
-def test_a_restarted_engine_has_the_adapters_of_the_last_one(server: RunningServer, folders: dict[str, Path]) -> None:
+def test_a_restarted_engine_has_the_adapters_of_the_last_one(
+    server: RunningServer, folders: dict[str, Path], workers: list[ThreadWorker]
+) -> None:
     assert load(server, "late", folders["late"]).status_code == 200
     expected = {name: complete(server, name) for name in ("chatter", "sql", "late")}
-    pid = server.engine.pid
-    os.kill(pid, signal.SIGKILL)
-    assert wait_until(
-        HANG_TIMEOUT_S, lambda: server.engine.pid not in (None, pid) and server.engine.unready_reason() is None
-    )
+    number = len(workers)
+    workers[-1].kill()
+    assert wait_until(HANG_TIMEOUT_S, lambda: len(workers) > number and server.engine.unready_reason() is None)
     assert {name: complete(server, name) for name in expected} == expected
     assert unload(server, "late").status_code == 200
 

@@ -14,6 +14,7 @@ from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
 from antiphon.kit.conformance.suites import CaseSuite, LiveCase, select_cases
 from tests.counts import FULL_COUNTS
+from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import serve
 
 SAMPLE = (
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[CaseRunner]:
-    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1))
+    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
     model = ServedModel(names=("antiphon",), engine=engine, format=load_format(MODEL_DIR).format, created=0)
     with serve(ModelRegistry([model])) as server, LiveClient(server.url, timeout=90) as client:
         target = find_model(client, None)
