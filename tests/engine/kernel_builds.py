@@ -16,6 +16,7 @@ from antiphon.engine.kernels.compiler import COMPILERS, CompilationError, load_l
 from antiphon.engine.kernels.library import SOURCES, verify_kernels
 from tests.counts import FULL_COUNTS
 from tests.install_lock import find_run_folder, hold_lock
+from tests.syntax import ROOT
 
 PORTABLE_FLAGS = "-mno-amx-int8 -mno-avx512f -mno-avx -DFUSED_MULTIPLY_ADD"
 """Compiler flags for portable C with four lanes, which rounds a product and its sum once, as ARM's instructions do."""
@@ -29,6 +30,10 @@ INSTRUCTION_SET_FLAGS = [
     PORTABLE_FLAGS,
 ]
 """Compiler flags that disable instruction sets one by one. On a CPU without one of them, two builds are equal."""
+
+
+OBJECT_FOLDER = ROOT / "build" / "kernel-objects"
+"""Objects by what they were compiled from. `make clean` removes them."""
 
 
 def find_c_compiler() -> str:
@@ -58,19 +63,18 @@ def build_kernels(flags: str, factory: pytest.TempPathFactory) -> Kernels:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setenv("CC", f"{find_c_compiler()} {flags}")
         _skip_if_flags_are_unknown(flags)
-        speed_up_compiler(patch, factory)
+        speed_up_compiler(patch)
         return require_kernels()
 
 
-def speed_up_compiler(patch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:
-    """Makes the compiler take objects that this test run has compiled before. The short run optimizes less.
+def speed_up_compiler(patch: pytest.MonkeyPatch) -> None:
+    """Makes the compiler take objects that a test run has compiled before. The short run optimizes less.
 
     Two sources give the same object if they are equal after preprocessing, with the macros that the compiler defines
-    for its instruction sets: sources and flags of different builds often are.
+    for its version and its instruction sets: sources and flags of different builds often are.
     """
     compile_or_link = compiler._find_error
-    folder = find_run_folder(factory) / "compiled-objects"
-    folder.mkdir(exist_ok=True)
+    OBJECT_FOLDER.mkdir(parents=True, exist_ok=True)
 
     def reuse_object(command: list[str]) -> str | None:
         if "-c" not in command:
@@ -78,7 +82,7 @@ def speed_up_compiler(patch: pytest.MonkeyPatch, factory: pytest.TempPathFactory
         preprocess = [*command[: command.index("-c")], "-E", "-P", "-dD", command[command.index("-c") + 1]]
         done = subprocess.run(preprocess, capture_output=True, check=False)
         key = hashlib.sha256(b"%s %s" % (" ".join(compiler.COMPILER_FLAGS).encode(), done.stdout)).hexdigest()
-        place, target = folder / f"{key}.o", Path(command[command.index("-o") + 1])
+        place, target = OBJECT_FOLDER / f"{key}.o", Path(command[command.index("-o") + 1])
         if done.returncode or not place.exists():
             error = compile_or_link(command)
             if error is None:

@@ -3,10 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 BUILD_INT8_CORE = """
 import ctypes, gc, logging
@@ -45,16 +49,20 @@ def test_start_leaves_no_freed_memory_in_the_process() -> None:
     assert resident - remaining < 10, result.stdout
 
 
-WRITE_MODEL = """
-import sys
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+def write_bf16_model(folder: Path) -> None:
+    """Writes a model of 35 M parameters in bf16, whose embedding and output layer take 31 MB each."""
+    config = LlamaConfig(
+        vocab_size=30_000,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+    )
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
 
-config = LlamaConfig(vocab_size=30_000, hidden_size=512, intermediate_size=1024, num_hidden_layers=2,
-                     num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=256)
-AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[1])
-"""
-"""Writes a model of 35 M parameters in bf16, whose embedding and output layer take 31 MB each."""
 
 LARGEST_WEIGHT_MIB = 30_000 * 512 * 2 / 2**20
 
@@ -79,7 +87,7 @@ print(read_mib("VmHWM"), read_mib("VmRSS"))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_takes_at_most_one_weight_more_than_the_model(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", WRITE_MODEL, str(tmp_path)], check=True)
+    write_bf16_model(tmp_path)
     result = subprocess.run(
         [sys.executable, "-c", BUILD_INT4_CORE, str(tmp_path)], capture_output=True, text=True, check=True
     )

@@ -123,12 +123,10 @@ def test_int8_logits_are_close_with_and_without_kernels(family: str) -> None:
 
 
 @pytest.fixture
-def empty_cache_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def empty_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an empty kernel cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    speed_up_compiler(monkeypatch, tmp_path_factory)
+    speed_up_compiler(monkeypatch)
     return tmp_path / "antiphon"
 
 
