@@ -3,8 +3,6 @@
 import ssl
 from pathlib import Path
 
-from cryptography import x509
-
 from antiphon.app.base.settings import Settings
 from antiphon.app.serve_options import ServeError
 
@@ -26,6 +24,8 @@ def load_ssl_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _check_certificate(path: Path) -> None:
+    from cryptography import x509  # noqa: PLC0415  few servers have a certificate, and this takes 50 ms
+
     source = f"--ssl-certfile {path}"
     try:
         x509.load_pem_x509_certificates(_load_file(path, source))

@@ -23,7 +23,6 @@ from antiphon.harmony.dialects import DIALECTS, GPT_OSS, NAMES
 from antiphon.harmony.dialects.headers import HARMONY
 from antiphon.harmony.dialects.plain import PLAIN
 from antiphon.harmony.format import ModelFormat, PromptInput
-from antiphon.harmony.gptoss.format import GptOssFormat
 from antiphon.harmony.model_files import (
     MAX_TEMPLATE_BYTES,
     MAX_TOKENIZER_BYTES,
@@ -95,7 +94,7 @@ def load_format(folder: Path, dialect: str | None = None, template: str | None =
 
 def _check_template(model_format: ModelFormat) -> None:
     """Raises `UnusableTemplateError` if the format cannot render a user's message."""
-    if isinstance(model_format, GptOssFormat):
+    if not isinstance(model_format, TemplateFormat):
         raise UnusableTemplateError(f"{GPT_OSS} has a format of its own, which no chat template changes")
     text = "How far is it?"
     try:
@@ -120,7 +119,7 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
         added_tokens = vocabulary.added_tokens
     name, reason = (dialect, "chosen by name") if dialect else detect_dialect(config, templates.source, added_tokens)
     if vocabulary is None or name == GPT_OSS:
-        return LoadedFormat(GptOssFormat(), f"dialect {GPT_OSS}: {reason}", folder)
+        return LoadedFormat(_create_gpt_oss_format(), f"dialect {GPT_OSS}: {reason}", folder)
     declaration, tokenizer_config = DIALECTS[name], read_json_object(folder / "tokenizer_config.json")
     if dialect is None and "response_template" in tokenizer_config:
         declaration, reason = _apply_response_template(declaration, tokenizer_config["response_template"], reason)
@@ -139,6 +138,13 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
         place = "" if own_template is not None else f"{folder}: "
         raise UnusableTemplateError(f"{place}{error.message}") from error
     return LoadedFormat(model_format, f"dialect {declaration.name}: {reason}", folder)
+
+
+def _create_gpt_oss_format() -> ModelFormat:
+    """Imports OpenAI's library, which takes a tenth of a server's start, only if a model needs it."""
+    from antiphon.harmony.gptoss.format import GptOssFormat  # noqa: PLC0415
+
+    return GptOssFormat()
 
 
 def _apply_response_template(detected: Dialect, template: object, reason: str) -> tuple[Dialect, str]:
@@ -160,7 +166,7 @@ def _apply_response_template(detected: Dialect, template: object, reason: str) -
 def bytes_format(dialect: str) -> ModelFormat:
     """Returns a format that needs no files: bytes and markers as tokens. gpt-oss brings its own vocabulary."""
     if dialect == GPT_OSS:
-        return GptOssFormat()
+        return _create_gpt_oss_format()
     declaration = DIALECTS[dialect]
     # These models write these tags in ordinary tokens.
     markers = [
