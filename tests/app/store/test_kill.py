@@ -91,20 +91,21 @@ async def assert_durable(
 @pytest.mark.timeout(300 + 20 * NUM_KILLS)
 async def test_received_events_survive_kills_unchanged(place: StorePlace) -> None:
     dice, received = random.Random(11), ReceivedEvents()
-    limits, statuses = httpx.Limits(max_connections=None), dict[str, Any]()
-    for _ in range(NUM_KILLS):
+    limits, statuses, num_kills = httpx.Limits(max_connections=None), dict[str, Any](), 0
+    while num_kills < NUM_KILLS or not received:  # a busy machine kills some servers before their first event
         async with run_server(place) as (url, kill), httpx.AsyncClient(timeout=HANG_TIMEOUT_S, limits=limits) as client:
             for response_id in [response_id for response_id in received if response_id not in statuses]:
                 statuses[response_id] = await assert_durable(client, url, response_id, received[response_id], dice)
             readers = [asyncio.create_task(read_until_killed(client, url, received)) for _ in range(NUM_STREAMS)]
             await asyncio.sleep(dice.uniform(0.0, 0.4))
             kill()
+            num_kills += 1
             await asyncio.gather(*readers)
     async with run_server(place) as (url, _), httpx.AsyncClient(timeout=HANG_TIMEOUT_S, limits=limits) as client:
         for response_id, lines in received.items():
             statuses[response_id] = await assert_durable(client, url, response_id, lines, dice)
     counts = {status: list(statuses.values()).count(status) for status in set(statuses.values())}
-    print(f"{NUM_KILLS} kills, {len(received)} responses received: {counts}")
+    print(f"{num_kills} kills, {len(received)} responses received: {counts}")
     assert counts.get("failed"), "some responses were interrupted"
 
 
