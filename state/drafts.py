@@ -6,7 +6,7 @@ that. Every draft has the verbs open, grow, close and freeze; cut is close with 
 """
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -36,20 +36,30 @@ Seal = Callable[[str], str]
 PartKind = Literal["text", "refusal"]
 
 
-class ItemDraft(Protocol):
-    """The interface of the open item that the machine uses."""
+class ItemDraft:
+    """Base class: the open item, as the machine uses it."""
+
+    def __init__(self, position: ItemPosition, emitter: EventEmitter) -> None:
+        self._position, self._emitter = position, emitter
+        self._text: list[str] = []
 
     def open(self) -> None:
         """Emits the item, empty."""
+        raise NotImplementedError
 
     def close(self, status: Status) -> OutputItem:
         """Emits the end of the item and returns it. `status` tells whether it is complete or cut."""
+        raise NotImplementedError
 
     def freeze(self) -> OutputItem:
         """Returns the item with the text emitted so far and status `incomplete`. Emits nothing."""
+        raise NotImplementedError
+
+    def _emit_item(self, event: type[ev.ItemAdded] | type[ev.ItemDone], item: OutputItem) -> None:
+        self._emitter.emit(event, output_index=self._position.output_index, item=item)
 
 
-class ReasoningDraft:
+class ReasoningDraft(ItemDraft):
     """Reasoning, emitted as one raw part, one summary part, or both.
 
     With both, the summary is streamed as it arrives and the raw part is emitted at the close: parts of an item never
@@ -59,14 +69,12 @@ class ReasoningDraft:
     def __init__(
         self, position: ItemPosition, emitter: EventEmitter, output: ReasoningOutput, seal: Seal | None
     ) -> None:
-        self._position, self._emitter, self._output, self._seal = position, emitter, output, seal
-        self._text: list[str] = []
+        super().__init__(position, emitter)
+        self._output, self._seal = output, seal
 
     def open(self) -> None:
         """Emits the item and the part that grows, both empty."""
-        item_id, output_index = self._position
-        item = Reasoning(id=item_id, status="in_progress")
-        self._emitter.emit(ev.ItemAdded, output_index=output_index, item=item)
+        self._emit_item(ev.ItemAdded, Reasoning(id=self._position.item_id, status="in_progress"))
         if self._output == "content":
             self._emitter.emit_at(self._position, ev.PartAdded, content_index=0, part=ReasoningText(text=""))
         else:
@@ -101,7 +109,7 @@ class ReasoningDraft:
             emit(position, ev.ReasoningDone, content_index=0, text=text)
             emit(position, ev.PartDone, content_index=0, part=ReasoningText(text=text))
         item = self._build_item(status, raw=self._output != "summary", sealed=encrypted_content)
-        self._emitter.emit(ev.ItemDone, output_index=position.output_index, item=item)
+        self._emit_item(ev.ItemDone, item)
         return item
 
     def freeze(self) -> Reasoning:
@@ -126,25 +134,23 @@ def _with_range(annotation: Annotation, *, end: int, length: int) -> Annotation:
     return structs.replace(annotation, index=end)
 
 
-class MessageDraft:
+class MessageDraft(ItemDraft):
     """A message: text parts and refusal parts in sequence, of which the last is open."""
 
     def __init__(
         self, position: ItemPosition, emitter: EventEmitter, phase: Phase | None, first_kind: PartKind
     ) -> None:
-        self._position, self._emitter = position, emitter
+        super().__init__(position, emitter)
         self.phase = phase
         self.part_kind: PartKind = first_kind
         self._done_parts: list[OutputText | Refusal] = []
-        self._text: list[str] = []
         self._logprobs: list[Logprob] = []
         self._annotations: list[Annotation] = []
         self._length = 0
 
     def open(self) -> None:
         """Emits the item and its first part, both empty."""
-        item = self._build_item("in_progress", ())
-        self._emitter.emit(ev.ItemAdded, output_index=self._position.output_index, item=item)
+        self._emit_item(ev.ItemAdded, self._build_item("in_progress", ()))
         self._open_part()
 
     def grow(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> None:
@@ -191,7 +197,7 @@ class MessageDraft:
         """Finishes the open part and the item."""
         self._close_part()
         item = self._build_item(status, tuple(self._done_parts))
-        self._emitter.emit(ev.ItemDone, output_index=self._position.output_index, item=item)
+        self._emit_item(ev.ItemDone, item)
         return item
 
     def freeze(self) -> Message:
@@ -223,17 +229,26 @@ class MessageDraft:
         return Message(id=self._position.item_id, status=status, content=content, phase=self.phase or UNSET)
 
 
-class _CallDraft:
+class CallDraft(ItemDraft):
     """Base of both call drafts: passes text on as it arrives; an unfinished call never gets `output_item.done`."""
 
+    _delta: type[ev.ArgumentsDelta] | type[ev.CustomInputDelta]
+
     def __init__(self, position: ItemPosition, emitter: EventEmitter, call: Call, call_id: str) -> None:
-        self._position, self._emitter, self._call, self._call_id = position, emitter, call, call_id
-        self._text: list[str] = []
+        super().__init__(position, emitter)
+        self._call, self._call_id = call, call_id
 
     def open(self) -> None:
         """Emits the call with its name and call id."""
-        item = self._build_item("in_progress")
-        self._emitter.emit(ev.ItemAdded, output_index=self._position.output_index, item=item)
+        self._emit_item(ev.ItemAdded, self._build_item("in_progress"))
+
+    def grow(self, text: str) -> None:
+        """Emits a delta of the arguments or of the input."""
+        self._text.append(text)
+        (item_id, output_index), number = self._position, self._emitter.next_number
+        self._emitter.add_event(
+            self._delta(sequence_number=number, item_id=item_id, output_index=output_index, delta=text)
+        )
 
     def freeze(self) -> FunctionCall | CustomToolCall:
         """Returns the call with the text emitted so far, and emits no done event: half a command must not run."""
@@ -243,16 +258,10 @@ class _CallDraft:
         raise NotImplementedError
 
 
-class FunctionCallDraft(_CallDraft):
+class FunctionCallDraft(CallDraft):
     """A function call. Its text is JSON."""
 
-    def grow(self, text: str) -> None:
-        """Emits a delta of the arguments."""
-        self._text.append(text)
-        (item_id, output_index), number = self._position, self._emitter.next_number
-        self._emitter.add_event(
-            ev.ArgumentsDelta(sequence_number=number, item_id=item_id, output_index=output_index, delta=text)
-        )
+    _delta = ev.ArgumentsDelta
 
     def close(self, status: Status) -> FunctionCall:
         """Finishes the arguments and the item. A call without arguments gets `{}`, because clients parse them."""
@@ -260,7 +269,7 @@ class FunctionCallDraft(_CallDraft):
             self.grow("{}")
         item = self._build_item(status)
         self._emitter.emit_at(self._position, ev.ArgumentsDone, name=item.name, arguments=item.arguments)
-        self._emitter.emit(ev.ItemDone, output_index=self._position.output_index, item=item)
+        self._emit_item(ev.ItemDone, item)
         return item
 
     def _build_item(self, status: Status) -> FunctionCall:
@@ -274,22 +283,16 @@ class FunctionCallDraft(_CallDraft):
         )
 
 
-class CustomCallDraft(_CallDraft):
+class CustomCallDraft(CallDraft):
     """A call of a custom tool. Its text is the raw input."""
 
-    def grow(self, text: str) -> None:
-        """Emits a delta of the input."""
-        self._text.append(text)
-        (item_id, output_index), number = self._position, self._emitter.next_number
-        self._emitter.add_event(
-            ev.CustomInputDelta(sequence_number=number, item_id=item_id, output_index=output_index, delta=text)
-        )
+    _delta = ev.CustomInputDelta
 
     def close(self, status: Status) -> CustomToolCall:
         """Finishes the input and the item."""
         item = self._build_item(status)
         self._emitter.emit_at(self._position, ev.CustomInputDone, input=item.input)
-        self._emitter.emit(ev.ItemDone, output_index=self._position.output_index, item=item)
+        self._emit_item(ev.ItemDone, item)
         return item
 
     def _build_item(self, status: Status) -> CustomToolCall:

@@ -30,6 +30,7 @@ from antiphon.events.base import Event
 from antiphon.events.items import Status
 from antiphon.events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
 from antiphon.state.drafts import (
+    CallDraft,
     CustomCallDraft,
     FunctionCallDraft,
     ItemDraft,
@@ -59,7 +60,7 @@ from antiphon.state.whitespace import EMPTY_PIECE, TextPiece, split_whitespace
 CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
 _SEGMENT_INPUTS = {Cite: Input.CITE, Call: Input.CALL, Close: Input.CLOSE, CompleteItem: Input.COMPLETE_ITEM}
-_PLAIN_TEXT_DRAFTS = (ReasoningDraft, FunctionCallDraft, CustomCallDraft)
+_PLAIN_TEXT_DRAFTS = (ReasoningDraft, CallDraft)
 
 
 class _EndingDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,14 +225,9 @@ class Machine:
                 return MessageDraft(self._next_position("msg"), self._emitter, phase, "text")
             case Refuse():
                 return MessageDraft(self._next_position("msg"), self._emitter, None, "refusal")
-            case Call(kind="custom"):
-                return CustomCallDraft(
-                    self._next_position("ctc"), self._emitter, segment, self._ids.call_id_for(segment.call_id)
-                )
-            case Call():
-                return FunctionCallDraft(
-                    self._next_position("fc"), self._emitter, segment, self._ids.call_id_for(segment.call_id)
-                )
+            case Call(kind=kind, call_id=native):
+                draft, prefix = (CustomCallDraft, "ctc") if kind == "custom" else (FunctionCallDraft, "fc")
+                return draft(self._next_position(prefix), self._emitter, segment, self._ids.call_id_for(native))
             case _:  # pragma: no cover  # the table opens an item on these inputs only
                 raise AssertionError(segment)
 

@@ -2,7 +2,7 @@
 
 A cell is (next state, verbs). A pair that is not here is illegal: the machine raises `IllegalInput` and stays as it
 was. A few cells hold only under a condition, listed in `GUARDS`. `drafts` defines what a verb does to the open item,
-`machine` what it does to the response. ARCHITECTURE.md shows this table, drawn by `render_markdown_table`.
+`machine` what it does to the response. ARCHITECTURE.md shows this table, drawn by `tests/state/test_architecture.py`.
 """
 
 from enum import Enum, auto
@@ -158,21 +158,3 @@ class IllegalInput(Exception):  # noqa: N818  # the name that readers of DESIGN.
     def __init__(self, state: State, symbol: Input, guard: Guard | None = None) -> None:
         self.state, self.symbol, self.guard = state, symbol, guard
         super().__init__(f"{symbol.name} is illegal in {state.name}" + (f" unless {guard}" if guard else ""))
-
-
-def render_markdown_table() -> str:
-    """Returns the table as Markdown: one row per input, one column per state."""
-    columns = [state for state in State if state is not State.ENDED]
-    rows = ["| in \\ on | " + " | ".join(s.name for s in columns) + " |", "|---|" + "---|" * len(columns)]
-    for symbol in Input:
-        cells = [_format_cell(TABLE.get((state, symbol)), state, GUARDS.get((state, symbol))) for state in columns]
-        rows.append(f"| **{symbol.name}** | " + " | ".join(cells) + " |")
-    return "\n".join(rows) + "\n"
-
-
-def _format_cell(cell: Cell | None, state: State, guard: Guard | None) -> str:
-    if cell is None:
-        return "✕"
-    target = "=" if cell.next is state else cell.next.name
-    text = f"{target}: {' '.join(cell.verbs)}" if cell.verbs else target
-    return f"{text} *({guard})*" if guard else text
