@@ -6,7 +6,8 @@ In each form a row's bits do not depend on the other rows. This module handles n
 
 import logging
 import warnings
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,8 @@ INT4_MAX_RELATIVE_ERROR = 0.5
 """Largest relative error of an int4 layer. Random weights give 0.09, a group with one large weight up to 0.45."""
 
 
-class LinearKernel(Protocol):
-    """Linear layer: x (…, inputs) → x · weightᵀ + bias (…, outputs)."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Returns the product. Does not write to `x`."""
-        ...
+LinearKernel = Callable[[Tensor], Tensor]
+"""Linear layer: x (…, inputs) → x · weightᵀ + bias (…, outputs). It does not write to x."""
 
 
 class OneDnnLinear:

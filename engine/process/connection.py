@@ -18,7 +18,7 @@ from antiphon.engine.process.messages import (
     encode_message,
     report_decoder,
 )
-from antiphon.engine.process.spawn import SpawnWorker, WorkerHandle
+from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
 
 EXIT_TIMEOUT_S = 1.0
 """Seconds that a worker has to exit after a stop command, before it is killed."""
@@ -30,7 +30,7 @@ one, and does not blame the worker for its own pause."""
 class WorkerConnection(asyncio.Protocol):
     """Calls `on_report` with every report, in the event loop. `exit_reason` is set when the process has exited."""
 
-    def __init__(self, worker: WorkerHandle, on_report: Callable[[Report], None]) -> None:
+    def __init__(self, worker: WorkerProcess, on_report: Callable[[Report], None]) -> None:
         self.worker = worker
         self.exit_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._on_report, self._decoder = on_report, report_decoder()

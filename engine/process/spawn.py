@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from antiphon.engine.process.output import forward_output
 
@@ -54,24 +54,6 @@ def worker_environment(parent: Mapping[str, str]) -> dict[str, str]:
     if "OMP_WAIT_POLICY" in kept and "GOMP_SPINCOUNT" not in kept:
         del environment["GOMP_SPINCOUNT"]  # it would override the policy
     return environment
-
-
-class WorkerHandle(Protocol):
-    """A running worker process."""
-
-    pid: int
-
-    def kill(self) -> None:
-        """Kills the worker at once."""
-        ...
-
-    async def wait(self) -> str:
-        """Waits until the worker has exited and been reaped. Returns a short description of the exit."""
-        ...
-
-
-SpawnWorker = Callable[[socket.socket], WorkerHandle]
-"""Starts a worker with its end of a socket pair. Raises `OSError`."""
 
 
 class WorkerProcess:
@@ -119,6 +101,10 @@ class WorkerProcess:
         return await asyncio.to_thread(self.reap)
 
 
+SpawnWorker = Callable[[socket.socket], WorkerProcess]
+"""Starts a worker with its end of a socket pair. Raises `OSError`."""
+
+
 class PrespawnedWorker:
     """A worker process started in advance, which imports `module` while it waits to be assigned to an engine.
 
@@ -131,7 +117,7 @@ class PrespawnedWorker:
         self._worker: WorkerProcess | None = WorkerProcess(worker_end, module)
         self.pid = self._worker.pid
 
-    def __call__(self, worker_end: socket.socket) -> WorkerHandle:
+    def __call__(self, worker_end: socket.socket) -> WorkerProcess:
         """Assigns the prespawned worker; starts a new one if it is taken or has exited."""
         worker, self._worker = self._worker, None
         if worker is None:

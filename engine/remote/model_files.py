@@ -1,6 +1,5 @@
 """Describes the model of a remote engine from its tokenizer and configuration here. Reads no weights."""
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineInfo
+from antiphon.engine.regular_files import read_json
 from antiphon.engine.remote.options import GrammarProbe, RemoteModel, TokenizerCheck
 from antiphon.engine.remote.vocabulary import Vocabulary
 
@@ -42,7 +42,7 @@ def describe_model(
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:
         raise LoadError(f"{file} cannot be read ({error}); fetch it again") from error
-    config, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
+    config, generation = _read_object(folder / "config.json"), _read_object(folder / "generation_config.json")
     nested = config.get("text_config")
     text_config = nested if isinstance(nested, dict) else config
     eos_ids = read_eos_ids(generation, text_config.get("eos_token_id", config.get("eos_token_id")))
@@ -92,11 +92,6 @@ def _build_check(tokenizer: Tokenizer) -> TokenizerCheck:
     return TokenizerCheck(text, ids, lambda token: tokenizer.decode([token], skip_special_tokens=False), plain)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path}: not readable as JSON ({error}); fetch the file again") from error
+def _read_object(path: Path) -> dict[str, Any]:
+    table = read_json(path) if path.exists() else None
     return table if isinstance(table, dict) else {}

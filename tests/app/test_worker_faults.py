@@ -6,7 +6,6 @@
 import os
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,13 @@ from antiphon.app.models.memory_pool import ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.engine.process.spawn import WorkerHandle, WorkerProcess
+from antiphon.engine.process.spawn import WorkerProcess
 from tests.app.server_helpers import FAKE_CORE_FACTORY, WORKER_TIMEOUTS, process_engine_registry, wait_until
 from tests.engine.embeddings.tiny_repositories import save_tokenizer
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry, serve
 
 ENCODER_FACTORY = "tests.engine.embeddings.fake_encoder:build_fake_encoder"
-Spawn = Callable[[socket.socket], WorkerHandle]
 
 
 class RefusingSpawn:
@@ -36,7 +34,7 @@ class RefusingSpawn:
     def __init__(self, *, refuses: bool) -> None:
         self.refuses = refuses
 
-    def __call__(self, worker_end: socket.socket) -> WorkerHandle:
+    def __call__(self, worker_end: socket.socket) -> WorkerProcess:
         if self.refuses:
             worker_end.close()
             raise OSError(11, "Resource temporarily unavailable")
