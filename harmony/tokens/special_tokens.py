@@ -30,11 +30,7 @@ class SpecialTokens:
         self._longest = max(map(len, self._texts), default=0)
         self._cores = {core for word in self._texts for core in _inner_parts(word)} - self._texts
 
-    def is_contained(self, text: str) -> bool:
-        """Tells whether a text contains one of the tokens as a whole."""
-        return next(self._find_tokens(text), None) is not None
-
-    def _find_tokens(self, text: str) -> Iterator[int]:
+    def find_tokens(self, text: str) -> Iterator[int]:
         """Yields the offset of each token in a text."""
         for match in self._first.finditer(text):
             start = match.start()
@@ -43,7 +39,7 @@ class SpecialTokens:
 
     def find_breaks(self, text: str) -> set[int]:
         """Returns the offsets at which to break a text: in each token, and at an edge that could complete one."""
-        offsets = {start + 1 for start in self._find_tokens(text)}
+        offsets = {start + 1 for start in self.find_tokens(text)}
         edges = range(1, min(self._longest, len(text) + 1))
         if text in self._cores or any(text[:count] in self._tails for count in edges):
             offsets.add(0)
@@ -72,7 +68,7 @@ class SpecialTokenEscaper:
 
     def contains_token(self, text: str) -> bool:
         """Tells whether a text contains one of the tokens as a whole."""
-        return self._tokens.is_contained(text)
+        return next(self._tokens.find_tokens(text), None) is not None
 
     def escape_text(self, text: str) -> str:
         """Returns the text with a sentinel at each break."""
