@@ -1,17 +1,19 @@
 """Parser of `tool_choice`: the tools that the model may call, and whether it must call one."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from antiphon.app.base.errors import clip_text, invalid_value, unsupported_field
-from antiphon.app.requests.fields.checks import build_check, check_choice, check_name, check_string, require_key
+from antiphon.app.requests.fields.checks import build_check, check_choice, check_string, require_key
 from antiphon.app.requests.fields.common import ToolObjects
 from antiphon.app.requests.tools import RequestTools
-from antiphon.harmony.tools import ToolError, ToolTable
+from antiphon.harmony.tools import VALID_NAME, ToolError, ToolTable
 
 NAMED_TOOL_TYPES = ("function", "custom")
+_check_model_name = build_check(Annotated[str, Meta(pattern=rf"^{VALID_NAME.pattern}\Z")])
+"""The name that the model uses for a tool may have a namespace in front, so it is longer than a tool's own."""
 
 
 class ToolChoice(Struct, frozen=True):
@@ -69,7 +71,7 @@ def _find_named_tool(sent: Mapping[str, Any], table: ToolTable, path: str) -> st
     those of namespaces; `name` may also be the name that the model uses.
     """
     name, namespace = require_key(sent, "name", path), sent.get("namespace")
-    check_name(name, f"{path}.name")
+    _check_model_name(name, f"{path}.name")
     if namespace is not None:
         check_string(namespace, f"{path}.namespace")
     same_kind = [tool for tool in table if tool.kind == sent["type"]]

@@ -64,9 +64,9 @@ class PromptRenderer:
             message = "Rendering the prompt exceeded the time limit."
             raise ApiError(400, "prompt_too_complex", message, spec.prompt_param) from None
         except UnsupportedOptionError as error:
-            raise unsupported_field(error.param or spec.prompt_param, error.message) from None
+            raise unsupported_field(_find_param(error, spec), error.message) from None
         except RenderError as error:
-            raise ApiError(400, "invalid_prompt", error.message, error.param or spec.prompt_param) from None
+            raise ApiError(400, "invalid_prompt", error.message, _find_param(error, spec)) from None
         except TokenizeError as error:
             raise ApiError(400, "invalid_prompt", str(error), spec.prompt_param) from None
 
@@ -129,3 +129,8 @@ def _keep_last_tokens(prompt: TurnPrompt, count: int) -> TurnPrompt:
         return prompt
     shortened = msgspec.structs.replace(prompt.prompt, tokens=tokens, text=prompt.format.decode(tokens))
     return msgspec.structs.replace(prompt, prompt=shortened, rendered_tokens=(), start=None)
+
+
+def _find_param(error: RenderError, spec: TurnSpec) -> str:
+    """Returns the request's field that an error names. harmony calls the conversation "input", as in Responses."""
+    return spec.prompt_param if error.param in (None, "input") else error.param

@@ -119,3 +119,10 @@ def test_unknown_tool_is_reported_before_an_unsupported_field() -> None:
     with pytest.raises(ApiError) as caught:
         read_chat_spec(tool_choice=chosen("function", "spawn"), modalities=["audio"])
     assert summarize_error(caught.value) == (400, "invalid_value", "tool_choice")
+
+
+@pytest.mark.parametrize(("length", "param"), [(128, "tool_choice"), (129, "tool_choice.name")])
+def test_name_may_be_as_long_as_one_with_a_namespace(length: int, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_responses_spec(tools=PLAIN, tool_choice=chosen("function", "a" * length))
+    assert summarize_error(caught.value) == (400, "invalid_value", param)
