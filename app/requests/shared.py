@@ -1,4 +1,4 @@
-"""Parsing that endpoints share: sampling parameters, stop strings, and the initial Response."""
+"""Parsing that endpoints share: sampling parameters, combinations of fields, and the initial Response."""
 
 from typing import Any
 

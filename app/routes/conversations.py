@@ -1,14 +1,14 @@
 """`/v1/conversations`: stored lists of items that turns can continue."""
 
 import asyncio
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
@@ -17,6 +17,7 @@ from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests import media
 from antiphon.app.requests.fields import AnyBody, decode_body
+from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.pagination import ListPage, select_page
 from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
@@ -25,8 +26,6 @@ from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns.manager import new_id
 from antiphon.app.turns.stored_history import StoredHistory, with_ids
 from antiphon.events.inputs import AnyInput
-
-T = TypeVar("T")
 
 
 @post("/v1/conversations", status_code=200, before_request=prepare_read)
@@ -54,7 +53,7 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
         _find_conversation(request, conversation_id),
         await _read_body(request, ConversationBody),
     )
-    updated = msgspec.structs.replace(conversation, metadata=_require(body.metadata, "metadata"))
+    updated = msgspec.structs.replace(conversation, metadata=require_value(body.metadata, "metadata"))
     await server_context(request).store.save_conversation(request_owner(request), updated)
     return _conversation_json(updated)
 
@@ -71,7 +70,7 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, NewItemsBody)
-    items = await _parse_items(request, _require(body.items, "items"))
+    items = await _parse_items(request, require_value(body.items, "items"))
     await server_context(request).store.add_items(request_owner(request), conversation.id, items)
     return json_reply(build_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
 
@@ -106,12 +105,6 @@ async def _read_body(request: AnyRequest, kind: type[AnyBody]) -> AnyBody:
     content = await request.body()
     body = await parse_body(content) if content else {}
     return await run_parser(len(content), lambda: decode_body(kind, remove_secrets(body)))
-
-
-def _require(value: T | None, name: str) -> T:
-    if value is None:
-        raise missing_field(name)
-    return value
 
 
 async def _parse_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:

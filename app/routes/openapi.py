@@ -1,5 +1,6 @@
 """`/openapi.json`: the OpenAPI document. It needs no API key, as in vLLM: it holds nothing that the operator chose."""
 
+import asyncio
 import functools
 from typing import Any
 
@@ -15,7 +16,8 @@ from antiphon.app.replies.http_replies import json_reply
 @get("/openapi.json")
 async def get_openapi_document(request: AnyRequest) -> Response[Any]:
     """Returns the OpenAPI document of this server."""
-    return json_reply(encode_document(request.app, needs_key=bool(server_context(request).settings.api_key_digests)))
+    needs_key = bool(server_context(request).settings.api_key_digests)
+    return json_reply(await asyncio.to_thread(encode_document, request.app, needs_key=needs_key))
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,7 +18,6 @@ from antiphon.app.store.write_ops import AppendEvents, OpQueue, StoreChange, Wri
 from antiphon.state.recovery import failure_events
 
 P = ParamSpec("P")
-_Handler = Callable[Concatenate["TrackedLogs", P], None]
 DELETED_MESSAGE = "The response was deleted."
 
 

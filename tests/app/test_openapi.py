@@ -14,6 +14,7 @@ import pytest
 from antiphon.app.base.errors import ApiError
 from antiphon.app.openapi.schemas import body_schema, describe_fields, is_required
 from antiphon.app.requests.fields import RequestBody, RequestField, list_fields
+from antiphon.app.requests.fields.checks import build_check
 from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.app.server import ROUTE_HANDLERS
 from tests.clients.sdk_helpers import get, post
@@ -140,7 +141,7 @@ def is_whole(value: Any) -> bool:
 
 def check(field: RequestField, value: Any) -> ApiError | None:
     try:
-        field.check(value, field.name)
+        build_check(field.annotation)(value, field.name)
     except ApiError as error:
         return error
     return None

@@ -14,6 +14,7 @@ import pytest
 from antiphon.app.base.errors import ApiError
 from antiphon.app.openapi.schemas import describe_fields, is_required
 from antiphon.app.requests.fields import RequestBody, RequestField, list_fields
+from antiphon.app.requests.fields.checks import build_check
 from antiphon.app.requests.fields.endpoints import BODIES
 from tests.conftest import StartServer
 from tests.serving import RunningServer, serve
@@ -174,7 +175,7 @@ def has_range(field: RequestField) -> bool:
     """Tells whether a field is a number with bounds."""
     for value in (-(10**30), 10**30):
         try:
-            field.check(value, field.name)
+            build_check(field.annotation)(value, field.name)
         except ApiError as error:
             if (error.code or "").endswith(("_min_value", "_max_value")):
                 return True

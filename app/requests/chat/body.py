@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Struct
 
 from antiphon.app.requests.fields import Accepted, Honoured, RequestBody, refused
-from antiphon.app.requests.fields.checks import Checked
+from antiphon.app.requests.fields.annotations import Checked
 from antiphon.app.requests.fields.common import (
     CacheOptionsField,
     CacheRetentionField,

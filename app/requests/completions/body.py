@@ -6,7 +6,8 @@ from msgspec import Meta
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.fields import Honoured, refused
-from antiphon.app.requests.fields.checks import Checked, build_check
+from antiphon.app.requests.fields.annotations import Checked
+from antiphon.app.requests.fields.checks import build_check
 from antiphon.app.requests.fields.common import MAX_CHOICES, MAX_INTEGER, NonNegativeInt, NumChoices, StopStrings, Text
 from antiphon.app.requests.fields.vllm import CompletionBody, ResponseFormat, UsageOptions, check_truncation
 

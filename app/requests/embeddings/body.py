@@ -6,8 +6,10 @@ from msgspec import Meta
 
 from antiphon.app.base.errors import ApiError, invalid_type
 from antiphon.app.requests.fields import Accepted, Honoured, RequestBody, refused
-from antiphon.app.requests.fields.checks import Checked, build_check, require_key
+from antiphon.app.requests.fields.annotations import Checked
+from antiphon.app.requests.fields.checks import build_check, require_key
 from antiphon.app.requests.fields.common import Label256, Label512, NonNegativeInt, PositiveInt, Text
+from antiphon.app.requests.fields.vllm import check_truncation
 
 MAX_INPUTS = 2048
 """Most inputs of a request, as in OpenAI's API."""
@@ -61,12 +63,6 @@ def _check_texts(value: str | list[str], path: str) -> None:
         _check_nonempty(value, path)
 
 
-def _check_length(value: int, path: str) -> None:
-    """Checks `truncate_prompt_tokens`: a positive number, or -1."""
-    if value != -1:
-        build_check(PositiveInt)(value, path)
-
-
 def _check_documents(value: list[Any], path: str) -> None:
     """Checks a non-empty array of strings, or of objects with a `text`, as in Cohere's API."""
     _check_nonempty(value, path)
@@ -81,7 +77,7 @@ def _check_documents(value: list[Any], path: str) -> None:
 class EncoderBody(RequestBody, frozen=True, kw_only=True):
     """Fields of every request to an embedding or reranking model."""
 
-    truncate_prompt_tokens: Honoured[Annotated[int, Checked(_check_length)]] = None
+    truncate_prompt_tokens: Honoured[Annotated[int, Checked(check_truncation)]] = None
     """Not in OpenAI's API. Cuts each input to this number of tokens; -1: to the model's maximum. Without it, a longer
     input returns 400 `context_length_exceeded`."""
     user: Accepted[Label512] = None

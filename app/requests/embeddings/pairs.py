@@ -1,23 +1,22 @@
 """Parsers of `POST /v1/rerank` and `POST /v1/score`."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from antiphon.app.base.errors import invalid_value, missing_field
+from antiphon.app.base.errors import invalid_value
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.embeddings.body import RerankBody, ScoreBody
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.embeddings.request import read_truncation
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
-
-T = TypeVar("T")
+from antiphon.app.requests.fields.checks import require_value
 
 
 def read_rerank_request(sent: Mapping[str, Any], models: ModelRegistry) -> tuple[EncoderRequest, list[str]]:
     """Returns the request, whose pairs are the query and each document, and the texts of the documents."""
     body = decode_body(RerankBody, sent)
     model = models.find_encoder(body.model, "rerank")
-    query, documents = _require(body.query, "query"), _require(body.documents, "documents")
+    query, documents = require_value(body.query, "query"), require_value(body.documents, "documents")
     refuse_unsupported(body)
     texts = [document["text"] if isinstance(document, dict) else document for document in documents]
     request = EncoderRequest(
@@ -33,7 +32,7 @@ def read_score_request(sent: Mapping[str, Any], models: ModelRegistry) -> Encode
     """Returns the request. One text is paired with each of the others."""
     body = decode_body(ScoreBody, sent)
     model = models.find_encoder(body.model, "rerank")
-    texts = _require(body.text_1, "text_1"), _require(body.text_2, "text_2")
+    texts = require_value(body.text_1, "text_1"), require_value(body.text_2, "text_2")
     refuse_unsupported(body)
     first, second = ([text] if isinstance(text, str) else list(text) for text in texts)
     is_single = isinstance(body.text_2, str)
@@ -48,9 +47,3 @@ def read_score_request(sent: Mapping[str, Any], models: ModelRegistry) -> Encode
         paths=["text_2"] if is_single else [f"text_2[{index}]" for index in range(len(second))],
         max_tokens=read_truncation(body, model),
     )
-
-
-def _require(value: T | None, name: str) -> T:
-    if value is None:
-        raise missing_field(name)
-    return value

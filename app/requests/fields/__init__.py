@@ -1,8 +1,8 @@
 """Request bodies as types: each endpoint has one struct, and the annotation of a field says all about it.
 
 From these structs come the decoder of bodies, path and text of an error, docs/fields.md and the OpenAPI document. No
-field is dropped silently. A field is *honoured* (changes what is generated or how it is returned), *echoed* (returned
-the reply, no other effect), *accepted* (a hint that cannot change the reply here) or *refused* (400
+field is dropped silently. A field is *honoured* (changes what is generated or how it is returned), *echoed* (the reply
+returns it, no other effect), *accepted* (a hint that cannot change the reply here) or *refused* (400
 `unsupported_parameter`). Null always means the same as leaving a field out.
 
 The docstring below a field is its description for clients. A field that several structs share has its description in
@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.app.base.errors import clip_text, invalid_value, unsupported_field
-from antiphon.app.requests.fields.checks import build_check, find_check
+from antiphon.app.requests.fields.annotations import drop_unknown_nulls, find_check
+from antiphon.app.requests.fields.checks import build_check
 
 Handling = Literal["honoured", "echoed", "accepted", "refused"]
 NOT_SUPPORTED = "This server does not support this value."
@@ -56,10 +57,6 @@ class RequestField(Struct, frozen=True):
     rule: FieldRule
     annotation: Any
 
-    def check(self, value: Any, path: str) -> None:
-        """Raises `ApiError` 400 for a malformed value, which is not null."""
-        build_check(self.annotation)(value, path)
-
 
 AnyBody = TypeVar("AnyBody", bound=RequestBody)
 
@@ -84,7 +81,7 @@ def decode_value(value: Any, kind: type[T], path: str) -> T:
     except msgspec.ValidationError:
         build_check(annotation)(value, path)
     try:  # its only faults are unknown keys with null
-        return msgspec.convert(_drop_nulls(value), kind)
+        return msgspec.convert(drop_unknown_nulls(value, annotation), kind)
     except msgspec.ValidationError as error:
         raise invalid_value(path, f"Invalid '{path}': {clip_text(str(error))}.") from None
 
@@ -118,14 +115,3 @@ def _list_checks(kind: type[RequestBody]) -> list[tuple[str, Any]]:
 @cache
 def _list_refused(kind: type[RequestBody]) -> list[RequestField]:
     return [field for field in list_fields(kind) if field.rule.handling == "refused"]
-
-
-def _drop_nulls(value: Any) -> Any:
-    """Returns an object without null keys, in itself and in its objects. Schemas, which are deeper, keep theirs."""
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: {name: inner for name, inner in entry.items() if inner is not None} if isinstance(entry, dict) else entry
-        for key, entry in value.items()
-        if entry is not None
-    }

@@ -6,26 +6,18 @@ optional field may be null.
 """
 
 import re
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
+from antiphon.app.requests.fields.annotations import Check, Checked, is_struct, list_values, split_annotated
 from antiphon.events.inputs import ToolName
 
-Check = Callable[[Any, str], None]
-"""Takes a value and its path. Raises `ApiError` 400."""
-
 MAX_QUOTED_BITS = 64
-
-
-class Checked(Struct, frozen=True):
-    """Metadata of an annotation: finds the faults of a value that its type does not express."""
-
-    check: Check
+T = TypeVar("T")
 
 
 _JSON_TYPES: dict[Any, tuple[str, tuple[type, ...]]] = {
@@ -48,7 +40,7 @@ def build_check(annotation: Any) -> Check:
 
     Example: `build_check(Annotated[int, Meta(ge=1)])(0, "n")` raises "Invalid 'n': integer below minimum value. …".
     """
-    inner, metadata = _split_annotated(annotation)
+    inner, metadata = split_annotated(annotation)
     check_type = _build_unchecked(inner, _read_constraints(metadata))
     checks = [entry.check for entry in metadata if isinstance(entry, Checked)]
     if not checks:
@@ -62,13 +54,11 @@ def build_check(annotation: Any) -> Check:
     return check
 
 
-def find_check(annotation: Any) -> Check | None:
-    """Returns the check besides its type of a value that may be null; None if there is none."""
-    inner, metadata = _split_annotated(annotation)
-    members = _list_values(inner)
-    if len(members) == 1 and members[0] is not inner:
-        return find_check(members[0])
-    return next((entry.check for entry in metadata if isinstance(entry, Checked)), None)
+def require_value(value: T | None, path: str) -> T:
+    """Returns the value of a required field. Raises `ApiError` 400 if it is missing or null."""
+    if value is None:
+        raise missing_field(path)
+    return value
 
 
 def check_choice(value: Any, values: Sequence[str], path: str) -> None:
@@ -95,43 +85,25 @@ def _accept_any(value: Any, path: str) -> None:
     """Accepts any value."""
 
 
-def _split_annotated(annotation: Any) -> tuple[Any, list[Any]]:
-    """Returns a type without `Annotated`, and its metadata."""
-    if get_origin(annotation) is not Annotated:
-        return annotation, []
-    inner, *metadata = get_args(annotation)
-    return inner, metadata
-
-
 def _read_constraints(metadata: Iterable[Any]) -> dict[str, Any]:
     """Returns the constraints of msgspec by name."""
     return {name: value for meta in metadata if isinstance(meta, Meta) for name, value in meta.__rich_repr__()}
 
 
-def _list_values(annotation: Any) -> list[Any]:
-    """Returns the members of a union besides null, or the type itself."""
-    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return [member for member in members if member is not type(None)]
-
-
 def _build_unchecked(annotation: Any, constraints: dict[str, Any]) -> Check:
-    members = _list_values(annotation)
+    members = list_values(annotation)
     if Any in members:
         return _accept_any
-    if all(_is_struct(member) and member.__struct_config__.tag is not None for member in members):
+    if all(is_struct(member) and member.__struct_config__.tag is not None for member in members):
         return _build_tagged(members)
     if len(members) == 1:
         return _build_plain(members[0], constraints)
     return _build_union(members)
 
 
-def _is_struct(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Struct)
-
-
 def _json_type(annotation: Any) -> tuple[str, tuple[type, ...]]:
-    plain = _split_annotated(annotation)[0]
-    return _JSON_TYPES[Struct if _is_struct(plain) else get_origin(plain) or plain]
+    plain = split_annotated(annotation)[0]
+    return _JSON_TYPES[Struct if is_struct(plain) else get_origin(plain) or plain]
 
 
 def _build_plain(kind: Any, constraints: dict[str, Any]) -> Check:
@@ -163,7 +135,7 @@ def _build_content(kind: Any, constraints: dict[str, Any]) -> Check:
         key, value = arguments or (Any, Any)
         check_key = _accept_any if key is str else build_check(key)
         return _build_map(check_key, build_check(value), constraints.get("max_length"))
-    return _build_struct(kind) if _is_struct(kind) else _accept_any
+    return _build_struct(kind) if is_struct(kind) else _accept_any
 
 
 def _build_bounds(kind: str, constraints: dict[str, Any]) -> Check:

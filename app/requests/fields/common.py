@@ -6,7 +6,8 @@ from msgspec import Meta, Struct
 
 from antiphon.app.base.errors import invalid_type, invalid_value
 from antiphon.app.requests.fields import Echoed, FieldRule, Honoured, RequestBody, refused
-from antiphon.app.requests.fields.checks import Checked, require_key
+from antiphon.app.requests.fields.annotations import Checked
+from antiphon.app.requests.fields.checks import require_key
 
 MAX_TEXT_CHARS = 10_485_760
 MAX_CHOICES = 128

@@ -8,7 +8,8 @@ from msgspec import Meta
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsupported_field
 from antiphon.app.requests.fields import FieldRule
-from antiphon.app.requests.fields.checks import Checked, build_check
+from antiphon.app.requests.fields.annotations import Checked
+from antiphon.app.requests.fields.checks import build_check
 from antiphon.app.requests.fields.common import Effort
 from antiphon.harmony.format import THINKING_SWITCHES
 

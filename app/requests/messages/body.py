@@ -6,8 +6,9 @@ from msgspec import Meta, Struct
 
 from antiphon.app.base.errors import invalid_value
 from antiphon.app.requests.fields import Accepted, Honoured, RequestBody, refused
-from antiphon.app.requests.fields.checks import Checked
+from antiphon.app.requests.fields.annotations import Checked
 from antiphon.app.requests.fields.common import (
+    MAX_INTEGER,
     Fraction,
     Label64,
     Label256,
@@ -22,7 +23,6 @@ from antiphon.events.inputs import ToolName
 
 MIN_THINKING_TOKENS = 1024
 MAX_STOP_SEQUENCES = 64
-MAX_INTEGER = 2**31 - 1
 
 
 class ThinkingSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,6 @@ from antiphon.app.requests.messages.body import (
     CountTokensBody,
     JsonFormat,
     MessagesBody,
-    ThinkingSettings,
     ToolChoiceSettings,
 )
 from antiphon.app.requests.messages.conversation import ConversationReader, Decrypt, read_system
@@ -97,9 +96,7 @@ def _prompt_input(
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         single_call=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True,
-        answer_form=None
-        if (form := _output_format(body)[0]) is None
-        else TextConstraint(schema=form.schema or {"type": "object"}),
+        answer_form=_answer_form(body),
         effort=_read_effort(body),
         unknown_tools=settings.unknown_tools,
         template=TemplateOptions(continue_final_message=_is_begun(body)),
@@ -108,9 +105,10 @@ def _prompt_input(
 
 def _check_thinking(body: MessagesBody) -> None:
     """Raises `ApiError` 400 for a missing budget, or one that leaves no token for the answer."""
-    thinking, limit = body.thinking or ThinkingSettings("adaptive"), body.max_tokens
-    budget = thinking.budget_tokens
-    if thinking.type == "enabled" and budget is None:
+    if body.thinking is None:
+        return
+    budget, limit = body.thinking.budget_tokens, body.max_tokens
+    if body.thinking.type == "enabled" and budget is None:
         raise missing_field("thinking.budget_tokens")
     if budget is not None and limit is not None and budget >= limit:
         message = "Invalid 'thinking.budget_tokens': it must be less than 'max_tokens'."

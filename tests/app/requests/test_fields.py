@@ -1,8 +1,9 @@
 """The list of request fields against the decoder, the SDK's types, and `docs/fields.md`, which is generated from it."""
 
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from anthropic.types import message_create_params
 from msgspec import structs
 from openai.types import completion_create_params as text_create_params
 from openai.types.chat import completion_create_params
@@ -12,6 +13,8 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.fields import RequestField, list_fields
+from antiphon.app.requests.fields.checks import build_check
+from antiphon.app.requests.messages.body import MessagesBody
 from antiphon.app.requests.responses.body import ResponsesBody
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.harmony.tools import ToolTable
@@ -90,7 +93,7 @@ def test_unknown_key_is_rejected(reader: Any) -> None:
 
 def check_field(field: RequestField, value: Any) -> ApiError | None:
     try:
-        field.check(value, field.name)
+        build_check(field.annotation)(value, field.name)
     except ApiError as error:
         return error
     return None
@@ -103,3 +106,54 @@ def without_tools(spec: Any) -> Any:
     assert len(spec.prompt_input.tools) == 0
     prompt_input = structs.replace(spec.prompt_input, tools=EMPTY_TOOLS)
     return structs.replace(spec, prompt_input=prompt_input)
+
+
+CONST_NULL = {"type": "object", "properties": {"a": {"const": None}}}
+NULL_KEYS: list[dict[str, Any]] = [
+    {"x": None},
+    {"reasoning": {"effort": "low", "x": None}},
+    {"text": {"x": None, "format": {"type": "text", "x": None}}},
+    {"text": {"format": {"type": "json_schema", "name": "a", "schema": CONST_NULL, "x": None}}, "x": None},
+    {"stream": True, "stream_options": {"x": None}, "conversation": None},
+]
+
+
+@pytest.mark.parametrize("fields", NULL_KEYS)
+def test_unknown_key_with_null_counts_as_left_out(fields: dict[str, Any]) -> None:
+    """The schema of the text keeps its null."""
+    form = read_responses_spec(**fields).prompt_input.answer_form
+    schema = None if form is None else form.schema
+    assert schema == (CONST_NULL if "json_schema" in str(fields) else None)
+
+
+def test_null_stays_in_a_schema_beside_an_unknown_key() -> None:
+    form = read_chat_spec(guided_json={"const": None}, x=None).prompt_input.answer_form
+    assert form is not None and form.schema == {"const": None}
+
+
+def list_choices(annotation: Any) -> list[str]:
+    """Returns the strings that a type of the SDK names: those of the field itself, not of objects in it."""
+    if get_origin(annotation) is Literal:
+        return [value for value in get_args(annotation) if isinstance(value, str)]
+    return [value for argument in get_args(annotation) for value in list_choices(argument)]
+
+
+SDK_PARAMS: list[tuple[Any, Any]] = [
+    (response_create_params.ResponseCreateParamsBase, ResponsesBody),
+    (completion_create_params.CompletionCreateParamsBase, ChatBody),
+    (text_create_params.CompletionCreateParamsBase, TextCompletionBody),
+    (message_create_params.MessageCreateParamsBase, MessagesBody),
+]
+
+
+@pytest.mark.parametrize(("params", "kind"), SDK_PARAMS)
+def test_every_choice_of_the_sdk_is_accepted(params: Any, kind: Any) -> None:
+    hints, fields = get_type_hints(params), {field.name: field for field in list_fields(kind)}
+    refusals = []
+    for name in sorted(hints.keys() & fields.keys() - {"model"}):
+        field, is_list = fields[name], "List[" in str(hints[name]) or "list[" in str(hints[name])
+        for choice in list_choices(hints[name]) if field.rule.handling != "refused" else ():
+            errors = [check_field(field, value) for value in ([[choice], choice] if is_list else [choice])]
+            if all(errors):
+                refusals.append((name, choice))
+    assert refusals == []
