@@ -4,7 +4,8 @@ A complete message is the sum of its stream's events, so a streamed reply and a 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, structs
@@ -49,7 +50,7 @@ from antiphon.events.items import (
     Refusal,
     UrlCitation,
 )
-from antiphon.events.response import OutputItem, Response
+from antiphon.events.response import Response
 
 CUSTOM_INPUT_START = '{"input": "'
 """Beginning of the JSON input of a custom tool's call: Messages has no tools that take raw text."""
@@ -73,49 +74,36 @@ class MessagesFold:
         self._has_calls = self._has_refusal = False
         self._reasoning_kind: tuple[str, type[Event]] | None = None
 
-    def feed_event(self, event: Event, detail: TokenDetail | None = None) -> Iterator[AnyMessageEvent]:
-        """Yields the events of the message that one event of the response becomes.
+    def feed_event(self, event: Event, detail: TokenDetail | None = None) -> Iterable[AnyMessageEvent]:
+        """Returns the events of the message that one event of the response becomes."""
+        handle = _HANDLERS.get(type(event))
+        return () if handle is None else handle(self, event, detail or NO_DETAIL)
 
-        Events that have no case repeat, as a whole, text that was streamed before.
-        """
-        match event:
-            case ev.InProgress(response=response):
-                yield self._start_message(response, detail or NO_DETAIL)
-            case ev.ItemAdded(item=FunctionCall() | CustomToolCall() as call):
-                yield from self._start_call(call)
-            case ev.ItemDone(item=item):
-                yield from self._end_item(item)
-            case ev.PartAdded(part=OutputText() | Refusal() as part):  # reasoning starts its block with the first text
-                self._has_refusal = self._has_refusal or isinstance(part, Refusal)
-                yield self._start_block(TextBlock())
-            case ev.PartDone(part=OutputText() | Refusal()):
-                yield self._stop_block()
-            case ev.ReasoningDelta() | ev.SummaryDelta():
-                yield from self._add_reasoning(event)
-            case ev.Completed() | ev.Incomplete() | ev.Failed():
-                yield from self._end_message(event.response, detail or NO_DETAIL)
-            case _:
-                yield from self._add_delta(event)
+    def _on_text(self, event: ev.TextDelta | ev.RefusalDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
+        self._text.append(event.delta)
+        return (self._update(TextBlockDelta(text=event.delta)),)
 
-    def _add_delta(self, event: Event) -> Iterator[AnyMessageEvent]:
-        match event:
-            case ev.TextDelta(delta=text) | ev.RefusalDelta(delta=text):
-                self._text.append(text)
-                yield self._update(TextBlockDelta(text=text))
-            case ev.ArgumentsDelta(delta=text):
-                yield self._update(InputJsonDelta(partial_json=text))
-            case ev.CustomInputDelta(delta=text):  # raw text becomes part of a JSON string
-                yield self._update(InputJsonDelta(partial_json=json.dumps(text, ensure_ascii=False)[1:-1]))
-            case ev.AnnotationAdded(annotation=annotation):
-                yield self._update(CitationsDelta(citation=_convert_citation(annotation, "".join(self._text))))
+    def _on_arguments(self, event: ev.ArgumentsDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
+        return (self._update(InputJsonDelta(partial_json=event.delta)),)
 
-    def _start_message(self, response: Response, detail: TokenDetail) -> AnyMessageEvent:
-        """Starts the message at the first event of its kind. The event is repeated to keep a silent stream open."""
+    def _on_custom_input(self, event: ev.CustomInputDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
+        """Writes raw text as part of a JSON string."""
+        return (self._update(InputJsonDelta(partial_json=json.dumps(event.delta, ensure_ascii=False)[1:-1])),)
+
+    def _on_part_done(self, event: ev.PartDone, _: TokenDetail) -> Iterable[AnyMessageEvent]:
+        return (self._stop_block(),) if isinstance(event.part, OutputText | Refusal) else ()
+
+    def _on_annotation(self, event: ev.AnnotationAdded, _: TokenDetail) -> Iterable[AnyMessageEvent]:
+        return (self._update(CitationsDelta(citation=_convert_citation(event.annotation, "".join(self._text)))),)
+
+    def _on_progress(self, event: ev.InProgress, detail: TokenDetail) -> Iterable[AnyMessageEvent]:
+        """Starts the message. The event is repeated to keep a silent stream open."""
         if self._started:
-            return Ping()
+            return (Ping(),)
         self._started = True
         usage = message_usage(detail.input_tokens, detail.cached_tokens, 0)
-        return MessageStart(message=AnthropicMessage(id=message_id(response), model=response.model, usage=usage))
+        message = AnthropicMessage(id=message_id(event.response), model=event.response.model, usage=usage)
+        return (MessageStart(message=message),)
 
     def _start_block(self, block: MessageBlock) -> AnyMessageEvent:
         self._open, self._text = type(block), []
@@ -131,7 +119,13 @@ class MessagesFold:
         self._num_blocks += 1
         return BlockStop(index=self._num_blocks - 1)
 
-    def _add_reasoning(self, event: ev.ReasoningDelta | ev.SummaryDelta) -> Iterator[AnyMessageEvent]:
+    def _on_part(self, event: ev.PartAdded, _: TokenDetail) -> Iterator[AnyMessageEvent]:
+        """Starts a text block for a part of a message. Reasoning starts its block with the first text."""
+        if isinstance(event.part, OutputText | Refusal):
+            self._has_refusal = self._has_refusal or isinstance(event.part, Refusal)
+            yield self._start_block(TextBlock())
+
+    def _on_reasoning(self, event: ev.ReasoningDelta | ev.SummaryDelta, _: TokenDetail) -> Iterator[AnyMessageEvent]:
         """Yields the text of reasoning. If an item has it raw and as a summary, the later kind is left out."""
         if self._reasoning_kind is None or self._reasoning_kind[0] != event.item_id:
             self._reasoning_kind = event.item_id, type(event)
@@ -140,19 +134,24 @@ class MessagesFold:
         if self._show_thinking and self._reasoning_kind[1] is type(event):
             yield self._update(ThinkingBlockDelta(thinking=event.delta))
 
-    def _start_call(self, call: FunctionCall | CustomToolCall) -> Iterator[AnyMessageEvent]:
-        self._has_calls = True
-        yield self._start_block(ToolUseBlock(id=call.call_id, name=call.name, input={}))
+    def _on_item_added(self, event: ev.ItemAdded, _: TokenDetail) -> Iterator[AnyMessageEvent]:
+        """Starts the block of a call. Other items start theirs with their first part or text."""
+        call = event.item
+        if isinstance(call, FunctionCall | CustomToolCall):
+            self._has_calls = True
+            yield self._start_block(ToolUseBlock(id=call.call_id, name=call.name, input={}))
         if isinstance(call, CustomToolCall):
             yield self._update(InputJsonDelta(partial_json=CUSTOM_INPUT_START))
 
-    def _end_item(self, item: OutputItem) -> Iterator[AnyMessageEvent]:
-        if isinstance(item, CustomToolCall):
-            yield self._update(InputJsonDelta(partial_json=CUSTOM_INPUT_END))
-        if isinstance(item, FunctionCall | CustomToolCall):
-            yield self._stop_block()
-        elif isinstance(item, Reasoning):
-            yield from self._end_reasoning(item)
+    def _on_item_done(self, event: ev.ItemDone, _: TokenDetail) -> Iterator[AnyMessageEvent]:
+        match event.item:
+            case FunctionCall():
+                yield self._stop_block()
+            case CustomToolCall():
+                yield self._update(InputJsonDelta(partial_json=CUSTOM_INPUT_END))
+                yield self._stop_block()
+            case Reasoning() as item:
+                yield from self._end_reasoning(item)
 
     def _end_reasoning(self, item: Reasoning) -> Iterator[AnyMessageEvent]:
         """Ends the block of a reasoning item with its signature. Without the text, a block has nothing else."""
@@ -165,8 +164,10 @@ class MessagesFold:
             yield self._update(SignatureDelta(signature=sealed))
         yield self._stop_block()
 
-    def _end_message(self, response: Response, detail: TokenDetail) -> Iterator[AnyMessageEvent]:
-        self.terminal = response
+    def _on_terminal(
+        self, event: ev.Completed | ev.Incomplete | ev.Failed, detail: TokenDetail
+    ) -> Iterator[AnyMessageEvent]:
+        response = self.terminal = event.response
         if (failure := from_response(response)) is not None:
             yield MessageFault(error={"type": "api_error", "message": failure.message})
             return
@@ -191,6 +192,26 @@ class MessagesFold:
         if self._has_calls:
             return "tool_use"
         return "stop_sequence" if detail.stop_string is not None else "end_turn"
+
+
+_HANDLERS: dict[type[Event], Callable[[MessagesFold, Any, TokenDetail], Iterable[AnyMessageEvent]]] = {
+    ev.InProgress: MessagesFold._on_progress,
+    ev.ItemAdded: MessagesFold._on_item_added,
+    ev.ItemDone: MessagesFold._on_item_done,
+    ev.PartAdded: MessagesFold._on_part,
+    ev.PartDone: MessagesFold._on_part_done,
+    ev.TextDelta: MessagesFold._on_text,
+    ev.RefusalDelta: MessagesFold._on_text,
+    ev.ReasoningDelta: MessagesFold._on_reasoning,
+    ev.SummaryDelta: MessagesFold._on_reasoning,
+    ev.ArgumentsDelta: MessagesFold._on_arguments,
+    ev.CustomInputDelta: MessagesFold._on_custom_input,
+    ev.AnnotationAdded: MessagesFold._on_annotation,
+    ev.Completed: MessagesFold._on_terminal,
+    ev.Incomplete: MessagesFold._on_terminal,
+    ev.Failed: MessagesFold._on_terminal,
+}
+"""Events that a message shows. The other events repeat, as a whole, text that was streamed before."""
 
 
 class MessageAccumulator:
