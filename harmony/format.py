@@ -13,7 +13,7 @@ from msgspec import Struct
 from antiphon.events.inputs import AnyInput, GrammarFormat
 from antiphon.events.items import Logprob
 from antiphon.harmony.grammar import AnswerRequirements, TextConstraint
-from antiphon.harmony.raw_text import RawText
+from antiphon.harmony.passthrough import Passthrough
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tokens.detokenizer import TokenVocabulary
 from antiphon.harmony.tools import ToolSpec, ToolTable
@@ -168,7 +168,7 @@ class ModelFormat(Protocol):
         """Name of the dialect."""
 
     @property
-    def raw_text(self) -> RawText:
+    def passthrough(self) -> Passthrough:
         """Prompts without a chat template, and outputs as nothing but text."""
 
     @property

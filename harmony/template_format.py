@@ -10,9 +10,9 @@ import msgspec
 from antiphon.harmony import grammar
 from antiphon.harmony.dialect import Dialect, DialectReader
 from antiphon.harmony.format import PromptInput, RequestTemplate, VocabularyCodec, answer_requirements
+from antiphon.harmony.passthrough import Passthrough, SpelledVocabulary
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
-from antiphon.harmony.raw_text import RawText, SpelledVocabulary
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens import special_tokens
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet, TokenVocabulary
@@ -40,7 +40,7 @@ class TemplateFormat(VocabularyCodec):
         self.name = dialect.name
         self.has_reasoning, self.has_calls = dialect.think is not None, bool(dialect.calls)
         self._dialect, self._vocabulary = dialect, vocabulary
-        self.raw_text = RawText(vocabulary)
+        self.passthrough = Passthrough(vocabulary)
         token_names = dict(token_names or {})
         self._alphabet = MarkerAlphabet(vocabulary, dialect.all_markers)
         # Reasoning markers are escaped even if they are not tokens: `_ends_in_reasoning` searches the prompt for them.

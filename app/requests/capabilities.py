@@ -38,7 +38,9 @@ def check_capabilities(spec: TurnSpec, capabilities: Capabilities, *, form_param
 def _find_grammar_param(spec: TurnSpec, form_param: str) -> str | None:
     """Returns the field that only a grammar can honor; None if there is none."""
     prompt_input = spec.prompt_input
-    if prompt_input.answer_form is not None or (spec.raw is not None and spec.raw.form is not None):
+    if prompt_input.answer_form is not None or (
+        spec.text_completion is not None and spec.text_completion.form is not None
+    ):
         return form_param
     if not prompt_input.needs_grammar:
         return None
@@ -47,6 +49,6 @@ def _find_grammar_param(spec: TurnSpec, form_param: str) -> str | None:
 
 
 def _refuse_logprobs(spec: TurnSpec, limit: int) -> ApiError:
-    param = "logprobs" if spec.raw is not None or limit < 0 else "top_logprobs"
+    param = "logprobs" if spec.text_completion is not None or limit < 0 else "top_logprobs"
     reason = "reports no log-probabilities" if limit < 0 else f"reports at most {limit} per token"
     return unsupported_field(param, f"The model's engine {reason}.")

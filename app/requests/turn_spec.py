@@ -15,12 +15,12 @@ from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.grammar import TextConstraint
-from antiphon.harmony.raw_text import RawPrompt
+from antiphon.harmony.passthrough import RawPrompt
 
 Form = TypeVar("Form", bound=ReplyForm)
 
 
-class RawTurn(Struct, frozen=True, kw_only=True):
+class CompletionTurn(Struct, frozen=True, kw_only=True):
     """Replaces the conversation of a turn without one: a raw prompt, whose output is nothing but text."""
 
     prompt: RawPrompt
@@ -81,7 +81,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """True if the turn only prefills the prompt for a later turn and returns no output."""
     logprobs: bool = False
     """True if events carry log probabilities; `sampling.top_logprobs` is then not None."""
-    raw: RawTurn | None = None
+    text_completion: CompletionTurn | None = None
     """The prompt of a text completion, which takes the place of `prompt_input`."""
     details: TokenDetailRequest = TokenDetailRequest()
     max_prompt_tokens: int | None = None

@@ -47,13 +47,15 @@ class OutputProcessor:
         self._summary: list[str] | None = [] if spec.compact else None
         """Texts of the summary, in a compaction turn, which has no tools. Reasoning is not part of it."""
         self._seal = seal
-        self._raw_reader = (
-            None if spec.raw is None else form.raw_text.create_reader(keep_special_tokens=spec.raw.keep_special_tokens)
+        self._passthrough_reader = (
+            None
+            if spec.text_completion is None
+            else form.passthrough.create_reader(keep_special_tokens=spec.text_completion.keep_special_tokens)
         )
-        self._reader = self._raw_reader or form.create_reader(prompt, spec.prompt_input)
+        self._reader = self._passthrough_reader or form.create_reader(prompt, spec.prompt_input)
         # A stop string could cut JSON that must match a schema.
         stop_strings = spec.stop_strings if not spec.prompt_input.promises_json else ()
-        self._stops = StopStringFilter(stop_strings, verbatim=spec.raw is not None)
+        self._stops = StopStringFilter(stop_strings, verbatim=spec.text_completion is not None)
         self._details = DetailCollector(form, prompt, spec.details)
         self._calls = 0
         self._cached = 0
@@ -75,8 +77,8 @@ class OutputProcessor:
 
     @property
     def has_dialect(self) -> bool:
-        """True if the output consists of items of a conversation, not of raw text."""
-        return self._raw_reader is None
+        """True if the output consists of items of a conversation; that of a text completion is nothing but text."""
+        return self._passthrough_reader is None
 
     def collect_events(self) -> list[Event]:
         """Returns the events produced since the last call."""
@@ -114,7 +116,7 @@ class OutputProcessor:
         self.generated_tokens += chunk.tokens
         logprobs = [self._decode_logprob(entry) for entry in chunk.logprobs] if self._spec.logprobs else ()
         segments = self._reader.feed(chunk.tokens, logprobs)
-        self._details.add_chunk(chunk, self._raw_reader.take_offsets() if self._raw_reader else ())
+        self._details.add_chunk(chunk, self._passthrough_reader.take_offsets() if self._passthrough_reader else ())
         self._process_segments(segments)
         if self.is_ended:
             return

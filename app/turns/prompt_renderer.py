@@ -9,7 +9,7 @@ import msgspec
 from antiphon.app.base.errors import ApiError, unsupported_field
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
-from antiphon.app.requests.turn_spec import RawTurn, TurnSpec
+from antiphon.app.requests.turn_spec import CompletionTurn, TurnSpec
 from antiphon.app.sandbox.messages import CPU_LIMIT_S
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
@@ -75,8 +75,8 @@ class PromptRenderer:
             return self._render_prompt(model, spec, owner, now)
 
     def _render_prompt(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
-        if spec.raw is not None:
-            return self._render_raw(model, spec.raw, owner, now)
+        if spec.text_completion is not None:
+            return self._render_completion(model, spec.text_completion, owner, now)
         prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)
         if spec.truncate and len(prompt.prompt.tokens) >= model.engine.info.max_model_len:
             prompt = self._truncate(model, spec, prompt)
@@ -91,9 +91,9 @@ class PromptRenderer:
             )
         return msgspec.structs.replace(prompt, grammar=grammar)
 
-    def _render_raw(self, model: ServedModel, raw: RawTurn, owner: str, now: datetime) -> TurnPrompt:
-        raw_text = model.format.raw_text
-        prompt = raw_text.render_prompt(raw.prompt)
+    def _render_completion(self, model: ServedModel, turn: CompletionTurn, owner: str, now: datetime) -> TurnPrompt:
+        passthrough = model.format.passthrough
+        prompt = passthrough.render_prompt(turn.prompt)
         return TurnPrompt(
             format=model.format,
             owner=owner,
@@ -101,7 +101,7 @@ class PromptRenderer:
             now=now,
             rendered_tokens=prompt.tokens,
             prompt=prompt,
-            grammar=None if raw.form is None else raw_text.build_grammar(raw.form),
+            grammar=None if turn.form is None else passthrough.build_grammar(turn.form),
         )
 
     def _truncate(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:

@@ -27,8 +27,8 @@ from antiphon.events.inputs import (
 from antiphon.harmony import grammar
 from antiphon.harmony.format import THINKING_SWITCHES, PromptInput, VocabularyCodec, answer_requirements
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
+from antiphon.harmony.passthrough import Passthrough
 from antiphon.harmony.prompt.messages import content_text, is_instruction, reasoning_text, system_text
-from antiphon.harmony.raw_text import RawText
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 from antiphon.harmony.tokens.encode_cache import EncodingCache
@@ -104,7 +104,7 @@ class GptOssFormat(VocabularyCodec):
 
     def __init__(self) -> None:
         self._vocabulary: GptOssVocabulary = GptOssVocabulary()
-        self.raw_text = RawText(self._vocabulary)
+        self.passthrough = Passthrough(self._vocabulary)
         self._alphabet = MarkerAlphabet(self._vocabulary, MARKERS)
         self.stop_ids = tuple(self._vocabulary.added_tokens[end] for end in ("<|return|>", "<|call|>"))
         self.end_ids = (*self.stop_ids, self._vocabulary.added_tokens["<|end|>"])

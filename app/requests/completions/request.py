@@ -15,10 +15,10 @@ from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.common import MAX_CHOICES
 from antiphon.app.requests.fields.vllm import UsageOptions
 from antiphon.app.requests.structure import read_structure
-from antiphon.app.requests.turn_spec import RawTurn, TokenDetailRequest, TurnSpec
+from antiphon.app.requests.turn_spec import CompletionTurn, TokenDetailRequest, TurnSpec
 from antiphon.engine.protocol import Sampling
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.raw_text import RawPrompt
+from antiphon.harmony.passthrough import RawPrompt
 
 DEFAULT_MAX_TOKENS = 16
 """Limit of requests without `max_tokens`, as in OpenAI's API."""
@@ -69,12 +69,12 @@ def read_completion_request(sent: Mapping[str, Any], models: ModelRegistry) -> C
     )
     specs = []
     for source in sources:
-        raw = RawTurn(
+        text_completion = CompletionTurn(
             prompt=structs.replace(template, source=source),
             keep_special_tokens=body.skip_special_tokens is False,
             form=structure.form,
         )
-        specs.append(structs.replace(spec, raw=raw))
+        specs.append(structs.replace(spec, text_completion=text_completion))
         check_capabilities(specs[-1], model.engine.info.capabilities, form_param=structure.param)
     return CompletionRequest(model=model, specs=tuple(specs), form=form)
 
@@ -101,7 +101,7 @@ def _read_suffix(body: TextCompletionBody, model: ServedModel, *, is_text: bool)
     """Returns the suffix; None if there is none. Raises `ApiError` 400 if the model cannot fill in the middle."""
     if not body.suffix:
         return None
-    if model.format.raw_text.infill_layout is None:
+    if model.format.passthrough.infill_layout is None:
         raise unsupported_field("suffix", "This model has no fill-in-the-middle tokens.")
     if body.echo:
         raise invalid_value("echo", "'echo' cannot be combined with 'suffix'.")
@@ -146,7 +146,7 @@ def _read_sampling(body: TextCompletionBody, model: ServedModel, form: Completio
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     ranked = form.logprobs if form.logprobs is not None or form.best_of == form.n else 0
     sampling = shared.read_engine_fields(body, info, shared.read_sampling(body, info, max(limit, 1), ranked))
-    if infill and (layout := model.format.raw_text.infill_layout) is not None:
+    if infill and (layout := model.format.passthrough.infill_layout) is not None:
         sampling = structs.replace(sampling, stop_ids=(*sampling.stop_ids, *layout.end_ids))
     return sampling
 

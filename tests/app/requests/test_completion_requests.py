@@ -76,13 +76,14 @@ def test_invalid_field_is_named(fields: dict[str, Any], code: str, param: str) -
 )
 def test_each_prompt_is_a_turn(prompt: Any, sources: list[Any]) -> None:
     specs, options = read_completion(prompt=prompt, n=2)
-    assert [spec.raw.prompt.source for spec in specs if spec.raw] == sources
+    assert [spec.text_completion.prompt.source for spec in specs if spec.text_completion] == sources
     assert [spec.n for spec in specs] == [2] * len(sources) and options.n == options.best_of == 2
 
 
 def test_defaults() -> None:
     [spec], options = read_completion()
-    assert spec.raw is not None and spec.raw.prompt.add_special_tokens and not spec.raw.keep_special_tokens
+    turn = spec.text_completion
+    assert turn is not None and turn.prompt.add_special_tokens and not turn.keep_special_tokens
     assert spec.sampling.max_tokens == 16 and spec.sampling.temperature == 0.6
     assert spec.details == TokenDetailRequest() and not spec.base_response.store
     assert options.logprobs is None and not options.echo
@@ -137,12 +138,13 @@ def test_prompt_fields() -> None:
     [spec], _ = read_completion(
         add_special_tokens=False, skip_special_tokens=False, truncate_prompt_tokens=3, echo=True, logprobs=1
     )
-    assert spec.raw is not None
-    prompt = spec.raw.prompt
+    assert spec.text_completion is not None
+    prompt = spec.text_completion.prompt
     assert (prompt.add_special_tokens, prompt.max_tokens, prompt.locate_tokens) == (False, 3, True)
-    assert spec.raw.keep_special_tokens
+    assert spec.text_completion.keep_special_tokens
     [spec], _ = read_completion(truncate_prompt_tokens=-1, max_tokens=96)
-    assert spec.raw is not None and spec.raw.prompt.max_tokens == 4000, "the prompt and the output fit the context"
+    turn = spec.text_completion
+    assert turn is not None and turn.prompt.max_tokens == 4000, "the prompt and the output fit the context"
 
 
 def test_no_output_is_a_prefill() -> None:
@@ -173,8 +175,8 @@ def test_no_output_is_a_prefill() -> None:
 )
 def test_required_form_of_the_text(fields: dict[str, Any], form: dict[str, Any] | None, is_json: bool) -> None:
     [spec], _ = read_completion(stop="x", **fields)
-    assert spec.raw is not None
-    found = spec.raw.form
+    assert spec.text_completion is not None
+    found = spec.text_completion.form
     set_fields = found and {
         name: getattr(found, name) for name in ("schema", "regex", "choice", "lark") if getattr(found, name) is not None
     }

@@ -57,7 +57,7 @@ class InfillLayout(Struct, frozen=True):
     """Tokens that end the middle."""
 
 
-class RawTextReader:
+class PassthroughReader:
     """Reader of an output as text, with the offset of each token. Implements `OutputReader`."""
 
     reasoning_tokens = 0
@@ -97,7 +97,7 @@ class RawTextReader:
         return [Say(text)] if text else []
 
 
-class RawText:
+class Passthrough:
     """Raw prompts and outputs in one vocabulary."""
 
     def __init__(self, vocabulary: TokenVocabulary) -> None:
@@ -122,9 +122,9 @@ class RawText:
         offsets = (*(0 for _ in before), *self._locate_tokens(body, text), *(len(text) for _ in after))
         return RenderedPrompt(tokens, text, offsets=offsets)
 
-    def create_reader(self, *, keep_special_tokens: bool = False) -> RawTextReader:
+    def create_reader(self, *, keep_special_tokens: bool = False) -> PassthroughReader:
         """Returns a reader of one output. `keep_special_tokens`: control tokens are part of the text."""
-        return RawTextReader(self._spelling_alphabet if keep_special_tokens else self._plain_alphabet)
+        return PassthroughReader(self._spelling_alphabet if keep_special_tokens else self._plain_alphabet)
 
     def build_grammar(self, constraint: TextConstraint) -> str:
         """Returns the grammar of outputs that have the form of the constraint."""
