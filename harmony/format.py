@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from antiphon.events.inputs import AnyInput, GrammarFormat
 from antiphon.events.items import Logprob
-from antiphon.harmony.grammar import AnswerRequirements, TextConstraint
+from antiphon.harmony.grammar import AnswerConstraints, OutputConstraint
 from antiphon.harmony.passthrough import Passthrough
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tokens.detokenizer import TokenVocabulary
@@ -76,7 +76,7 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     """Model names of the tools that may be called; None for all. The prompt shows the others too."""
     single_call: bool = False
     """Limits the answer to one call."""
-    answer_form: TextConstraint | None = None
+    output_constraint: OutputConstraint | None = None
     """Form that the text for the user must have, such as a JSON Schema."""
     effort: str | None = None
     unknown_tools: Literal["text", "call"] = "text"
@@ -98,7 +98,7 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     @property
     def promises_json(self) -> bool:
         """True if the text for the user must be JSON, which no stop string may cut."""
-        return self.answer_form is not None and self.answer_form.schema is not None
+        return self.output_constraint is not None and self.output_constraint.schema is not None
 
     @property
     def needs_grammar(self) -> bool:
@@ -108,15 +108,17 @@ class PromptInput(Struct, frozen=True, kw_only=True):
             has_strict_tool
             or self.tool_choice == "required"
             or self.allowed_tools is not None
-            or self.answer_form is not None
+            or self.output_constraint is not None
         )
 
 
-def answer_requirements(prompt_input: PromptInput) -> AnswerRequirements:
-    """Returns the request's requirements on the answer, besides being parsable."""
+def answer_constraints(prompt_input: PromptInput) -> AnswerConstraints:
+    """Returns the request's constraints on the answer, besides being parsable."""
     call_required = prompt_input.tool_choice == "required"
-    return AnswerRequirements(
-        call_required=call_required, single_call=prompt_input.single_call, text_form=prompt_input.answer_form
+    return AnswerConstraints(
+        call_required=call_required,
+        single_call=prompt_input.single_call,
+        output_constraint=prompt_input.output_constraint,
     )
 
 

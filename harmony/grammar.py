@@ -28,7 +28,7 @@ _REPEATED_WHITESPACE = r"[ \t\n]*"
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-class TextConstraint(Struct, frozen=True):
+class OutputConstraint(Struct, frozen=True):
     """A form that the text for the user must have as a whole; exactly one field is set."""
 
     schema: Mapping[str, Any] | None = None
@@ -38,12 +38,12 @@ class TextConstraint(Struct, frozen=True):
     lark: str | None = None
 
 
-class AnswerRequirements(Struct, frozen=True, kw_only=True):
-    """Requirements on an answer, besides being parsable. `text_form`: form of its text."""
+class AnswerConstraints(Struct, frozen=True, kw_only=True):
+    """Constraints on an answer, besides being parsable. `output_constraint`: form of its text."""
 
     call_required: bool = False
     single_call: bool = False
-    text_form: TextConstraint | None = None
+    output_constraint: OutputConstraint | None = None
 
 
 class GrammarBuilder:
@@ -149,7 +149,7 @@ class GrammarBuilder:
         """Matches text of a grammar in Lark's syntax."""
         return self.add_unique_rule("raw", f"%lark {{{_LINE}{lark}{_LINE}}}")
 
-    def required_text(self, constraint: TextConstraint) -> str:
+    def required_text(self, constraint: OutputConstraint) -> str:
         """Matches text of the required form."""
         if constraint.choice is not None:
             return self.add_unique_rule("choice", *map(self.literal_text, constraint.choice))
@@ -159,7 +159,7 @@ class GrammarBuilder:
             return self.nested_grammar(constraint.lark)
         return self.json_value(constraint.schema)
 
-    def answer_text(self, constraint: TextConstraint) -> str:
+    def answer_text(self, constraint: OutputConstraint) -> str:
         """Matches an answer's text of the required form. Blanks may precede JSON, and nothing else."""
         gap = "GAP " if constraint.schema is not None else ""
         return f"{gap}{self.required_text(constraint)}"
@@ -178,18 +178,18 @@ def build_turn_grammar(
     markers: Sequence[str],
     *,
     thinking: bool,
-    requirements: AnswerRequirements = AnswerRequirements(),  # noqa: B008  # it is frozen
+    constraints: AnswerConstraints = AnswerConstraints(),  # noqa: B008  # it is frozen
     head_only_openers: frozenset[str] = frozenset(),
     wrapper: tuple[str, str] | None = None,
 ) -> str:
-    """Builds the grammar `think? (text? call)* text?`, reduced to what `requirements` allow.
+    """Builds the grammar `think? (text? call)* text?`, reduced to what `constraints` allow.
 
     `thinking`: the prompt ends inside reasoning, so the grammar begins there. `calls`: for each opener, the rules of
     what may follow it; openers in `head_only_openers` count only at the start of an answer. `markers`: texts that plain
     text must not contain. `wrapper`: opener and closer that may surround the text. `think`: opener and closer of
     reasoning, and texts that may follow it.
     """
-    answer = _answer_rule(grammar, calls, markers, requirements, head_only_openers, wrapper)
+    answer = _answer_rule(grammar, calls, markers, constraints, head_only_openers, wrapper)
     if think is None:
         return grammar.build(answer)
     reasoning = grammar.text_until(think[1], *markers)
@@ -230,12 +230,12 @@ def _answer_rule(
     grammar: GrammarBuilder,
     calls: Mapping[str, Sequence[str]],
     markers: Sequence[str],
-    requirements: AnswerRequirements,
+    constraints: AnswerConstraints,
     head_only_openers: frozenset[str],
     wrapper: tuple[str, str] | None,
 ) -> str:
     """Builds the rule of what follows reasoning. No text precedes a required call or form."""
-    starts_immediately = requirements.call_required or requirements.text_form is not None
+    starts_immediately = constraints.call_required or constraints.output_constraint is not None
     call_rules = []
     for opener, body_rules in calls.items():
         opener_rule = (
@@ -245,8 +245,8 @@ def _answer_rule(
         )
         call_rules.append(f"{opener_rule} ({' | '.join(body_rules)})")
     text = (
-        grammar.answer_text(requirements.text_form)
-        if requirements.text_form is not None
+        grammar.answer_text(constraints.output_constraint)
+        if constraints.output_constraint is not None
         else f"{grammar.free_text(*markers, head=head_only_openers)}?"
     )
     if wrapper is not None:
@@ -254,10 +254,10 @@ def _answer_rule(
     if not call_rules:
         return text
     call = grammar.add_rule("call", *call_rules)
-    if requirements.call_required:
-        return call if requirements.single_call else f"{call}+"
-    if starts_immediately or requirements.single_call:
-        return f"({call if requirements.single_call else f'{call}+'} | {text})"
+    if constraints.call_required:
+        return call if constraints.single_call else f"{call}+"
+    if starts_immediately or constraints.single_call:
+        return f"({call if constraints.single_call else f'{call}+'} | {text})"
     return f"({call})* {text}"
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from msgspec import Struct
 
 from antiphon.events.items import Logprob
-from antiphon.harmony.grammar import GrammarBuilder, TextConstraint
+from antiphon.harmony.grammar import GrammarBuilder, OutputConstraint
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE, Detokenizer, MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper, SpecialTokens
@@ -126,7 +126,7 @@ class Passthrough:
         """Returns a reader of one output. `keep_special_tokens`: control tokens are part of the text."""
         return PassthroughReader(self._spelling_alphabet if keep_special_tokens else self._plain_alphabet)
 
-    def build_grammar(self, constraint: TextConstraint) -> str:
+    def build_grammar(self, constraint: OutputConstraint) -> str:
         """Returns the grammar of outputs that have the form of the constraint."""
         rules = GrammarBuilder(self._vocabulary.added_tokens)
         return rules.build(rules.required_text(constraint))

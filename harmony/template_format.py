@@ -9,7 +9,7 @@ import msgspec
 
 from antiphon.harmony import grammar
 from antiphon.harmony.dialect import Dialect, DialectReader
-from antiphon.harmony.format import PromptInput, RequestTemplate, VocabularyCodec, answer_requirements
+from antiphon.harmony.format import PromptInput, RequestTemplate, VocabularyCodec, answer_constraints
 from antiphon.harmony.passthrough import Passthrough, SpelledVocabulary
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
@@ -150,8 +150,8 @@ class TemplateFormat(VocabularyCodec):
                 continue  # its calls would be at the start of the text, which the prompt has begun
             if rule := call_format.grammar_rule(tool, rules):
                 calls.setdefault(call_format.openers[0], []).append(rule)
-        requirements = answer_requirements(prompt_input)
-        if requirements.call_required and not calls:
+        constraints = answer_constraints(prompt_input)
+        if constraints.call_required and not calls:
             return None
         think: tuple[str, ...] | None = None
         may_think = prompt.in_reasoning or (prompt_input.effort != "none" and not prompt.in_text)
@@ -166,7 +166,7 @@ class TemplateFormat(VocabularyCodec):
             calls,
             self._text_stops(),
             thinking=prompt.in_reasoning,
-            requirements=requirements,
+            constraints=constraints,
             head_only_openers=head_only_openers,
             wrapper=self._dialect.answer,
         )

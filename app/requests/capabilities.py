@@ -6,18 +6,18 @@ from antiphon.app.requests.turn_spec import Form, ParsedRequest, TurnSpec
 from antiphon.engine.protocol import Capabilities
 
 
-def accept_spec(model: ServedModel, spec: TurnSpec, form: Form, *, form_param: str) -> ParsedRequest[Form]:
+def accept_spec(model: ServedModel, spec: TurnSpec, form: Form, *, constraint_param: str) -> ParsedRequest[Form]:
     """Returns the parsed request if the model's engine can honor it. Raises `ApiError` like `check_capabilities`."""
-    check_capabilities(spec, model.engine.info.capabilities, form_param=form_param)
+    check_capabilities(spec, model.engine.info.capabilities, constraint_param=constraint_param)
     return ParsedRequest(model, spec, form)
 
 
-def check_capabilities(spec: TurnSpec, capabilities: Capabilities, *, form_param: str) -> None:
-    """Raises `ApiError` 400 that names the field. `form_param`: the API's field for the form of the answer.
+def check_capabilities(spec: TurnSpec, capabilities: Capabilities, *, constraint_param: str) -> None:
+    """Raises `ApiError` 400 that names the field. `constraint_param`: the API's field for the constraint of the text.
 
     An engine that runs in this server honors every field. A remote one may lack some.
     """
-    if not capabilities.grammar and (param := _find_grammar_param(spec, form_param)) is not None:
+    if not capabilities.grammar and (param := _find_grammar_param(spec, constraint_param)) is not None:
         remedy = f" Start it with {capabilities.grammar_remedy}." if capabilities.grammar_remedy else ""
         raise unsupported_field(param, f"The model's engine does not follow grammars.{remedy}")
     sampling, limit = spec.sampling, capabilities.max_top_logprobs
@@ -35,13 +35,13 @@ def check_capabilities(spec: TurnSpec, capabilities: Capabilities, *, form_param
             raise unsupported_field(name, "The model's engine does not support it.")
 
 
-def _find_grammar_param(spec: TurnSpec, form_param: str) -> str | None:
+def _find_grammar_param(spec: TurnSpec, constraint_param: str) -> str | None:
     """Returns the field that only a grammar can honor; None if there is none."""
     prompt_input = spec.prompt_input
-    if prompt_input.answer_form is not None or (
-        spec.text_completion is not None and spec.text_completion.form is not None
+    if prompt_input.output_constraint is not None or (
+        spec.text_completion is not None and spec.text_completion.output_constraint is not None
     ):
-        return form_param
+        return constraint_param
     if not prompt_input.needs_grammar:
         return None
     is_choice = prompt_input.tool_choice == "required" or prompt_input.allowed_tools is not None

@@ -1,6 +1,6 @@
-"""Output constraints of a request: JSON Schemas and grammars that the output must match.
+"""Checked constraints of a request: JSON Schemas and grammars that the output must match.
 
-A constraint keeps the path of its field in the request. It is compiled in a separate process before generation starts,
+Each keeps the path of its field in the request. It is compiled in a separate process before generation starts,
 so that a constraint that cannot be met, or that cannot be compiled, returns a 400 that names the field.
 """
 
@@ -31,7 +31,7 @@ SCHEMA_ERROR_CODES = {
 ERROR_CODES = {"schema": "invalid_function_parameters", "lark": "invalid_grammar", "regex": "invalid_grammar"}
 
 
-class OutputConstraint(Struct, frozen=True):
+class CheckedConstraint(Struct, frozen=True):
     """A JSON Schema or grammar that the output must match, and the path of the field that requires it."""
 
     kind: GrammarKind
@@ -39,31 +39,36 @@ class OutputConstraint(Struct, frozen=True):
     param: str
 
 
-def schema_constraint(schema: Mapping[str, Any], param: str) -> OutputConstraint:
+def schema_constraint(schema: Mapping[str, Any], param: str) -> CheckedConstraint:
     """Returns the constraint of a JSON Schema, in the form that is enforced: with closed objects."""
-    return OutputConstraint("schema", json.dumps(close_objects(schema)), param)
+    return CheckedConstraint("schema", json.dumps(close_objects(schema)), param)
 
 
 def list_constraints(
-    tools: RequestTools, prompt_input: PromptInput, form: Sequence[OutputConstraint] = (), *, schema_param: str = ""
-) -> tuple[OutputConstraint, ...]:
-    """Returns what the output must match: grammars of custom tools, schemas of strict functions, the text's `form`.
+    tools: RequestTools,
+    prompt_input: PromptInput,
+    text_constraints: Sequence[CheckedConstraint] = (),
+    *,
+    schema_param: str = "",
+) -> tuple[CheckedConstraint, ...]:
+    """Returns what the output must match: grammars of custom tools, schemas of strict functions, `text_constraints`.
 
     The schemas of other functions count if the turn needs a grammar, whose part they are. `schema_param` is the path of
-    the schema that the text must match, if that is not part of `form`.
+    the schema that the text must match, if that is not part of `text_constraints`.
     """
-    all_schemas, result = bool(tools.served) and prompt_input.needs_grammar, list[OutputConstraint]()
+    all_schemas, result = bool(tools.served) and prompt_input.needs_grammar, list[CheckedConstraint]()
     for served_tool, path in zip(tools.served, tools.paths, strict=True):
         leaves = served_tool.tools if isinstance(served_tool, NamespaceTool) else (served_tool,)
         for index, tool in enumerate(leaves):
             tool_path = f"{path}.tools[{index}]" if isinstance(served_tool, NamespaceTool) else path
             result += _tool_constraint(tool, tool_path, tools.schema_key, all_schemas=all_schemas)
-    if schema_param and prompt_input.answer_form is not None and prompt_input.answer_form.schema is not None:
-        result.append(schema_constraint(prompt_input.answer_form.schema, schema_param))
-    return (*result, *form)
+    constraint = prompt_input.output_constraint
+    if schema_param and constraint is not None and constraint.schema is not None:
+        result.append(schema_constraint(constraint.schema, schema_param))
+    return (*result, *text_constraints)
 
 
-def name_grammar_field(constraints: Sequence[OutputConstraint]) -> str | None:
+def name_grammar_field(constraints: Sequence[CheckedConstraint]) -> str | None:
     """Returns the field that needs the grammar of a turn: of one constraint the whole path, of several their start."""
     paths = {constraint.param for constraint in constraints}
     roots = {re.split(r"[.\[]", path)[0] for path in paths}
@@ -72,7 +77,7 @@ def name_grammar_field(constraints: Sequence[OutputConstraint]) -> str | None:
 
 def _tool_constraint(
     tool: FunctionTool | CustomTool, path: str, schema_key: str, *, all_schemas: bool
-) -> list[OutputConstraint]:
+) -> list[CheckedConstraint]:
     if isinstance(tool, FunctionTool):
         if not (tool.strict or all_schemas):
             return []
@@ -81,13 +86,13 @@ def _tool_constraint(
     if not isinstance(tool_format, GrammarFormat):
         return []
     return [
-        OutputConstraint(
+        CheckedConstraint(
             "regex" if tool_format.syntax == "regex" else "lark", tool_format.definition, f"{path}.format.definition"
         )
     ]
 
 
-async def check_constraint(constraint: OutputConstraint) -> None:
+async def check_constraint(constraint: CheckedConstraint) -> None:
     """Raises `ApiError`: 400 for a constraint that cannot be met, 500 if the server cannot check it."""
     try:
         fault = await GRAMMAR_CHECKER.find_fault(constraint.kind, constraint.source)

@@ -10,32 +10,32 @@ from antiphon.app.base.errors import invalid_value
 from antiphon.app.requests import constraints
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.completions.body import TextCompletionBody
-from antiphon.app.requests.constraints import OutputConstraint
+from antiphon.app.requests.constraints import CheckedConstraint
 from antiphon.app.requests.fields.common import JsonObjectFormat
 from antiphon.app.requests.fields.vllm import JsonSchemaFormat, StructuredOutputs
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 
 KINDS = StructuredOutputs.__struct_fields__
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Older names of the keys of `structured_outputs`."""
 
 
-class RequiredStructure(Struct, frozen=True):
-    """The form of the text, and the constraints to be checked before the engine gets the job."""
+class RequestConstraint(Struct, frozen=True):
+    """The constraint of a request on the text, and what is checked of it before the engine gets the job."""
 
-    form: TextConstraint | None = None
+    output_constraint: OutputConstraint | None = None
     param: str = ""
-    """Path of the field that requires the form."""
-    constraints: tuple[OutputConstraint, ...] = ()
+    """Path of the field that has the constraint."""
+    constraints: tuple[CheckedConstraint, ...] = ()
     is_json: bool = False
     """True if the text must be JSON, which no stop string may cut."""
 
 
-def read_structure(body: ChatBody | TextCompletionBody) -> RequiredStructure:
-    """Returns the form of the text. Raises `ApiError` 400 if two fields require one."""
+def read_constraint(body: ChatBody | TextCompletionBody) -> RequestConstraint:
+    """Returns the constraint of the text. Raises `ApiError` 400 if two fields have one."""
     forms = [(path, kind, value) for path, kind, value in _list_forms(body) if value is not None and value is not False]
     if not forms:
-        return RequiredStructure()
+        return RequestConstraint()
     if len(forms) > 1:
         names = " and ".join(f"'{path}'" for path, _, _ in forms[:2])
         raise invalid_value(forms[1][0], f"Only one form of the text can be required, but {names} are set.")
@@ -43,17 +43,17 @@ def read_structure(body: ChatBody | TextCompletionBody) -> RequiredStructure:
     match kind:
         case "json" | "json_object":
             schema = {"type": "object"} if kind == "json_object" else _read_schema(value, path)
-            return RequiredStructure(
-                TextConstraint(schema=schema), path, (constraints.schema_constraint(schema, path),), is_json=True
+            return RequestConstraint(
+                OutputConstraint(schema=schema), path, (constraints.schema_constraint(schema, path),), is_json=True
             )
         case "regex":
-            return RequiredStructure(TextConstraint(regex=value), path, (OutputConstraint("regex", value, path),))
+            return RequestConstraint(OutputConstraint(regex=value), path, (CheckedConstraint("regex", value, path),))
         case "choice":
             if not value:
                 raise invalid_value(path, f"Invalid '{path}': it must have at least one entry.")
-            return RequiredStructure(TextConstraint(choice=tuple(value)), path)
+            return RequestConstraint(OutputConstraint(choice=tuple(value)), path)
         case _:
-            return RequiredStructure(TextConstraint(lark=value), path, (OutputConstraint("lark", value, path),))
+            return RequestConstraint(OutputConstraint(lark=value), path, (CheckedConstraint("lark", value, path),))
 
 
 def _list_forms(body: ChatBody | TextCompletionBody) -> list[tuple[str, str, Any]]:

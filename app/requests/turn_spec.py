@@ -9,12 +9,12 @@ from msgspec import Struct, structs
 
 from antiphon.app.base.reply_form import ChatForm, ReplyForm
 from antiphon.app.model_registry import ServedModel
-from antiphon.app.requests.constraints import OutputConstraint
+from antiphon.app.requests.constraints import CheckedConstraint
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.passthrough import RawPrompt
 
 Form = TypeVar("Form", bound=ReplyForm)
@@ -26,7 +26,7 @@ class CompletionTurn(Struct, frozen=True, kw_only=True):
     prompt: RawPrompt
     keep_special_tokens: bool = False
     """True if control tokens in the output are part of its text."""
-    form: TextConstraint | None = None
+    output_constraint: OutputConstraint | None = None
     """Form that the output must have."""
 
 
@@ -69,7 +69,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Number of turns that share the prompt."""
     stored_chat: StoredChat | None = None
     """The chat completion as which the turns are stored; None: each is stored as a response, if at all."""
-    constraints: tuple[OutputConstraint, ...] = ()
+    constraints: tuple[CheckedConstraint, ...] = ()
     """Schemas and grammars that the output must match, to be checked before the engine gets the job."""
     encrypt_reasoning: bool = False
     """True if reasoning items also have `encrypted_content`, for the client to keep."""

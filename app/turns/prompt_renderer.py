@@ -101,7 +101,7 @@ class PromptRenderer:
             now=now,
             rendered_tokens=prompt.tokens,
             prompt=prompt,
-            grammar=None if turn.form is None else passthrough.build_grammar(turn.form),
+            grammar=None if turn.output_constraint is None else passthrough.build_grammar(turn.output_constraint),
         )
 
     def _truncate(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:

@@ -25,7 +25,7 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.harmony import grammar
-from antiphon.harmony.format import THINKING_SWITCHES, PromptInput, VocabularyCodec, answer_requirements
+from antiphon.harmony.format import THINKING_SWITCHES, PromptInput, VocabularyCodec, answer_constraints
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
 from antiphon.harmony.passthrough import Passthrough
 from antiphon.harmony.prompt.messages import content_text, is_instruction, reasoning_text, system_text
@@ -141,9 +141,9 @@ class GptOssFormat(VocabularyCodec):
         rules.add_rule(
             "aside", *(f'{channel} "{name}" {message} {text} {end} {start} "assistant"' for name in _ASIDE_CHANNELS)
         )
-        requirements = answer_requirements(prompt_input)
-        final = text if requirements.text_form is None else rules.answer_text(requirements.text_form)
-        endings = [] if requirements.call_required else [f'{channel} "final" {message} {final} {return_}?']
+        constraints = answer_constraints(prompt_input)
+        final = text if constraints.output_constraint is None else rules.answer_text(constraints.output_constraint)
+        endings = [] if constraints.call_required else [f'{channel} "final" {message} {final} {return_}?']
         for tool in prompt_input.callable_tools:
             recipient = f'" to=functions.{tool.model_name}"'
             kind, body = _call_body(tool, rules, constrain)

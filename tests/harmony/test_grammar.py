@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.format import ModelFormat
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.template_format import TemplateFormat
@@ -200,11 +200,11 @@ CONSTRAINTS: list[tuple[dict[str, Any], dict[str, bool]]] = [
     ({"allowed_tools": frozenset({"now"})}, {"text only": True, "one call": False}),
     ({"tool_choice": "none"}, {"text only": True, "one call": False}),
     (
-        {"answer_form": TextConstraint(schema=EMPTY_OBJECT_SCHEMA)},
+        {"output_constraint": OutputConstraint(schema=EMPTY_OBJECT_SCHEMA)},
         {"text only": False, "one call": True, "text then call": False},
     ),
     (
-        {"answer_form": TextConstraint(schema=EMPTY_OBJECT_SCHEMA), "tool_choice": "none"},
+        {"output_constraint": OutputConstraint(schema=EMPTY_OBJECT_SCHEMA), "tool_choice": "none"},
         {"text only": False, "one call": False},
     ),
 ]
@@ -223,7 +223,7 @@ def test_grammar_enforces_tool_choice_and_answer_schema(
             parser_helpers.load_token_format(name), load_llg_tokenizer(name), case["text"], prompt_input
         )
         assert accepted == expected[case["name"]], case["name"]
-    if "answer_form" in constraints:
+    if "output_constraint" in constraints:
         for text, accepted in (("{}", True), ("\n{ }", True), ('{"a": 1}', False), ("{} and more", False), ("", False)):
             assert (
                 grammar_accepts(parser_helpers.load_token_format(name), load_llg_tokenizer(name), text, prompt_input)
@@ -243,7 +243,7 @@ def test_gpt_oss_grammar_enforces_tool_choice_and_answer_schema() -> None:
         model_format, tokenizer, call_case["text"], required
     )
     answer = parser_helpers.build_prompt_input(
-        answer_form=TextConstraint(schema=EMPTY_OBJECT_SCHEMA), tool_choice="none"
+        output_constraint=OutputConstraint(schema=EMPTY_OBJECT_SCHEMA), tool_choice="none"
     )
     assert grammar_accepts(model_format, tokenizer, f"{final}{{}}<|return|>", answer)
     assert not grammar_accepts(model_format, tokenizer, f"{final}Hello.<|return|>", answer)
@@ -254,14 +254,14 @@ def test_gpt_oss_grammar_enforces_tool_choice_and_answer_schema() -> None:
     assert not grammar_accepts(model_format, tokenizer, call_case["text"], other_tool)
 
 
-FORMS = [
-    (TextConstraint(choice=("yes", "no")), ("yes", "no"), ("maybe", " yes", "yes.", "")),
-    (TextConstraint(regex="[0-9]{2}/[0-9]"), ("12/7",), ("1/7", "12/77")),
-    (TextConstraint(lark='start: "a" "b"+'), ("ab", "abbb"), ("a", "ba")),
+OUTPUT_CONSTRAINTS = [
+    (OutputConstraint(choice=("yes", "no")), ("yes", "no"), ("maybe", " yes", "yes.", "")),
+    (OutputConstraint(regex="[0-9]{2}/[0-9]"), ("12/7",), ("1/7", "12/77")),
+    (OutputConstraint(lark='start: "a" "b"+'), ("ab", "abbb"), ("a", "ba")),
 ]
 
 
-@pytest.mark.parametrize(("form", "accepted", "refused"), FORMS, ids=["choice", "regex", "lark"])
+@pytest.mark.parametrize(("constraint", "accepted", "refused"), OUTPUT_CONSTRAINTS, ids=["choice", "regex", "lark"])
 @pytest.mark.parametrize(
     ("name", "frame"),
     [
@@ -272,9 +272,9 @@ FORMS = [
     ],
 )
 def test_text_has_the_required_form(
-    name: str, frame: str, form: TextConstraint, accepted: tuple[str, ...], refused: tuple[str, ...]
+    name: str, frame: str, constraint: OutputConstraint, accepted: tuple[str, ...], refused: tuple[str, ...]
 ) -> None:
-    prompt_input = parser_helpers.build_prompt_input(answer_form=form, tool_choice="none")
+    prompt_input = parser_helpers.build_prompt_input(output_constraint=constraint, tool_choice="none")
     for text in (*accepted, *refused):
         is_accepted = grammar_accepts(
             parser_helpers.load_token_format(name), load_llg_tokenizer(name), frame.replace("{}", text), prompt_input
@@ -286,7 +286,7 @@ def test_grammar_leaves_reasoning_before_the_answer_free() -> None:
     model_format, tokenizer, prompt_input = (
         parser_helpers.load_token_format("hermes"),
         load_llg_tokenizer("hermes"),
-        parser_helpers.build_prompt_input(answer_form=TextConstraint(schema=EMPTY_OBJECT_SCHEMA)),
+        parser_helpers.build_prompt_input(output_constraint=OutputConstraint(schema=EMPTY_OBJECT_SCHEMA)),
     )
     for text, thinking in (("<think>\nAny {words}.\n</think>\n\n{}", False), ("Any {words}.\n</think>\n\n{}", True)):
         assert grammar_accepts(model_format, tokenizer, text, prompt_input, thinking=thinking)
@@ -366,7 +366,7 @@ def test_grammar_limits_json_whitespace_to_one_line_or_indented(text: str, expec
     model_format, tokenizer, prompt_input = (
         parser_helpers.load_token_format("plain"),
         load_llg_tokenizer("plain"),
-        parser_helpers.build_prompt_input(answer_form=TextConstraint(schema=LIST_SCHEMA)),
+        parser_helpers.build_prompt_input(output_constraint=OutputConstraint(schema=LIST_SCHEMA)),
     )
     assert grammar_accepts(model_format, tokenizer, text, prompt_input) is expected
 

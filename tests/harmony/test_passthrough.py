@@ -5,7 +5,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from antiphon.harmony.detect import bytes_format
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.passthrough import INFILL_LAYOUTS, Passthrough, RawPrompt
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary, TokenizerVocabulary
@@ -138,13 +138,17 @@ def test_output_is_the_same_for_every_chunking(size: int, keep: bool) -> None:
 @pytest.mark.parametrize(
     ("constraint", "accepted", "refused"),
     [
-        (TextConstraint(choice=("yes", "no")), "yes", "maybe"),
-        (TextConstraint(regex="[0-9]+/[0-9]+"), "12/7", "12"),
-        (TextConstraint(lark='start: "a" "b"+'), "abb", "a"),
-        (TextConstraint(schema={"type": "object", "properties": {"a": {"type": "integer"}}}), '{"a": 1}', '{"a": "x"}'),
+        (OutputConstraint(choice=("yes", "no")), "yes", "maybe"),
+        (OutputConstraint(regex="[0-9]+/[0-9]+"), "12/7", "12"),
+        (OutputConstraint(lark='start: "a" "b"+'), "abb", "a"),
+        (
+            OutputConstraint(schema={"type": "object", "properties": {"a": {"type": "integer"}}}),
+            '{"a": 1}',
+            '{"a": "x"}',
+        ),
     ],
 )
-def test_required_form_is_a_grammar(constraint: TextConstraint, accepted: str, refused: str) -> None:
+def test_required_form_is_a_grammar(constraint: OutputConstraint, accepted: str, refused: str) -> None:
     model_format = bytes_format("plain")
     grammar = model_format.passthrough.build_grammar(constraint)
     tokenizer = LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, 300)))

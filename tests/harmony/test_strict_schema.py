@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.events.inputs import FunctionTool
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.strict_schema import MAX_STEPS, close_objects
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
@@ -26,7 +26,7 @@ def accepts(schema: dict[str, Any], value: object) -> bool:
         parser_helpers.load_token_format("plain"),
         load_llg_tokenizer("plain"),
         json.dumps(value),
-        parser_helpers.build_prompt_input(answer_form=TextConstraint(schema=schema)),
+        parser_helpers.build_prompt_input(output_constraint=OutputConstraint(schema=schema)),
     )
 
 

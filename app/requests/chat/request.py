@@ -20,7 +20,7 @@ from antiphon.app.requests.fields import NOT_SUPPORTED, decode_body, refuse_unsu
 from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
 from antiphon.app.requests.fields.vllm import UsageOptions
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.requests.structure import read_structure
+from antiphon.app.requests.structure import read_constraint
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, StoredChat, TurnSpec
@@ -54,7 +54,7 @@ def read_chat_request(
     media.check_media(body.messages, "messages", refused=settings.unsupported_media == "refuse")
     top_logprobs, effort = _top_logprobs(body), read_effort(body)
     template, form = read_template_options(body, items, settings), _read_form(body, items, offered, settings)
-    tool_choice, structure = read_tool_choice(offered.choice, offered.tools), read_structure(body)
+    tool_choice, constraint = read_tool_choice(offered.choice, offered.tools), read_constraint(body)
     _refuse_unsupported(body)
     prompt_input = PromptInput(
         items=items,
@@ -62,7 +62,7 @@ def read_chat_request(
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         effort=effort,
-        answer_form=structure.form,
+        output_constraint=constraint.output_constraint,
         single_call=offered.single_call,
         unknown_tools=settings.unknown_tools,
         template=template,
@@ -74,7 +74,7 @@ def read_chat_request(
         base_response=_base_response(body, sampling, offered.tools, effort),
         prompt_input=prompt_input,
         prompt_param="messages",
-        constraints=list_constraints(offered.tools, prompt_input, structure.constraints),
+        constraints=list_constraints(offered.tools, prompt_input, constraint.constraints),
         sampling=sampling,
         stop_strings=body.stop_strings,
         max_tool_calls=1 if offered.single_call else None,
@@ -86,7 +86,7 @@ def read_chat_request(
         cache_salt=body.cache_salt or "",
         priority=shared.read_priority(body),
     )
-    return accept_spec(model, spec, form, form_param=structure.param)
+    return accept_spec(model, spec, form, constraint_param=constraint.param)
 
 
 def _read_sampling(body: ChatBody, info: EngineInfo, settings: Settings, top_logprobs: int | None) -> Sampling:

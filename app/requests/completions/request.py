@@ -14,7 +14,7 @@ from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.common import MAX_CHOICES
 from antiphon.app.requests.fields.vllm import UsageOptions
-from antiphon.app.requests.structure import read_structure
+from antiphon.app.requests.structure import read_constraint
 from antiphon.app.requests.turn_spec import CompletionTurn, TokenDetailRequest, TurnSpec
 from antiphon.engine.protocol import Sampling
 from antiphon.harmony.format import PromptInput
@@ -45,16 +45,16 @@ def read_completion_request(sent: Mapping[str, Any], models: ModelRegistry) -> C
     _check_choices(body, form, len(sources))
     shared.check_prompt_logprobs(body)
     sampling = _read_sampling(body, model, form, infill=suffix is not None)
-    structure = read_structure(body)
+    constraint = read_constraint(body)
     refuse_unsupported(body)
     spec = TurnSpec(
         base_response=shared.base_response(body, sampling, max_output_tokens=sampling.max_tokens, store=False),
         prompt_input=PromptInput(),
         prompt_param="prompt",
         sampling=sampling,
-        stop_strings=() if structure.is_json else body.stop_strings,
+        stop_strings=() if constraint.is_json else body.stop_strings,
         n=form.best_of,
-        constraints=structure.constraints,
+        constraints=constraint.constraints,
         prefill_only=form.prompt_only,
         details=_read_details(body, form),
         cache_salt=body.cache_salt or "",
@@ -72,10 +72,10 @@ def read_completion_request(sent: Mapping[str, Any], models: ModelRegistry) -> C
         text_completion = CompletionTurn(
             prompt=structs.replace(template, source=source),
             keep_special_tokens=body.skip_special_tokens is False,
-            form=structure.form,
+            output_constraint=constraint.output_constraint,
         )
         specs.append(structs.replace(spec, text_completion=text_completion))
-        check_capabilities(specs[-1], model.engine.info.capabilities, form_param=structure.param)
+        check_capabilities(specs[-1], model.engine.info.capabilities, constraint_param=constraint.param)
     return CompletionRequest(model=model, specs=tuple(specs), form=form)
 
 

@@ -26,7 +26,7 @@ from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.events.response import ReasoningConfig
 from antiphon.harmony.format import PromptInput, TemplateOptions
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 
 SERVER_TOOL_PREFIXES = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 CLIENT_TOOL_PREFIXES = ("bash_", "text_editor_", "computer_", "memory_")
@@ -82,7 +82,7 @@ def read_messages_request(
     )
     is_hidden = body.thinking is not None and body.thinking.display == "omitted"
     form = MessagesForm(stream=bool(body.stream), show_thinking=not is_hidden)
-    return accept_spec(model, spec, form, form_param="output_config.format")
+    return accept_spec(model, spec, form, constraint_param="output_config.format")
 
 
 def _prompt_input(
@@ -96,7 +96,7 @@ def _prompt_input(
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         single_call=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True,
-        answer_form=_answer_form(body),
+        output_constraint=_output_constraint(body),
         effort=_read_effort(body),
         unknown_tools=settings.unknown_tools,
         template=TemplateOptions(continue_final_message=_is_begun(body)),
@@ -141,9 +141,9 @@ def _output_format(body: MessagesBody) -> tuple[JsonFormat | None, str]:
     return body.output_format, "output_format"
 
 
-def _answer_form(body: MessagesBody) -> TextConstraint | None:
+def _output_constraint(body: MessagesBody) -> OutputConstraint | None:
     output_format = _output_format(body)[0]
-    return None if output_format is None else TextConstraint(schema=output_format.schema or {"type": "object"})
+    return None if output_format is None else OutputConstraint(schema=output_format.schema or {"type": "object"})
 
 
 def _read_tools(sent: Sequence[Mapping[str, Any]]) -> RequestTools:

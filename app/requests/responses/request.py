@@ -24,7 +24,7 @@ from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import InputMessage
 from antiphon.events.response import ConversationRef, ReasoningConfig, Response
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDE_ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -72,7 +72,7 @@ def read_responses_request(
         encrypt_reasoning=INCLUDE_ENCRYPTED_REASONING in (body.include or ()),
         compact=conversation.compact,
     )
-    check_capabilities(spec, model.engine.info.capabilities, form_param="text.format")
+    check_capabilities(spec, model.engine.info.capabilities, constraint_param="text.format")
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
     form = ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
     return ParsedRequest(model, spec, form, conversation.earlier_items)
@@ -94,7 +94,7 @@ def _prompt_input(
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         single_call=body.parallel_tool_calls is False,
-        answer_form=_answer_form(body),
+        output_constraint=_output_constraint(body),
         effort=effort,
         unknown_tools=settings.unknown_tools,
     )
@@ -110,12 +110,12 @@ def _check_combinations(body: ResponsesBody) -> None:
         raise invalid_value("background", "Background responses are read from the store. Set 'store' to true.")
 
 
-def _answer_form(body: ResponsesBody) -> TextConstraint | None:
+def _output_constraint(body: ResponsesBody) -> OutputConstraint | None:
     """Returns the JSON Schema that `text.format` requires of the text; None if any text is allowed."""
     text_format = body.text.format if body.text else None
     if text_format is None or isinstance(text_format, PlainTextFormat):
         return None
-    return TextConstraint(schema=text_format.schema or {"type": "object"})
+    return OutputConstraint(schema=text_format.schema or {"type": "object"})
 
 
 def _read_sampling(body: ResponsesBody, model: ServedModel, settings: Settings, *, compact: bool) -> Sampling:

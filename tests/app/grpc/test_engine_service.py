@@ -164,8 +164,8 @@ def test_parameters_reach_the_job(server: RunningServer, jobs: list[Job]) -> Non
 def test_constraint_becomes_the_form_of_the_text(constraint: Json, kind: str) -> None:
     registry = make_registry()
     spec = read_completion_request(read_body(registry.served[0], **constraint), registry).specs[0]
-    form = spec.text_completion.form if spec.text_completion else None
-    assert form is not None and getattr(form, kind) is not None
+    found = spec.text_completion.output_constraint if spec.text_completion else None
+    assert found is not None and getattr(found, kind) is not None
 
 
 def read_body(model: ServedModel, **params: Any) -> Json:

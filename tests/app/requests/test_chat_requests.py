@@ -19,7 +19,7 @@ from antiphon.events.inputs import (
     RefusalInput,
 )
 from antiphon.events.items import ReasoningText
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 from tests.app.requests.request_builders import read_chat, read_chat_spec, summarize_error
 
 FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -212,10 +212,10 @@ def test_chat_only_fields_are_read() -> None:
 def test_json_object_with_a_schema_is_the_same_as_json_schema() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     spec = read_chat_spec(response_format={"type": "json_object", "schema": schema})
-    assert spec.prompt_input.answer_form == TextConstraint(schema=schema)
+    assert spec.prompt_input.output_constraint == OutputConstraint(schema=schema)
     assert [constraint.param for constraint in spec.constraints] == ["response_format.schema"]
-    form = read_chat_spec(response_format={"type": "json_object"}).prompt_input.answer_form
-    assert form == TextConstraint(schema={"type": "object"})
+    constraint = read_chat_spec(response_format={"type": "json_object"}).prompt_input.output_constraint
+    assert constraint == OutputConstraint(schema={"type": "object"})
 
 
 def test_name_of_a_participant_precedes_its_text() -> None:

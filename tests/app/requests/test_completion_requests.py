@@ -176,7 +176,7 @@ def test_no_output_is_a_prefill() -> None:
 def test_required_form_of_the_text(fields: dict[str, Any], form: dict[str, Any] | None, is_json: bool) -> None:
     [spec], _ = read_completion(stop="x", **fields)
     assert spec.text_completion is not None
-    found = spec.text_completion.form
+    found = spec.text_completion.output_constraint
     set_fields = found and {
         name: getattr(found, name) for name in ("schema", "regex", "choice", "lark") if getattr(found, name) is not None
     }

@@ -121,14 +121,14 @@ NULL_KEYS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", NULL_KEYS)
 def test_unknown_key_with_null_counts_as_left_out(fields: dict[str, Any]) -> None:
     """The schema of the text keeps its null."""
-    form = read_responses_spec(**fields).prompt_input.answer_form
-    schema = None if form is None else form.schema
+    constraint = read_responses_spec(**fields).prompt_input.output_constraint
+    schema = None if constraint is None else constraint.schema
     assert schema == (CONST_NULL if "json_schema" in str(fields) else None)
 
 
 def test_null_stays_in_a_schema_beside_an_unknown_key() -> None:
-    form = read_chat_spec(guided_json={"const": None}, x=None).prompt_input.answer_form
-    assert form is not None and form.schema == {"const": None}
+    constraint = read_chat_spec(guided_json={"const": None}, x=None).prompt_input.output_constraint
+    assert constraint is not None and constraint.schema == {"const": None}
 
 
 def list_choices(annotation: Any) -> list[str]:

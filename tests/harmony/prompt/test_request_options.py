@@ -7,7 +7,7 @@ import pytest
 from antiphon.events.inputs import InputFunctionCall, InputFunctionOutput, InputMessage
 from antiphon.harmony.detect import DIALECTS, bytes_format
 from antiphon.harmony.format import PromptInput, TemplateOptions
-from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
 from antiphon.harmony.template_format import TemplateFormat
@@ -168,11 +168,11 @@ def test_continued_text_is_read_the_same_in_every_dialect(dialect: str) -> None:
 
 def test_grammar_of_a_continued_text_has_no_reasoning() -> None:
     model_format = bytes_format("hermes")
-    form = TextConstraint(regex="a+")
+    constraint = OutputConstraint(regex="a+")
     continued = PromptInput(
-        items=(USER, BEGUN), template=TemplateOptions(continue_final_message=True), answer_form=form
+        items=(USER, BEGUN), template=TemplateOptions(continue_final_message=True), output_constraint=constraint
     )
-    fresh = PromptInput(items=(USER,), answer_form=form)
+    fresh = PromptInput(items=(USER,), output_constraint=constraint)
     grammars = [
         model_format.build_grammar(model_format.render_prompt(each, now=parser_helpers.NOW), each) or ""
         for each in (continued, fresh)
