@@ -129,33 +129,12 @@ class LocalShellCallOutput(Item, frozen=True, kw_only=True, tag="local_shell_cal
     status: Any = UNSET
 
 
-class ShellCall(Item, frozen=True, kw_only=True, tag="shell_call"):
-    """Commands for a shell."""
-
-    action: Any
-    call_id: str
-    environment: Any = UNSET
-    status: str
-    caller: Any = UNSET
-    created_by: Any = UNSET
-
-
 class ShellCallOutput(Item, frozen=True, kw_only=True, tag="shell_call_output"):
     """The output of shell commands."""
 
     call_id: str
     max_output_length: Any = UNSET
     output: Any
-    status: str
-    caller: Any = UNSET
-    created_by: Any = UNSET
-
-
-class ApplyPatchCall(Item, frozen=True, kw_only=True, tag="apply_patch_call"):
-    """A patch of a file."""
-
-    call_id: str
-    operation: Any
     status: str
     caller: Any = UNSET
     created_by: Any = UNSET
@@ -221,9 +200,7 @@ HostedItem = (
     | CodeInterpreterCall
     | LocalShellCall
     | LocalShellCallOutput
-    | ShellCall
     | ShellCallOutput
-    | ApplyPatchCall
     | ApplyPatchCallOutput
     | McpCall
     | McpListTools

@@ -80,31 +80,6 @@ class FileSearchCallSearchingEvent(ItemEvent, frozen=True, kw_only=True, tag="re
     """A file search call is searching."""
 
 
-class ShellCallCommandAddedEvent(Event, frozen=True, kw_only=True, tag="response.shell_call_command.added"):
-    """The start of a shell call's command."""
-
-    command: str
-    command_index: int
-    output_index: int
-
-
-class ShellCallCommandDeltaEvent(Event, frozen=True, kw_only=True, tag="response.shell_call_command.delta"):
-    """A delta of a shell call's command."""
-
-    command_index: int
-    delta: str
-    output_index: int
-    obfuscation: Any = UNSET
-
-
-class ShellCallCommandDoneEvent(Event, frozen=True, kw_only=True, tag="response.shell_call_command.done"):
-    """The complete command of a shell call."""
-
-    command: str
-    command_index: int
-    output_index: int
-
-
 class ShellCallOutputContentDeltaEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.shell_call_output_content.delta"
 ):
@@ -216,9 +191,6 @@ HostedEvent = (
     | FileSearchCallCompletedEvent
     | FileSearchCallInProgressEvent
     | FileSearchCallSearchingEvent
-    | ShellCallCommandAddedEvent
-    | ShellCallCommandDeltaEvent
-    | ShellCallCommandDoneEvent
     | ShellCallOutputContentDeltaEvent
     | ShellCallOutputContentDoneEvent
     | WebSearchCallCompletedEvent

@@ -4,10 +4,11 @@ Optional keys accept null, since SDKs resend objects with every key present; unk
 same reason. `app.requests` decides the `type` of an object without one (`{"role", "content"}`, `{"id"}`).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from antiphon.events.builtin_calls import PatchOperation, ShellAction, ShellOutput
 from antiphon.events.items import Part, Phase, ReasoningText, SummaryText
 
 Role = Literal["assistant", "system", "developer", "user"]
@@ -87,40 +88,90 @@ class InputReasoning(InputItem, frozen=True, kw_only=True, tag="reasoning"):
     status: str | None = None
 
 
-class InputFunctionCall(InputItem, frozen=True, kw_only=True, tag="function_call"):
+class InputCall(InputItem, frozen=True, kw_only=True):
+    """An earlier call of a tool."""
+
+    label: ClassVar[str]
+    """Name of the kind of call in error messages."""
+    call_id: str
+
+
+class InputOutput(InputItem, frozen=True, kw_only=True):
+    """The output of a call."""
+
+    label: ClassVar[str]
+    """Name of the kind of call in error messages."""
+    call_id: str
+
+
+class InputFunctionCall(InputCall, frozen=True, kw_only=True, tag="function_call"):
     """An earlier call of a function tool."""
 
-    call_id: str
+    label = "function call"
     name: str
     arguments: str
     namespace: str | None = None
     status: str | None = None
 
 
-class InputFunctionOutput(InputItem, frozen=True, kw_only=True, tag="function_call_output"):
+class InputFunctionOutput(InputOutput, frozen=True, kw_only=True, tag="function_call_output"):
     """The output of a function call."""
 
-    call_id: str
+    label = "function call"
     output: str | tuple[ToolOutputPart, ...]
     status: str | None = None
 
 
-class InputCustomCall(InputItem, frozen=True, kw_only=True, tag="custom_tool_call"):
+class InputCustomCall(InputCall, frozen=True, kw_only=True, tag="custom_tool_call"):
     """An earlier call of a custom tool."""
 
-    call_id: str
+    label = "custom tool call"
     name: str
     input: str
     namespace: str | None = None
     status: str | None = None
 
 
-class InputCustomOutput(InputItem, frozen=True, kw_only=True, tag="custom_tool_call_output"):
+class InputCustomOutput(InputOutput, frozen=True, kw_only=True, tag="custom_tool_call_output"):
     """The output of a custom tool call."""
 
-    call_id: str
+    label = "custom tool call"
     output: str | tuple[ToolOutputPart, ...]
     status: str | None = None
+
+
+class InputShellCall(InputCall, frozen=True, kw_only=True, tag="shell_call"):
+    """An earlier call of the built-in tool `shell`."""
+
+    label = "shell call"
+    action: ShellAction
+    environment: Any = None
+    status: str | None = None
+
+
+class InputShellOutput(InputOutput, frozen=True, kw_only=True, tag="shell_call_output"):
+    """The outputs of a shell call: one for each command that was run."""
+
+    label = "shell call"
+    output: tuple[ShellOutput, ...]
+    max_output_length: int | None = None
+    status: str | None = None
+
+
+class InputPatchCall(InputCall, frozen=True, kw_only=True, tag="apply_patch_call"):
+    """An earlier call of the built-in tool `apply_patch`: the change of one file."""
+
+    label = "apply patch call"
+    operation: PatchOperation
+    status: str | None = None
+
+
+class InputPatchOutput(InputOutput, frozen=True, kw_only=True, tag="apply_patch_call_output"):
+    """The outcome of a patch."""
+
+    label = "apply patch call"
+    status: Literal["completed", "failed"]
+    output: str | None = None
 
 
 class ItemReference(InputItem, frozen=True, kw_only=True, tag="item_reference"):
@@ -157,6 +208,10 @@ AnyInput = (
     | InputFunctionOutput
     | InputCustomCall
     | InputCustomOutput
+    | InputShellCall
+    | InputShellOutput
+    | InputPatchCall
+    | InputPatchOutput
     | ItemReference
     | AdditionalToolsInput
     | CompactionInput
@@ -164,10 +219,9 @@ AnyInput = (
 )
 
 HOSTED_ITEM_TYPES = frozenset(
-    """apply_patch_call apply_patch_call_output code_interpreter_call computer_call computer_call_output
-    configuration_update file_search_call image_generation_call local_shell_call local_shell_call_output
-    mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program program_output shell_call
-    shell_call_output tool_search_call tool_search_output web_search_call agent_message
+    """code_interpreter_call computer_call computer_call_output configuration_update file_search_call
+    image_generation_call local_shell_call local_shell_call_output mcp_approval_request mcp_approval_response mcp_call
+    mcp_list_tools program program_output tool_search_call tool_search_output web_search_call agent_message
     context_compaction""".split()
 )
 """Wire types that become a `HostedInput`."""
@@ -213,9 +267,36 @@ class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):
     tools: tuple[FunctionTool | CustomTool, ...]
 
 
+class ShellSkill(Struct, frozen=True, kw_only=True):
+    """A folder with instructions on the client's machine."""
+
+    name: str
+    description: str
+    path: str
+
+
+class ShellEnvironment(Struct, frozen=True, kw_only=True, tag_field="type", tag="local"):
+    """The environment of the client's shell."""
+
+    skills: tuple[ShellSkill, ...] | None = None
+
+
+class ShellTool(Tool, frozen=True, kw_only=True, tag="shell"):
+    """A shell that the client runs."""
+
+    environment: ShellEnvironment | None = None
+
+
+class PatchTool(Tool, frozen=True, kw_only=True, tag="apply_patch"):
+    """Changes of files, which the client makes."""
+
+
+BuiltinTool = ShellTool | PatchTool
+
+
 HOSTED_TOOL_TYPES = frozenset(
-    """apply_patch code_interpreter computer computer-preview computer_use computer_use_preview file_search
-    image_generation local_shell mcp programmatic_tool_calling shell tool_search web_search
+    """code_interpreter computer computer-preview computer_use computer_use_preview file_search
+    image_generation local_shell mcp programmatic_tool_calling tool_search web_search
     web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11""".split()
 )
 """Types of tools that a server runs itself. This server runs none: it accepts them, and hides them from the model."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from antiphon.events.builtin_calls import ApplyPatchCall, ShellCall
 from antiphon.events.hosted import HostedItem
 from antiphon.events.items import (
     Compaction,
@@ -26,6 +27,8 @@ OutputItem = (
     | Reasoning
     | FunctionCall
     | CustomToolCall
+    | ShellCall
+    | ApplyPatchCall
     | FunctionCallOutput
     | CustomToolCallOutput
     | Compaction

@@ -196,6 +196,42 @@ class CustomInputDone(ItemEvent, frozen=True, kw_only=True, tag="response.custom
     input: str
 
 
+class ShellCommandAdded(Event, frozen=True, kw_only=True, tag="response.shell_call_command.added"):
+    """The start of a shell call's command at `command_index`. OpenAI's events of commands have no `item_id`."""
+
+    output_index: int
+    command_index: int
+    command: str
+
+
+class ShellCommandDelta(Event, frozen=True, kw_only=True, tag="response.shell_call_command.delta"):
+    """A delta of a shell call's command."""
+
+    output_index: int
+    command_index: int
+    delta: str
+
+
+class ShellCommandDone(Event, frozen=True, kw_only=True, tag="response.shell_call_command.done"):
+    """The whole command of a shell call: its deltas, concatenated."""
+
+    output_index: int
+    command_index: int
+    command: str
+
+
+class PatchDiffDelta(ItemEvent, frozen=True, kw_only=True, tag="response.apply_patch_call_operation_diff.delta"):
+    """A delta of a patch's diff."""
+
+    delta: str
+
+
+class PatchDiffDone(ItemEvent, frozen=True, kw_only=True, tag="response.apply_patch_call_operation_diff.done"):
+    """The whole diff of a patch: its deltas, concatenated."""
+
+    diff: str
+
+
 Terminal = Completed | Incomplete | Failed
 StreamEvent = (
     Created
@@ -224,6 +260,11 @@ StreamEvent = (
     | ArgumentsDone
     | CustomInputDelta
     | CustomInputDone
+    | ShellCommandAdded
+    | ShellCommandDelta
+    | ShellCommandDone
+    | PatchDiffDelta
+    | PatchDiffDone
     | HostedEvent
 )
 

@@ -14,8 +14,6 @@ from antiphon.events import stream as ev
 from antiphon.events.items import (
     Annotation,
     ContainerFileCitation,
-    CustomToolCall,
-    FunctionCall,
     Logprob,
     Message,
     OutputText,
@@ -29,7 +27,6 @@ from antiphon.events.items import (
 )
 from antiphon.events.response import OutputItem
 from antiphon.state.emitter import EventEmitter, ItemPosition
-from antiphon.state.segments import Call
 
 ReasoningOutput = Literal["content", "summary", "both"]
 Seal = Callable[[str], str]
@@ -227,80 +224,3 @@ class MessageDraft(ItemDraft):
 
     def _build_item(self, status: Status, content: tuple[OutputText | Refusal, ...]) -> Message:
         return Message(id=self._position.item_id, status=status, content=content, phase=self.phase or UNSET)
-
-
-class CallDraft(ItemDraft):
-    """Base of both call drafts: passes text on as it arrives; an unfinished call never gets `output_item.done`."""
-
-    _delta: type[ev.ArgumentsDelta] | type[ev.CustomInputDelta]
-
-    def __init__(self, position: ItemPosition, emitter: EventEmitter, call: Call, call_id: str) -> None:
-        super().__init__(position, emitter)
-        self._call, self._call_id = call, call_id
-
-    def open(self) -> None:
-        """Emits the call with its name and call id."""
-        self._emit_item(ev.ItemAdded, self._build_item("in_progress"))
-
-    def grow(self, text: str) -> None:
-        """Emits a delta of the arguments or of the input."""
-        self._text.append(text)
-        (item_id, output_index), number = self._position, self._emitter.next_number
-        self._emitter.add_event(
-            self._delta(sequence_number=number, item_id=item_id, output_index=output_index, delta=text)
-        )
-
-    def freeze(self) -> FunctionCall | CustomToolCall:
-        """Returns the call with the text emitted so far, and emits no done event: half a command must not run."""
-        return self._build_item("incomplete")
-
-    def _build_item(self, status: Status) -> FunctionCall | CustomToolCall:
-        raise NotImplementedError
-
-
-class FunctionCallDraft(CallDraft):
-    """A function call. Its text is JSON."""
-
-    _delta = ev.ArgumentsDelta
-
-    def close(self, status: Status) -> FunctionCall:
-        """Finishes the arguments and the item. A call without arguments gets `{}`, because clients parse them."""
-        if not "".join(self._text).strip():
-            self.grow("{}")
-        item = self._build_item(status)
-        self._emitter.emit_at(self._position, ev.ArgumentsDone, name=item.name, arguments=item.arguments)
-        self._emit_item(ev.ItemDone, item)
-        return item
-
-    def _build_item(self, status: Status) -> FunctionCall:
-        return FunctionCall(
-            id=self._position.item_id,
-            call_id=self._call_id,
-            name=self._call.name,
-            arguments="".join(self._text),
-            status=status,
-            namespace=self._call.namespace or UNSET,
-        )
-
-
-class CustomCallDraft(CallDraft):
-    """A call of a custom tool. Its text is the raw input."""
-
-    _delta = ev.CustomInputDelta
-
-    def close(self, status: Status) -> CustomToolCall:
-        """Finishes the input and the item."""
-        item = self._build_item(status)
-        self._emitter.emit_at(self._position, ev.CustomInputDone, input=item.input)
-        self._emit_item(ev.ItemDone, item)
-        return item
-
-    def _build_item(self, status: Status) -> CustomToolCall:
-        return CustomToolCall(
-            id=self._position.item_id,
-            call_id=self._call_id,
-            name=self._call.name,
-            input="".join(self._text),
-            status=status,
-            namespace=self._call.namespace or UNSET,
-        )

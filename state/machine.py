@@ -29,17 +29,8 @@ from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.items import Status
 from antiphon.events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
-from antiphon.state.drafts import (
-    CallDraft,
-    CustomCallDraft,
-    FunctionCallDraft,
-    ItemDraft,
-    MessageDraft,
-    PartKind,
-    ReasoningDraft,
-    ReasoningOutput,
-    Seal,
-)
+from antiphon.state.call_drafts import CALL_ID_PREFIXES, ShellCallDraft, TextCallDraft, create_call_draft
+from antiphon.state.drafts import ItemDraft, MessageDraft, PartKind, ReasoningDraft, ReasoningOutput, Seal
 from antiphon.state.emitter import EventEmitter, ItemPosition
 from antiphon.state.ids import IdFactory, NewId
 from antiphon.state.segments import (
@@ -52,6 +43,7 @@ from antiphon.state.segments import (
     Refuse,
     Say,
     Segment,
+    Setting,
     Think,
 )
 from antiphon.state.table import BLANK_INPUTS, GUARDS, TABLE, Guard, IllegalInput, Input, State, Verb
@@ -60,7 +52,7 @@ from antiphon.state.whitespace import EMPTY_PIECE, TextPiece, split_whitespace
 CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
 _SEGMENT_INPUTS = {Cite: Input.CITE, Call: Input.CALL, Close: Input.CLOSE, CompleteItem: Input.COMPLETE_ITEM}
-_PLAIN_TEXT_DRAFTS = (ReasoningDraft, CallDraft)
+_PLAIN_TEXT_DRAFTS = (ReasoningDraft, TextCallDraft)
 
 
 class _EndingDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +68,8 @@ class Machine:
 
     `base_response` is the Response with every echoed field set. `clock` returns whole seconds since 1970. `usage` is
     called once, for the terminal event. `seal(text)` returns a reasoning item's `encrypted_content`.
-    `reasoning_output` selects the form in which reasoning is emitted: raw content, summary, or both.
+    `reasoning_output` selects the form in which reasoning is emitted: raw content, summary, or both. `patch_diffs`
+    emits the diff of a patch while it grows.
     """
 
     def __init__(
@@ -88,6 +81,7 @@ class Machine:
         usage: Callable[[], Usage | None] = lambda: None,
         seal: Seal | None = None,
         reasoning_output: ReasoningOutput = "content",
+        patch_diffs: bool = False,
     ) -> None:
         self.state = State.NEW
         self.response = base_response
@@ -96,7 +90,7 @@ class Machine:
         self.trace: deque[tuple[State, Input]] = deque(maxlen=64)
         """The latest (state, input) steps, logged on an internal error."""
         self._ids, self._clock, self._usage = IdFactory(new_id), clock, usage
-        self._seal, self._reasoning_output = seal, reasoning_output
+        self._seal, self._reasoning_output, self._patch_diffs = seal, reasoning_output, patch_diffs
         self._emitter = EventEmitter()
         self._output: list[OutputItem] = []
         self._draft: ItemDraft | None = None
@@ -125,10 +119,13 @@ class Machine:
                 self._feed_text(Input.THINK, text)
             case Refuse(text):
                 self._feed_text(Input.REFUSE, text)
-            case Arguments(text):
-                if text:
+            case Arguments(text, index):
+                if text or index is not None:
                     self._piece = TextPiece(text)
                     self._apply_input(Input.ARGUMENTS)
+            case Setting():
+                self._piece = EMPTY_PIECE
+                self._apply_input(Input.ARGUMENTS)
             case _:
                 self._apply_input(_SEGMENT_INPUTS[type(segment)])
 
@@ -226,8 +223,8 @@ class Machine:
             case Refuse():
                 return MessageDraft(self._next_position("msg"), self._emitter, None, "refusal")
             case Call(kind=kind, call_id=native):
-                draft, prefix = (CustomCallDraft, "ctc") if kind == "custom" else (FunctionCallDraft, "fc")
-                return draft(self._next_position(prefix), self._emitter, segment, self._ids.call_id_for(native))
+                position, call_id = self._next_position(CALL_ID_PREFIXES[kind]), self._ids.call_id_for(native)
+                return create_call_draft(segment, position, self._emitter, call_id, patch_diffs=self._patch_diffs)
             case _:  # pragma: no cover  # the table opens an item on these inputs only
                 raise AssertionError(segment)
 
@@ -243,8 +240,10 @@ class Machine:
                 draft.switch_part(kind)
             full_piece = piece if self._held_blank is EMPTY_PIECE else self._take_held() + piece
             draft.grow(full_piece.text, full_piece.logprobs)
-        elif isinstance(draft, _PLAIN_TEXT_DRAFTS):
+        elif isinstance(draft, _PLAIN_TEXT_DRAFTS) and piece.text:
             draft.grow((self._take_held() + piece).text)
+        elif isinstance(draft, ShellCallDraft) and isinstance(segment := self._segment, Arguments | Setting):
+            draft.apply(segment)
 
     def _cite(self) -> None:
         if isinstance(self._draft, MessageDraft) and isinstance(self._segment, Cite):

@@ -10,6 +10,7 @@ import msgspec
 
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
+from antiphon.events.builtin_calls import ApplyPatchCall, DeleteFile, ShellCall
 from antiphon.events.items import (
     CustomToolCall,
     FunctionCall,
@@ -66,14 +67,19 @@ class _OpenItem:
     def __init__(self, item: OutputItem) -> None:
         self._item = item
         self._text: list[str] = []
+        self._commands: list[list[str]] = []
         self._summary: list[list[str]] = []
         self._parts: list[_OpenPart] = []
 
     def add_event(self, event: Event) -> None:
         """Applies one event of the item."""
         match event:
-            case ev.ArgumentsDelta() | ev.CustomInputDelta():
+            case ev.ArgumentsDelta() | ev.CustomInputDelta() | ev.PatchDiffDelta():
                 self._text.append(event.delta)
+            case ev.ShellCommandAdded():
+                self._commands.append([])
+            case ev.ShellCommandDelta():
+                self._commands[-1].append(event.delta)
             case ev.SummaryPartAdded():
                 self._summary.append([])
             case ev.SummaryDelta():
@@ -86,7 +92,7 @@ class _OpenItem:
                 pass  # the `done` events of parts repeat the text of the deltas
 
     def freeze(self) -> OutputItem:
-        """Returns the item with the text emitted so far and status `incomplete`."""
+        """Returns the item with the text emitted so far and status `incomplete`, except for a patch."""
         match item := self._item:
             case Message():
                 return msgspec.structs.replace(
@@ -100,6 +106,13 @@ class _OpenItem:
                 return msgspec.structs.replace(item, status="incomplete", arguments="".join(self._text))
             case CustomToolCall():
                 return msgspec.structs.replace(item, status="incomplete", input="".join(self._text))
+            case ShellCall():
+                commands = tuple("".join(command) for command in self._commands)
+                action = msgspec.structs.replace(item.action, commands=commands)
+                return msgspec.structs.replace(item, status="incomplete", action=action)
+            case ApplyPatchCall(operation=operation) if not isinstance(operation, DeleteFile):
+                operation = msgspec.structs.replace(operation, diff="".join(self._text))
+                return msgspec.structs.replace(item, operation=operation)
             case _:
                 return item
 

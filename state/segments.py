@@ -8,10 +8,11 @@ from typing import Literal
 
 from msgspec import Struct
 
+from antiphon.events.builtin_calls import PatchKind
 from antiphon.events.hosted import HostedItem
 from antiphon.events.items import Annotation, Compaction, Logprob, Phase
 
-ToolKind = Literal["function", "custom"]
+ToolKind = Literal["function", "custom", "shell", "apply_patch"]
 
 
 class PlacedLogprob(Struct, frozen=True, gc=False):
@@ -55,18 +56,36 @@ class Cite(Struct, frozen=True, gc=False):
 
 
 class Call(Struct, frozen=True, gc=False):
-    """The start of a tool call. `call_id` is the model's own; if it is None, the machine mints one."""
+    """The start of a tool call. `call_id` is the model's own; if it is None, the machine mints one.
+
+    `local` belongs to a call of `shell` whose tool names the client's environment; `operation` and `path` to a call of
+    `apply_patch`.
+    """
 
     name: str
     kind: ToolKind = "function"
     call_id: str | None = None
     namespace: str | None = None
+    local: bool = False
+    operation: PatchKind = "update_file"
+    path: str = ""
 
 
 class Arguments(Struct, frozen=True, gc=False):
-    """A delta of the open call's arguments (JSON text) or, for a custom tool, of its raw input."""
+    """A delta of the open call: of its arguments (JSON text), of a custom tool's raw input, of a patch's diff.
+
+    In a call of `shell`, `index` is the number of the command that the text belongs to; a new one begins a command.
+    """
 
     text: str
+    index: int | None = None
+
+
+class Setting(Struct, frozen=True, gc=False):
+    """A setting of the open call of `shell`, besides its commands."""
+
+    name: Literal["timeout_ms", "max_output_length"]
+    value: int
 
 
 class Close(Struct, frozen=True, gc=False):
@@ -79,4 +98,4 @@ class CompleteItem(Struct, frozen=True, gc=False):
     item: Compaction | HostedItem
 
 
-Segment = Think | Say | Refuse | Cite | Call | Arguments | Close | CompleteItem
+Segment = Think | Say | Refuse | Cite | Call | Arguments | Setting | Close | CompleteItem

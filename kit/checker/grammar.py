@@ -31,15 +31,20 @@ DONE_FIELDS = {
     "mcp_call_arguments": "arguments",
     "code_interpreter_call_code": "code",
     "shell_call_command": "command",
+    "apply_patch_call_operation_diff": "diff",
 }
 """Fields of done events with texts that are streamed in deltas, by the prefix of the events."""
 ITEM_FIELDS = {
-    "function_call": "arguments",
-    "custom_tool_call": "input",
-    "mcp_call": "arguments",
-    "code_interpreter_call": "code",
+    "function_call": ("arguments",),
+    "custom_tool_call": ("input",),
+    "mcp_call": ("arguments",),
+    "code_interpreter_call": ("code",),
+    "shell_call": ("action", "commands"),
+    "apply_patch_call": ("operation", "diff"),
 }
-"""Fields of done items with such a text."""
+"""Paths in items of such a text or, for commands, of the list of all texts."""
+OPTIONAL_TEXTS = ("apply_patch_call",)
+"""Items whose text a server may leave out of the stream."""
 
 
 def _sequence(*steps: str, repeats: bool = False) -> BodyGrammar:
@@ -80,6 +85,7 @@ BODIES = {
     ),
     "compaction": _sequence("compaction.compacting*"),
     "shell_call": _sequence("shell_call_command.added", *_text("shell_call_command"), repeats=True),
+    "apply_patch_call": _sequence("apply_patch_call_operation_diff.delta*", "apply_patch_call_operation_diff.done?"),
     "shell_call_output": _sequence("shell_call_output_content.delta*", "shell_call_output_content.done+", repeats=True),
 }
 """Grammar by kind of item. A kind that is not here has no events between `added` and `done`."""

@@ -1,6 +1,15 @@
 """Bodies of items: the events between `added` and `done`, and the text that they carry."""
 
-from antiphon.kit.checker.grammar import BODIES, DONE_FIELDS, ITEM_FIELDS, BodyGrammar, BodyMatcher
+from typing import Any
+
+from antiphon.kit.checker.grammar import (
+    BODIES,
+    DONE_FIELDS,
+    ITEM_FIELDS,
+    OPTIONAL_TEXTS,
+    BodyGrammar,
+    BodyMatcher,
+)
 from antiphon.kit.checker.parts import KINDS_OF_ITEM, ItemBody, JsonEvent, JsonItem, PartsBody
 from antiphon.kit.checker.schema import as_text
 from antiphon.kit.findings import FindingList, quote
@@ -21,6 +30,9 @@ class SequenceBody(ItemBody):
         self._findings = findings
         self._matcher = BodyMatcher(BODIES.get(item_type, BodyGrammar()))
         self._text = ""
+        self._all_texts: list[str] = []
+        """Texts of an item that has several, the open one last."""
+        self._has_events = False
         self._num_places = dict.fromkeys(COUNTED_PLACES, 0)
 
     def check_event(self, kind: str, event: JsonEvent) -> None:
@@ -38,12 +50,15 @@ class SequenceBody(ItemBody):
         self._check_place(kind, event)
         if prefix not in DONE_FIELDS:
             return
+        self._has_events = True
         if action == "added":
             self._text = ""
+            self._all_texts.append("")
         elif action == "delta":
             if event.get("delta") == "":
                 self._findings.add("delta-empty", "text in a delta", "an empty delta", self._subject)
             self._text += as_text(event.get("delta"))
+            self._all_texts[-1:] = [self._text]
         elif action == "done":
             text = event.get(DONE_FIELDS[prefix])
             if isinstance(text, str) and text != self._text:
@@ -54,15 +69,25 @@ class SequenceBody(ItemBody):
         missing = self._matcher.list_missing()
         if missing:
             self._findings.add("body-unfinished", " and ".join(missing), "output_item.done", self._subject)
-        field = ITEM_FIELDS.get(self._type)
-        if field is not None and isinstance(item.get(field), str) and item[field] != self._text:
-            self._findings.add("item-differs-from-deltas", quote(self._text), quote(item[field]), self._subject)
+        expected, actual = self._compare_text(item)
+        if actual is not None and actual != expected:
+            self._findings.add("item-differs-from-deltas", quote(expected), quote(actual), self._subject)
 
     def check_frozen(self, item: JsonItem) -> None:
         """Checks the text of an item that stayed open."""
-        field = ITEM_FIELDS.get(self._type)
-        if field is not None and as_text(item.get(field)) != self._text:
-            self._findings.add("open-item-differs", quote(self._text), quote(item.get(field)), self._subject)
+        expected, actual = self._compare_text(item)
+        if (self._type in ITEM_FIELDS and actual is None and expected) or actual not in (None, expected):
+            self._findings.add("open-item-differs", quote(expected), quote(actual), self._subject)
+
+    def _compare_text(self, item: JsonItem) -> tuple[Any, Any]:
+        """Returns the streamed text and the item's; the same for both if the item need not have what was streamed."""
+        value: Any = item
+        for key in ITEM_FIELDS.get(self._type, ()):
+            value = value.get(key) if isinstance(value, dict) else None
+        if self._type not in ITEM_FIELDS or (self._type in OPTIONAL_TEXTS and not self._has_events):
+            return None, None
+        streamed = self._all_texts if isinstance(value, list) else self._text
+        return streamed, value if isinstance(value, str | list) else None
 
     def _check_place(self, kind: str, event: JsonEvent) -> None:
         """Checks the index of a command or of a picture. The last event of a place ends it."""

@@ -11,7 +11,9 @@ from antiphon.kit.findings import FindingList, quote
 JsonEvent = Mapping[str, Any]
 
 CONSTANT_ITEM_KEYS = ("role", "name", "namespace", "phase", "server_label", "call_id")
-CALL_TYPES = ("function_call", "custom_tool_call")
+NAMED_CALL_TYPES = ("function_call", "custom_tool_call")
+CALL_TYPES = (*NAMED_CALL_TYPES, "shell_call", "apply_patch_call")
+"""Calls that the client runs."""
 ADDED_STATUSES = ("in_progress", "completed", "incomplete", "failed", "searching", "interpreting", "generating", None)
 """Statuses of added items whose content does not come in events: they may be whole."""
 DONE_STATUSES = ("completed", "incomplete", "failed", None)
@@ -107,7 +109,7 @@ class ItemsChecker:
         elif call_id == item_id:
             self._findings.add("call-id-is-item-id", "a call_id that differs from the id", quote(call_id), label)
         self._call_ids.add(as_text(call_id))
-        if not item.get("name"):
+        if item.get("type") in NAMED_CALL_TYPES and not item.get("name"):
             self._findings.add("call-name-empty", "the name of a tool", quote(item.get("name")), label)
 
     def _check_done(self, event: JsonEvent, item: Mapping[str, Any], label: str) -> None:
@@ -140,6 +142,9 @@ class ItemsChecker:
             self._findings.add("item-id-changed", quote(tracked.id), quote(item.get("id")), tracked.label)
         for key in CONSTANT_ITEM_KEYS:
             self._check_constant(key, tracked, item)
+        before, after = _read_target(tracked.added), _read_target(item)
+        if before != after:
+            self._findings.add("item-key-changed", quote(before), quote(after), f"{tracked.label} operation")
 
     def _check_constant(self, key: str, tracked: TrackedItem, later: Mapping[str, Any]) -> None:
         """Reports a key that differs from that of the added item."""
@@ -186,6 +191,12 @@ class ItemsChecker:
         return open_items[0] if len(open_items) == 1 else None
 
 
+def _read_target(item: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Returns kind and path of a patch's operation."""
+    operation = item.get("operation")
+    return (operation.get("type"), operation.get("path")) if isinstance(operation, dict) else None
+
+
 def _is_streamed(item: Mapping[str, Any]) -> bool:
     """Returns whether the content of an item of this kind comes in events of its own."""
-    return item.get("type") in ("message", "reasoning", *CALL_TYPES, "mcp_call", "code_interpreter_call")
+    return item.get("type") in ("message", "reasoning", *NAMED_CALL_TYPES, "mcp_call", "code_interpreter_call")

@@ -25,7 +25,13 @@ LIMITS = ("parallel_tool_calls", "tool_choice", "max_tool_calls")
 """Settings that a known request decides alone. What the response says of them is compared, not believed."""
 SINGLE_PRECISION = 1e-6
 """Relative error of a number that a server keeps in 32 bits."""
-CALL_TOOL_TYPES = {"function_call": "function", "custom_tool_call": "custom"}
+CALL_TOOL_TYPES = {
+    "function_call": "function",
+    "custom_tool_call": "custom",
+    "shell_call": "shell",
+    "apply_patch_call": "apply_patch",
+}
+"""Types of tools by the calls of theirs that the client runs."""
 
 
 def check_policy(request: Mapping[str, Any] | None, response: Mapping[str, Any], findings: FindingList) -> None:
@@ -121,14 +127,16 @@ def _check_tool_choice(
         findings.add("tool-choice-required", "a call", "none")
     if not isinstance(choice, dict):
         return
-    is_named = choice.get("type") in ("function", "custom")
+    is_named = choice.get("type") in CALL_TOOL_TYPES.values()
     if is_named and not calls and is_completed:
-        findings.add("tool-choice-required", f"a call of {choice.get('name')}", "none")
+        findings.add("tool-choice-required", f"a call of {choice.get('name', choice['type'])}", "none")
     if is_named or choice.get("type") == "allowed_tools":
-        allowed = [tool.get("name") for tool in ([choice] if is_named else as_objects(choice.get("tools")))]
+        tools = [choice] if is_named else as_objects(choice.get("tools"))
+        allowed = [tool.get("name", tool.get("type")) for tool in tools]
         for call in calls:
-            if call.get("name") not in allowed:
-                findings.add("tool-not-allowed", f"one of {quote(allowed)}", quote(call.get("name")))
+            name = call.get("name", CALL_TOOL_TYPES[call["type"]])
+            if name not in allowed:
+                findings.add("tool-not-allowed", f"one of {quote(allowed)}", quote(name))
 
 
 def _check_calls(
@@ -151,11 +159,12 @@ def _check_calls(
 
 def _report_unknown(key: ToolKey, tools: Sequence[ToolKey], label: str, findings: FindingList) -> None:
     kind, namespace, name = key
-    if any(known == name for _, _, known in tools):
+    if name is not None and any(known == name for _, _, known in tools):
         near = ", ".join(f"{tool[0]} {tool[2]}, namespace {tool[1]}" for tool in tools if tool[2] == name)
         findings.add("tool-form", near, f"{kind} {name}, namespace {namespace}", label)
     else:
-        findings.add("tool-unknown", f"one of {quote([known for _, _, known in tools])}", quote(name), label)
+        known_names = [known or builtin for builtin, _, known in tools]
+        findings.add("tool-unknown", f"one of {quote(known_names)}", quote(name or kind), label)
 
 
 def _list_added_tools(settings: Mapping[str, Any]) -> Iterator[Any]:
@@ -166,11 +175,11 @@ def _list_added_tools(settings: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _list_tools(tools: Sequence[Any], namespace: str | None = None) -> Iterator[tuple[ToolKey, dict[str, Any]]]:
-    """Yields functions and custom tools, those in namespaces among them."""
+    """Yields the tools that the client runs, those in namespaces among them. Built-in ones have no name."""
     for tool in as_objects(tools):
         if tool.get("type") == "namespace":
             yield from _list_tools(as_list(tool.get("tools")), _read_name(tool, "name"))
-        elif tool.get("type") in ("function", "custom"):
+        elif tool.get("type") in CALL_TOOL_TYPES.values():
             yield (tool["type"], namespace, _read_name(tool, "name")), tool
 
 

@@ -113,11 +113,17 @@ def _check_rest(rest: Sequence[Any], items: ItemsChecker, findings: FindingList)
             if item.get(key) != tracked.added.get(key):
                 expected, actual = quote(tracked.added.get(key)), quote(item.get(key))
                 findings.add("open-item-changed", expected, actual, f"{tracked.label} {key}")
-        if item.get("status") != "incomplete" and tracked.type != "reasoning":
-            findings.add("open-item-status", "incomplete", quote(item.get("status")), tracked.label)
+        expected = _frozen_status(item)
+        if item.get("status") != expected and tracked.type != "reasoning":
+            findings.add("open-item-status", expected, quote(item.get("status")), tracked.label)
         tracked.body.check_frozen(item)
     for tracked in open_items.values():
         findings.add("open-item-missing", "the item in the output, as incomplete", "no such item", tracked.label)
+
+
+def _frozen_status(item: JsonItem) -> str:
+    """Returns the status of an item of this kind that was cut."""
+    return "in_progress" if item.get("type") == "apply_patch_call" else "incomplete"
 
 
 def _check_statuses(response: JsonResponse, output: Sequence[Any], findings: FindingList) -> None:
@@ -126,9 +132,9 @@ def _check_statuses(response: JsonResponse, output: Sequence[Any], findings: Fin
         if not isinstance(item, dict):
             continue
         label = f"{item.get('type')} {item.get('id')}"
-        if item.get("status") == "in_progress":
+        if item.get("status") == "in_progress" != _frozen_status(item):
             findings.add("output-item-in-progress", "completed or incomplete", '"in_progress"', label)
-        if item.get("status") != "incomplete":
+        if item.get("status") != _frozen_status(item):
             continue
         if status == "completed":
             findings.add("incomplete-item-in-completed", "response.incomplete", f"status {status}", label)

@@ -9,7 +9,7 @@ from antiphon.events.response import Response, Usage
 from antiphon.events.sse import encode_event
 from antiphon.state.drafts import ReasoningOutput, Seal
 from antiphon.state.machine import Machine
-from antiphon.state.segments import Arguments, Call, Cite, Close, CompleteItem, Refuse, Say, Think
+from antiphon.state.segments import Arguments, Call, Cite, Close, CompleteItem, Refuse, Say, Setting, Think
 
 MachineStep = Callable[[Machine], list[Event]]
 
@@ -29,10 +29,12 @@ class CountedIds:
         return f"{prefix}_{self._next - 1}"
 
 
-def create_machine(reasoning_output: ReasoningOutput = "content", seal: Seal | None = None) -> Machine:
+def create_machine(
+    reasoning_output: ReasoningOutput = "content", seal: Seal | None = None, *, patch_diffs: bool = False
+) -> Machine:
     return Machine(
         INITIAL_RESPONSE, new_id=CountedIds(), clock=lambda: 200, usage=lambda: USAGE,
-        reasoning_output=reasoning_output, seal=seal,
+        reasoning_output=reasoning_output, seal=seal, patch_diffs=patch_diffs,
     )  # fmt: skip
 
 
@@ -51,6 +53,19 @@ SEGMENT_STEPS: dict[str, MachineStep] = {
     "complete_item": lambda machine: machine.feed(CompleteItem(Compaction(id="", encrypted_content="x"))),
 }
 """Inputs that come from model output, one of each kind."""
+
+BUILTIN_STEPS: dict[str, MachineStep] = {
+    "shell": lambda machine: machine.feed(Call("shell", kind="shell", local=True)),
+    "patch": lambda machine: machine.feed(Call("apply_patch", kind="apply_patch", operation="create_file", path="a")),
+    "removal": lambda machine: machine.feed(Call("apply_patch", kind="apply_patch", operation="delete_file", path="b")),
+    "first": lambda machine: machine.feed(Arguments("ls", 0)),
+    "empty": lambda machine: machine.feed(Arguments("", 1)),
+    "setting": lambda machine: machine.feed(Setting("timeout_ms", 5)),
+    "arguments": lambda machine: machine.feed(Arguments("+x\n")),
+    "say": lambda machine: machine.feed(Say("b")),
+    "close": lambda machine: machine.feed(Close()),
+}
+"""Inputs of the calls of built-in tools, and those that end them."""
 
 END_STEPS: dict[str, MachineStep] = {
     "stop": lambda machine: machine.stop(),

@@ -6,6 +6,7 @@ An illegal input has no effect, and every sequence gives a valid stream, with re
 import contextlib
 import itertools
 import json
+from collections.abc import Iterable
 
 import pytest
 from openai.types.responses import ResponseStreamEvent
@@ -18,21 +19,26 @@ from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.table import IllegalInput
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
-from tests.state.machine_helpers import END_STEPS, SEGMENT_STEPS, convert_events_to_json, create_machine
+from tests.state.machine_helpers import BUILTIN_STEPS, END_STEPS, SEGMENT_STEPS, convert_events_to_json, create_machine
 
 MAX_SEQUENCE_LENGTH = 4
 SDK_EVENTS = TypeAdapter(ResponseStreamEvent)
 
 
 def run_sequence(
-    sequence: tuple[str, ...], ending: str, reasoning_output: ReasoningOutput = "content", *, queued: bool = False
+    sequence: tuple[str, ...],
+    ending: str,
+    reasoning_output: ReasoningOutput = "content",
+    *,
+    queued: bool = False,
+    patch_diffs: bool = False,
 ):
     """Returns the events of a sequence without its illegal inputs, and whether the sequence itself ended the response."""
-    machine = create_machine(reasoning_output)
+    machine = create_machine(reasoning_output, patch_diffs=patch_diffs)
     events: list[Event] = [*(machine.queue() if queued else []), *machine.begin()]
     for step in sequence:
         with contextlib.suppress(IllegalInput):
-            events += SEGMENT_STEPS[step](machine)
+            events += (SEGMENT_STEPS | BUILTIN_STEPS)[step](machine)
     ended = machine.is_ended
     if not ended:
         events += END_STEPS[ending](machine)
@@ -42,11 +48,24 @@ def run_sequence(
 @pytest.mark.parametrize("reasoning_output", ["content", "summary", "both"])
 def test_every_input_sequence_gives_a_valid_stream(reasoning_output: ReasoningOutput) -> None:
     max_length = MAX_SEQUENCE_LENGTH if reasoning_output == "content" or FULL_COUNTS else 3
+    assert check_sequences(SEGMENT_STEPS, max_length, reasoning_output) > 1000
+
+
+@pytest.mark.parametrize("patch_diffs", [False, True])
+def test_every_sequence_of_builtin_calls_gives_a_valid_stream(*, patch_diffs: bool) -> None:
+    max_length = MAX_SEQUENCE_LENGTH if FULL_COUNTS or not patch_diffs else 3
+    assert check_sequences(BUILTIN_STEPS, max_length, "content", patch_diffs=patch_diffs) > 1000
+
+
+def check_sequences(
+    steps: Iterable[str], max_length: int, reasoning_output: ReasoningOutput, *, patch_diffs: bool = False
+) -> int:
+    """Checks the stream of every sequence of steps with every ending. Returns the number of runs."""
     count, checked_streams = 0, set[bytes]()
     for length in range(max_length + 1):
-        for sequence in itertools.product(SEGMENT_STEPS, repeat=length):
+        for sequence in itertools.product(steps, repeat=length):
             for ending in END_STEPS:
-                events, ended_early = run_sequence(sequence, ending, reasoning_output)
+                events, ended_early = run_sequence(sequence, ending, reasoning_output, patch_diffs=patch_diffs)
                 data = b"".join(map(encode_event, events))
                 if data not in checked_streams:  # many sequences differ only in illegal inputs and give the same bytes
                     checked_streams.add(data)
@@ -57,28 +76,33 @@ def test_every_input_sequence_gives_a_valid_stream(reasoning_output: ReasoningOu
                 count += 1
                 if ended_early:
                     break  # the ending is not used, so the other endings give the same events
-    assert count > 1000
+    return count
 
 
 def test_every_event_validates_against_the_sdk() -> None:
     checked_events: set[bytes] = set()
     checked_shapes: set[bytes] = set()
     event_types: set[str] = set()
-    for length in range(4):
-        for sequence in itertools.product(SEGMENT_STEPS, repeat=length):
-            for ending in END_STEPS:
-                for event in run_sequence(sequence, ending, queued=length == 1)[0]:
-                    data = encode_event(event)
-                    if data in checked_events:
-                        continue
-                    checked_events.add(data)
-                    shape = _event_shape(data)
-                    if shape in checked_shapes:
-                        continue
-                    checked_shapes.add(shape)
-                    event_types.add(SDK_EVENTS.validate_json(data, strict=True).type)
-                    assert decode_event(data) == event
-    assert len(event_types) >= 22, sorted(event_types)
+    sequences = (
+        sequence
+        for steps in (SEGMENT_STEPS, BUILTIN_STEPS)
+        for length in range(4)
+        for sequence in itertools.product(steps, repeat=length)
+    )
+    for sequence in sequences:
+        for ending in END_STEPS:
+            for event in run_sequence(sequence, ending, queued=len(sequence) == 1)[0]:
+                data = encode_event(event)
+                if data in checked_events:
+                    continue
+                checked_events.add(data)
+                shape = _event_shape(data)
+                if shape in checked_shapes:
+                    continue
+                checked_shapes.add(shape)
+                event_types.add(SDK_EVENTS.validate_json(data, strict=True).type)
+                assert decode_event(data) == event
+    assert len(event_types) >= 25, sorted(event_types)
 
 
 def _event_shape(data: bytes) -> bytes:

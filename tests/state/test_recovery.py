@@ -12,21 +12,22 @@ from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.recovery import failure_events
 from antiphon.state.table import IllegalInput
 from tests.invariants import check_stream
-from tests.state.machine_helpers import SEGMENT_STEPS, convert_events_to_json, create_machine
+from tests.state.machine_helpers import BUILTIN_STEPS, SEGMENT_STEPS, convert_events_to_json, create_machine
 
-SEQUENCES = [*itertools.product(SEGMENT_STEPS, repeat=3)]
+STEPS = SEGMENT_STEPS | BUILTIN_STEPS
+SEQUENCES = [*itertools.product(SEGMENT_STEPS, repeat=3), *itertools.product(BUILTIN_STEPS, repeat=3)]
 
 
 def sample_failed_runs(reasoning_output: ReasoningOutput) -> list[tuple[list[Event], list[Event]]]:
     """Returns pairs: the events of a machine after a prefix of a random sequence, and its failure events there."""
     runs = []
-    for sequence in random.Random(3).sample(SEQUENCES, 600):
+    for number, sequence in enumerate(random.Random(3).sample(SEQUENCES, 1000)):
         for length in range(len(sequence) + 1):
-            machine = create_machine(reasoning_output)
+            machine = create_machine(reasoning_output, patch_diffs=number % 2 == 0)
             events = machine.begin()
             try:
                 for step in sequence[:length]:
-                    events += SEGMENT_STEPS[step](machine)
+                    events += STEPS[step](machine)
             except IllegalInput:
                 break
             if not machine.is_ended:

@@ -7,7 +7,8 @@ import pytest
 
 from antiphon.events.base import Event
 from antiphon.events.sse import encode_event
-from antiphon.state.drafts import CustomCallDraft, FunctionCallDraft, MessageDraft, ReasoningDraft
+from antiphon.state.call_drafts import CustomCallDraft, FunctionCallDraft, PatchCallDraft, ShellCallDraft
+from antiphon.state.drafts import MessageDraft, ReasoningDraft
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Call, Close, Refuse, Say, Think
 from antiphon.state.table import GUARDS, TABLE, IllegalInput, Input, State, Verb
@@ -163,7 +164,8 @@ def test_phase_change_requires_close() -> None:
 @pytest.mark.parametrize(
     ("segment", "draft"),
     [(Think("a"), ReasoningDraft), (Say("a"), MessageDraft), (Refuse("a"), MessageDraft), (Call("f"), FunctionCallDraft),
-     (Call("g", kind="custom"), CustomCallDraft)],
+     (Call("g", kind="custom"), CustomCallDraft), (Call("shell", kind="shell"), ShellCallDraft),
+     (Call("apply_patch", kind="apply_patch", path="a"), PatchCallDraft)],
 )  # fmt: skip
 def test_second_close_does_nothing(segment: Think | Say | Refuse | Call, draft: type) -> None:
     machine = create_machine()

@@ -53,7 +53,7 @@ class StreamText:
             "instructions": None,
             "output": [],
             "error": None,
-            "tools": [WEATHER, PATCH, AGENTS],
+            "tools": [WEATHER, PATCH, AGENTS, {"type": "shell"}, {"type": "apply_patch"}],
             "tool_choice": "auto",
             "truncation": "disabled",
             "parallel_tool_calls": True,
@@ -245,6 +245,18 @@ class StreamText:
             self.emit("shell_call_command.done", **spot, command=command)
         return self.finish(head | {"action": {"commands": ["ls", "pwd"]}, "status": "completed"})
 
+    def patch(self, *deltas: str, path: str = "a.md") -> "StreamText":
+        """Appends the creation of a file. Its diff is streamed if it has deltas."""
+        head = {"type": "apply_patch_call", "id": f"apc_{self.index}", "call_id": f"call_{self.index}"}
+        operation = {"type": "create_file", "path": path, "diff": ""}
+        place = self.add(head | {"operation": operation, "status": "in_progress"})
+        for delta in deltas:
+            self.emit("apply_patch_call_operation_diff.delta", **place, delta=delta)
+        diff = "".join(deltas) or "+x\n"
+        if deltas:
+            self.emit("apply_patch_call_operation_diff.done", **place, diff=diff)
+        return self.finish(head | {"operation": operation | {"diff": diff}, "status": "completed"})
+
 
 TEXT = ("output_text", ["Hel", "lo"])
 ARGUMENTS = ('{"city": ', '"Oslo"}')
@@ -260,6 +272,28 @@ def _call_cut_open() -> list[Event]:
     place = stream.add(head | {"arguments": "", "status": "in_progress"})
     stream.emit("function_call_arguments.delta", **place, delta='{"ci')
     return stream.end("incomplete", open_item=head | {"arguments": '{"ci', "status": "incomplete"})
+
+
+def _shell_call_cut_open() -> list[Event]:
+    stream = _begin()
+    head = {"type": "shell_call", "id": "sh_0", "call_id": "call_s"}
+    place = {"output_index": stream.add(head | {"action": {"commands": []}, "status": "in_progress"})["output_index"]}
+    for number, command in enumerate(("ls", "pw")):
+        spot = place | {"command_index": number}
+        stream.emit("shell_call_command.added", **spot, command="")
+        stream.emit("shell_call_command.delta", **spot, delta=command)
+        if number == 0:
+            stream.emit("shell_call_command.done", **spot, command=command)
+    return stream.end("incomplete", open_item=head | {"action": {"commands": ["ls", "pw"]}, "status": "incomplete"})
+
+
+def _patch_cut_open() -> list[Event]:
+    stream = _begin()
+    item = {"type": "apply_patch_call", "id": "apc_0", "call_id": "call_0", "status": "in_progress"}
+    operation = {"type": "update_file", "path": "a.md", "diff": ""}
+    place = stream.add(item | {"operation": operation})
+    stream.emit("apply_patch_call_operation_diff.delta", **place, delta="@@\n")
+    return stream.end("incomplete", open_item=item | {"operation": operation | {"diff": "@@\n"}})
 
 
 def _message_open_at_failure(status: str = "failed") -> list[Event]:
@@ -430,7 +464,10 @@ LEGAL: dict[str, Callable[[], list[Event]]] = {
     "custom_tool_call_output": lambda: _bare("custom_tool_call_output", call_id="call_1", output="ok"),
     "computer_call": lambda: _bare("computer_call", call_id="call_1", action={}, status="completed"),
     "local_shell_call": lambda: _bare("local_shell_call", call_id="call_1", action={}, status="completed"),
-    "apply_patch_call": lambda: _bare("apply_patch_call", call_id="call_1", operation={}, status="completed"),
+    "apply_patch_call": lambda: _begin().patch("+a", "\n+b\n").end(),
+    "apply_patch_calls_without_events": lambda: _begin().patch().patch(path="b.md").end(),
+    "patch_cut_open": _patch_cut_open,
+    "shell_call_cut_open": _shell_call_cut_open,
     "tool_search_call": lambda: _bare("tool_search_call", status="completed", execution="client", arguments={}),
     "tool_search_output": lambda: _bare("tool_search_output", status="completed", tools=[]),
     "additional_tools": lambda: _bare("additional_tools", role="developer", tools=[]),

@@ -515,7 +515,30 @@ CONTENT_OF_REQUEST = [
     M("cut_message_is_another_kind", "cancelled", put("incomplete", "response.output.0.type", "reasoning"), "open-item-changed"),
 ]  # fmt: skip
 
-MUTANTS = [*SEQUENCE, *LIFECYCLE, *ITEMS, *CONTENT, *TERMINAL, *USAGE, *POLICY, *CONTENT_OF_REQUEST]
+BUILTIN_CALLS = [
+    M("command_never_added", "shell_call", drop("shell_call_command.added"), "delta-after-done"),
+    M("second_command_never_added", "shell_call", drop("shell_call_command.added", 1), "done-differs-from-deltas"),
+    M("command_never_done", "shell_call", drop("shell_call_command.done"), "body-order"),
+    M("last_command_never_done", "shell_call", drop("shell_call_command.done", 1), "body-unfinished"),
+    M("command_missing_in_the_item", "shell_call", lambda events: find(events, "output_item.done")["item"]["action"]["commands"].pop(), "item-differs-from-deltas"),
+    M("command_differs_in_the_item", "shell_call", put("output_item.done", "item.action.commands.0", "rm"), "item-differs-from-deltas"),
+    M("shell_call_without_call_id", "shell_call", put("output_item.added", "item.call_id", ""), "call-id-empty"),
+    M("shell_call_id_changes", "shell_call", put("output_item.done", "item.call_id", "call_x"), "call-id-changed"),
+    M("cut_shell_call_is_done", "shell_call", put("output_item.done", "item.status", "incomplete"), "incomplete-call-done"),
+    M("cut_command_has_more", "shell_call_cut_open", put("incomplete", "response.output.0.action.commands.1", "pwd"), "open-item-differs"),
+    M("byte_of_a_diff_changed", "apply_patch_call", put("apply_patch_call_operation_diff.delta", "delta", "+b"), "done-differs-from-deltas"),
+    M("diff_differs_in_the_item", "apply_patch_call", put("output_item.done", "item.operation.diff", "+x\n"), "item-differs-from-deltas"),
+    M("diff_done_twice", "apply_patch_call", repeat("apply_patch_call_operation_diff.done"), "done-repeated"),
+    M("diff_grows_after_its_end", "apply_patch_call", move("apply_patch_call_operation_diff.done", -1), "delta-after-done"),
+    M("path_of_a_patch_changes", "apply_patch_call", put("output_item.done", "item.operation.path", "b.md"), "item-key-changed"),
+    M("operation_of_a_patch_changes", "apply_patch_calls_without_events", put("output_item.done", "item.operation.type", "update_file"), "item-key-changed"),
+    M("call_id_of_a_second_patch_repeated", "apply_patch_calls_without_events", put("output_item.added", "item.call_id", "call_0", 1), "call-id-repeated"),
+    M("cut_patch_is_incomplete", "patch_cut_open", put("incomplete", "response.output.0.status", "incomplete"), "open-item-status"),
+    M("cut_patch_has_more", "patch_cut_open", put("incomplete", "response.output.0.operation.diff", "@@\n+x\n"), "open-item-differs"),
+    M("patches_when_calls_are_not_parallel", "apply_patch_calls_without_events", lambda events: find(events, "completed")["response"].update(parallel_tool_calls=False), "parallel-calls"),
+]  # fmt: skip
+
+MUTANTS = [*SEQUENCE, *LIFECYCLE, *ITEMS, *CONTENT, *TERMINAL, *USAGE, *POLICY, *CONTENT_OF_REQUEST, *BUILTIN_CALLS]
 
 
 def _replace(value: Any, texts: dict[str, str]) -> Any:
