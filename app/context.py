@@ -16,6 +16,7 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.state.drafts import OutputSettings
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -62,7 +63,7 @@ def create_context(
     turn_manager = TurnManager(
         store,
         capacity,
-        reasoning_output=settings.reasoning_output,
+        output_settings=OutputSettings(reasoning=settings.reasoning_output, patch_diffs=settings.apply_patch_diffs),
         timeouts=timeouts,
         sealer=sealer,
         on_turn_end=metrics.on_turn_end,

@@ -102,8 +102,16 @@ class PromptInput(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_grammar(self) -> bool:
+        """True if the answer should follow a grammar: because the request promises it, or for a built-in tool."""
+        return self.promises_grammar or any(tool.builtin for tool in self.callable_tools)
+
+    @property
+    def promises_grammar(self) -> bool:
         """True if the request promises a form of answer that only a grammar guarantees."""
-        has_strict_tool = any(tool.strict or isinstance(tool.format, GrammarFormat) for tool in self.callable_tools)
+        has_strict_tool = any(
+            tool.builtin is None and (tool.strict or isinstance(tool.format, GrammarFormat))
+            for tool in self.callable_tools
+        )
         return (
             has_strict_tool
             or self.tool_choice == "required"

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.events.inputs import GrammarFormat
+from antiphon.harmony.builtin_tools import patch_grammar
 from antiphon.harmony.patterns import escape_slashes, has_end_anchor, matches_empty
 from antiphon.harmony.strict_schema import close_objects
 from antiphon.harmony.tokens.detokenizer import split_at_tokens
@@ -138,6 +139,9 @@ class GrammarBuilder:
         spec = tool.format
         if not isinstance(spec, GrammarFormat):
             return self.text_until(end, forbidden_pattern=forbidden_pattern)
+        if tool.builtin == "apply_patch":
+            patch = patch_grammar(single_file=tool.single_file, exclusion=_not_containing([end.strip()]))
+            return f"{self.nested_grammar(patch)} {self.marker_symbol(end)}"
         form = self.pattern if spec.syntax == "regex" else self.nested_grammar
         return f"{form(spec.definition)} {self.marker_symbol(end)}"
 

@@ -8,9 +8,11 @@ from itertools import product
 import msgspec
 
 from antiphon.harmony import grammar
+from antiphon.harmony.calls.builtin.reader import read_builtin_calls
 from antiphon.harmony.dialect import Dialect, DialectReader
-from antiphon.harmony.format import PromptInput, RequestTemplate, VocabularyCodec, answer_constraints
+from antiphon.harmony.format import OutputReader, PromptInput, RequestTemplate, VocabularyCodec, answer_constraints
 from antiphon.harmony.passthrough import Passthrough, SpelledVocabulary
+from antiphon.harmony.prompt.builtin_items import show_builtin_calls
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
@@ -69,6 +71,9 @@ class TemplateFormat(VocabularyCodec):
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation as a prompt. Raises `RenderError`."""
+        prompt_input = msgspec.structs.replace(
+            prompt_input, items=show_builtin_calls(prompt_input.items, prompt_input.tools)
+        )
         options = prompt_input.template
         offers_tools = len(prompt_input.tools) > 0 and prompt_input.tool_choice != "none"
         renderer = self._tool_renderer if offers_tools else self._renderer
@@ -126,12 +131,13 @@ class TemplateFormat(VocabularyCodec):
             rendered.rfind(marker, turn_start) for marker in closers
         )
 
-    def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> DialectReader:
+    def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> OutputReader:
         """Returns a reader for the output that follows this prompt."""
         alphabet = self._spelling_alphabet if prompt_input.keep_special_tokens else self._alphabet
-        return DialectReader(
+        reader = DialectReader(
             self._dialect, alphabet, prompt_input, in_reasoning=prompt.in_reasoning, in_text=prompt.in_text
         )
+        return read_builtin_calls(reader, prompt_input)
 
     @cached_property
     def _spelling_alphabet(self) -> MarkerAlphabet:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
+from antiphon.events.inputs import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
+from antiphon.harmony.builtin_tools import BuiltinKind, builtin_fields, builtin_kind
 
 MAX_TOOL_NAME_CHARS = 64
 VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -22,6 +23,8 @@ VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _INVALID_CHARS = re.compile(r"[^A-Za-z0-9_-]")
 INPUT = "input"
 """Name of the member that holds a custom tool's text if a model writes JSON for it."""
+BUILTIN_PREFIX = "builtin__"
+"""Begins the name of a built-in tool if a tool of the request has its usual name."""
 ToolKey = tuple[str | None, str]
 
 
@@ -35,7 +38,11 @@ class ToolError(ValueError):
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
-    """Tool that the model may call. The model uses `model_name`, the client uses `name` in `namespace`."""
+    """Tool that the model may call. The model uses `model_name`, the client uses `name` in `namespace`.
+
+    `kind` is the form in which the model writes a call. `builtin` is set for a built-in tool, whose calls are items of
+    another shape. `local_shell`: the client names the shell's environment. `single_file`: a patch changes one file.
+    """
 
     model_name: str
     name: str
@@ -45,6 +52,9 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool = False
     format: TextFormat | GrammarFormat | None = None
+    builtin: BuiltinKind | None = None
+    local_shell: bool = False
+    single_file: bool = False
 
 
 ToolCall = tuple[ToolSpec, str]
@@ -62,9 +72,14 @@ class ToolTable:
         self._model_names: Mapping[ToolKey, str] = {(tool.namespace, tool.name): tool.model_name for tool in tools}
 
     @classmethod
-    def from_request(cls, tools: Sequence[FunctionTool | CustomTool | NamespaceTool]) -> "ToolTable":
-        """Reads a request's tools. Raises `ToolError` for an invalid name or a duplicate."""
-        tools_by_key: dict[ToolKey, FunctionTool | CustomTool] = {}
+    def from_request(
+        cls, tools: Sequence[FunctionTool | CustomTool | NamespaceTool | BuiltinTool], *, single_call: bool = False
+    ) -> "ToolTable":
+        """Reads a request's tools. Raises `ToolError` for an invalid name or a duplicate.
+
+        `single_call`: the answer may have one call, so a patch may change one file.
+        """
+        tools_by_key: dict[ToolKey, FunctionTool | CustomTool | BuiltinTool] = {}
         for index, tool in enumerate(tools):
             for key, leaf in _functions(tool):
                 _check_name(key, index, tools_by_key)
@@ -75,6 +90,12 @@ class ToolTable:
         }
         specs = []
         for (namespace, name), leaf in tools_by_key.items():
+            if isinstance(leaf, BuiltinTool):
+                model_name = BUILTIN_PREFIX + name if name in taken_names else name
+                specs.append(
+                    ToolSpec(model_name=model_name, name=model_name, **builtin_fields(leaf, single_call=single_call))
+                )
+                continue
             model_name = _join_name(namespace, name)
             if namespace is not None or model_name != name:
                 model_name = _hash_name(namespace, name) if model_name in taken_names else model_name
@@ -97,6 +118,17 @@ class ToolTable:
         joined_name = _join_name(namespace, name)
         return _hash_name(namespace, name) if joined_name in self._by_model_name else joined_name
 
+    def find_builtin(self, kind: BuiltinKind) -> ToolSpec | None:
+        """Returns the built-in tool of this type if it is offered."""
+        return next((tool for tool in self if tool.builtin == kind), None)
+
+    def builtin_name_of(self, kind: BuiltinKind) -> str:
+        """Returns the model name of a built-in tool, offered now or earlier."""
+        tool = self.find_builtin(kind)
+        if tool is not None:
+            return tool.model_name
+        return BUILTIN_PREFIX + kind if kind in self._by_model_name else kind
+
     def __iter__(self) -> Iterator[ToolSpec]:
         return iter(self._by_model_name.values())
 
@@ -109,9 +141,14 @@ def _short_names(tool: ToolSpec) -> tuple[str, ...]:
     return () if tool.namespace is None else (tool.name, f"{tool.namespace}.{tool.name}")
 
 
-def _functions(tool: FunctionTool | CustomTool | NamespaceTool) -> Iterator[tuple[ToolKey, FunctionTool | CustomTool]]:
+def _functions(
+    tool: FunctionTool | CustomTool | NamespaceTool | BuiltinTool,
+) -> Iterator[tuple[ToolKey, FunctionTool | CustomTool | BuiltinTool]]:
+    """Yields the tools in a tool of the request. A built-in one is in the empty namespace, in which no other can be."""
     if isinstance(tool, NamespaceTool):
         yield from (((tool.name, leaf.name), leaf) for leaf in tool.tools)
+    elif isinstance(tool, BuiltinTool):
+        yield ("", builtin_kind(tool)), tool
     else:
         yield (None, tool.name), tool
 
@@ -121,6 +158,8 @@ def _check_name(key: ToolKey, index: int, found: Mapping[ToolKey, object]) -> No
     # Names are pasted raw into prompts: a newline in one would let a client forge the prompt's structure.
     if not VALID_NAME.fullmatch(name):
         raise ToolError(f"Invalid tool name {name[:80]!r}. Use 1 to 128 letters, digits, '_' or '-'.", index)
+    if key in found and namespace == "":
+        raise ToolError(f"Duplicate tool {name!r}. Send it once.", index)
     if key in found:
         location = f" in namespace {namespace!r}" if namespace is not None else ""
         raise ToolError(f"Duplicate tool name {name!r}{location}. Rename one of the tools.", index)

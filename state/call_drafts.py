@@ -6,7 +6,7 @@ from antiphon.events import stream as ev
 from antiphon.events.builtin_calls import ApplyPatchCall, PatchOperation, ShellAction, ShellCall, create_operation
 from antiphon.events.items import CustomToolCall, FunctionCall, Status
 from antiphon.events.response import OutputItem
-from antiphon.state.drafts import ItemDraft
+from antiphon.state.drafts import ItemDraft, OutputSettings
 from antiphon.state.emitter import EventEmitter, ItemPosition
 from antiphon.state.segments import Arguments, Call, Setting, ToolKind
 
@@ -15,12 +15,12 @@ CALL_ID_PREFIXES: dict[ToolKind, str] = {"function": "fc", "custom": "ctc", "she
 
 
 def create_call_draft(
-    call: Call, position: ItemPosition, emitter: EventEmitter, call_id: str, *, patch_diffs: bool
+    call: Call, position: ItemPosition, emitter: EventEmitter, call_id: str, settings: OutputSettings
 ) -> "CallDraft":
-    """Returns the draft of a call. `patch_diffs`: emits the diff of a patch while it grows."""
+    """Returns the draft of a call."""
     match call.kind:
         case "apply_patch":
-            return PatchCallDraft(position, emitter, call, call_id, emits_diffs=patch_diffs)
+            return PatchCallDraft(position, emitter, call, call_id, emits_diffs=settings.patch_diffs)
         case "shell":
             return ShellCallDraft(position, emitter, call, call_id)
         case "custom":

@@ -8,7 +8,7 @@ that. Every draft has the verbs open, grow, close and freeze; cut is close with 
 from collections.abc import Callable
 from typing import Literal
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from antiphon.events import stream as ev
 from antiphon.events.items import (
@@ -31,6 +31,15 @@ from antiphon.state.emitter import EventEmitter, ItemPosition
 ReasoningOutput = Literal["content", "summary", "both"]
 Seal = Callable[[str], str]
 PartKind = Literal["text", "refusal"]
+
+
+class OutputSettings(Struct, frozen=True, kw_only=True):
+    """Settings of the server that change which events report an item."""
+
+    reasoning: ReasoningOutput = "content"
+    """Form in which reasoning is emitted: raw content, summary, or both."""
+    patch_diffs: bool = False
+    """True if the diff of a patch is emitted while it grows."""
 
 
 class ItemDraft:

@@ -30,7 +30,7 @@ from antiphon.events.base import Event
 from antiphon.events.items import Status
 from antiphon.events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
 from antiphon.state.call_drafts import CALL_ID_PREFIXES, ShellCallDraft, TextCallDraft, create_call_draft
-from antiphon.state.drafts import ItemDraft, MessageDraft, PartKind, ReasoningDraft, ReasoningOutput, Seal
+from antiphon.state.drafts import ItemDraft, MessageDraft, OutputSettings, PartKind, ReasoningDraft, Seal
 from antiphon.state.emitter import EventEmitter, ItemPosition
 from antiphon.state.ids import IdFactory, NewId
 from antiphon.state.segments import (
@@ -68,8 +68,6 @@ class Machine:
 
     `base_response` is the Response with every echoed field set. `clock` returns whole seconds since 1970. `usage` is
     called once, for the terminal event. `seal(text)` returns a reasoning item's `encrypted_content`.
-    `reasoning_output` selects the form in which reasoning is emitted: raw content, summary, or both. `patch_diffs`
-    emits the diff of a patch while it grows.
     """
 
     def __init__(
@@ -80,8 +78,7 @@ class Machine:
         clock: Callable[[], int],
         usage: Callable[[], Usage | None] = lambda: None,
         seal: Seal | None = None,
-        reasoning_output: ReasoningOutput = "content",
-        patch_diffs: bool = False,
+        settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
     ) -> None:
         self.state = State.NEW
         self.response = base_response
@@ -90,7 +87,7 @@ class Machine:
         self.trace: deque[tuple[State, Input]] = deque(maxlen=64)
         """The latest (state, input) steps, logged on an internal error."""
         self._ids, self._clock, self._usage = IdFactory(new_id), clock, usage
-        self._seal, self._reasoning_output, self._patch_diffs = seal, reasoning_output, patch_diffs
+        self._seal, self._settings = seal, settings
         self._emitter = EventEmitter()
         self._output: list[OutputItem] = []
         self._draft: ItemDraft | None = None
@@ -217,14 +214,14 @@ class Machine:
         segment = self._segment
         match segment:
             case Think():
-                return ReasoningDraft(self._next_position("rs"), self._emitter, self._reasoning_output, self._seal)
+                return ReasoningDraft(self._next_position("rs"), self._emitter, self._settings.reasoning, self._seal)
             case Say(phase=phase):
                 return MessageDraft(self._next_position("msg"), self._emitter, phase, "text")
             case Refuse():
                 return MessageDraft(self._next_position("msg"), self._emitter, None, "refusal")
             case Call(kind=kind, call_id=native):
                 position, call_id = self._next_position(CALL_ID_PREFIXES[kind]), self._ids.call_id_for(native)
-                return create_call_draft(segment, position, self._emitter, call_id, patch_diffs=self._patch_diffs)
+                return create_call_draft(segment, position, self._emitter, call_id, self._settings)
             case _:  # pragma: no cover  # the table opens an item on these inputs only
                 raise AssertionError(segment)
 

@@ -66,6 +66,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     reasoning_output: Annotated[ReasoningOutput, _replies("Where reasoning appears. Codex shows summaries only.")] = (
         "content"
     )
+    apply_patch_diffs: Annotated[
+        bool, _replies("Stream the diffs of apply_patch calls. The openai library for Node cannot read these events.")
+    ] = False
+    """OpenAI's API sends them, but no type of its libraries knows them."""
     default_max_output_tokens: Annotated[
         int | None,
         _replies(

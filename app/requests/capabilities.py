@@ -42,7 +42,7 @@ def _find_grammar_param(spec: TurnSpec, constraint_param: str) -> str | None:
         spec.text_completion is not None and spec.text_completion.output_constraint is not None
     ):
         return constraint_param
-    if not prompt_input.needs_grammar:
+    if not prompt_input.promises_grammar:
         return None
     is_choice = prompt_input.tool_choice == "required" or prompt_input.allowed_tools is not None
     return "tool_choice" if is_choice else "tools"

@@ -17,7 +17,7 @@ from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER
 from antiphon.app.sandbox.messages import GrammarKind
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
-from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool
+from antiphon.events.inputs import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.strict_schema import close_objects
 
@@ -58,6 +58,8 @@ def list_constraints(
     """
     all_schemas, result = bool(tools.served) and prompt_input.needs_grammar, list[CheckedConstraint]()
     for served_tool, path in zip(tools.served, tools.paths, strict=True):
+        if isinstance(served_tool, BuiltinTool):
+            continue  # its schema or grammar is the server's own
         leaves = served_tool.tools if isinstance(served_tool, NamespaceTool) else (served_tool,)
         for index, tool in enumerate(leaves):
             tool_path = f"{path}.tools[{index}]" if isinstance(served_tool, NamespaceTool) else path

@@ -5,13 +5,17 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from antiphon.app.base.errors import clip_text, invalid_value, unsupported_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsupported_field
 from antiphon.app.requests.fields.checks import build_check, check_choice, check_string, require_key
 from antiphon.app.requests.fields.common import ToolObjects
-from antiphon.app.requests.tools import RequestTools
+from antiphon.app.requests.tools import BUILTIN_TOOL_TYPES, RequestTools
+from antiphon.events.inputs import BuiltinTool
 from antiphon.harmony.tools import VALID_NAME, ToolError, ToolTable
 
 NAMED_TOOL_TYPES = ("function", "custom")
+CALLABLE_TOOL_TYPES = (*NAMED_TOOL_TYPES, *BUILTIN_TOOL_TYPES)
+UNKNOWN_CHOICES = ("local_shell", "tool_search")
+"""Types of tools that `tool_choice` cannot name in OpenAI's API either."""
 _check_model_name = build_check(Annotated[str, Meta(pattern=rf"^{VALID_NAME.pattern}\Z")])
 """The name that the model uses for a tool may have a namespace in front, so it is longer than a tool's own."""
 
@@ -27,9 +31,12 @@ class ToolChoice(Struct, frozen=True):
     allowed_tools: frozenset[str] | None = None
 
 
-def read_tool_choice(sent: Any, offered: RequestTools) -> ToolChoice:
-    """Parses `tool_choice` in the form of Responses. Raises `ApiError` 400, also for two tools with one name."""
-    table = build_table(offered)
+def read_tool_choice(sent: Any, offered: RequestTools, *, single_call: bool = False) -> ToolChoice:
+    """Parses `tool_choice` in the form of Responses. Raises `ApiError` 400, also for two tools with one name.
+
+    `single_call`: the answer may have one call.
+    """
+    table = build_table(offered, single_call=single_call)
     if sent == "required" and not (offered.echo or offered.served):
         raise invalid_value("tool_choice", "Tool choice 'required' must be specified with 'tools' parameter.")
     if sent in ("auto", "none", "required"):
@@ -37,8 +44,10 @@ def read_tool_choice(sent: Any, offered: RequestTools) -> ToolChoice:
     if sent is None:
         return ToolChoice(table)
     kind = sent["type"]
-    if kind in NAMED_TOOL_TYPES:
-        return ToolChoice(table, "required", frozenset({_find_named_tool(sent, table, "tool_choice")}))
+    if kind in CALLABLE_TOOL_TYPES:
+        return ToolChoice(table, "required", frozenset({_find_tool(sent, table, "tool_choice")}))
+    if kind in UNKNOWN_CHOICES:
+        raise invalid_value("tool_choice.type", f"Invalid value: '{kind}'. A tool of this type cannot be chosen.")
     if kind != "allowed_tools":
         raise unsupported_field("tool_choice", f"This server runs no tools of type '{clip_text(kind)}'.")
     mode = require_key(sent, "mode", "tool_choice")
@@ -48,20 +57,32 @@ def read_tool_choice(sent: Any, offered: RequestTools) -> ToolChoice:
     if not allowed:
         raise invalid_value("tool_choice.tools", "Invalid 'tool_choice.tools': at least one tool must be allowed.")
     names = [
-        _find_named_tool(tool, table, f"tool_choice.tools[{index}]")
+        _find_tool(tool, table, f"tool_choice.tools[{index}]")
         for index, tool in enumerate(allowed)
-        if require_key(tool, "type", f"tool_choice.tools[{index}]") in NAMED_TOOL_TYPES
+        if require_key(tool, "type", f"tool_choice.tools[{index}]") in CALLABLE_TOOL_TYPES
     ]
     return ToolChoice(table, mode, frozenset(names))
 
 
-def build_table(offered: RequestTools) -> ToolTable:
+def build_table(offered: RequestTools, *, single_call: bool = False) -> ToolTable:
     """Returns the offered tools as a table for the dialects. Raises `ApiError` if two tools have the same name."""
     try:
-        return ToolTable.from_request(offered.served)
+        return ToolTable.from_request(offered.served, single_call=single_call)
     except ToolError as error:
-        name_path = f"{offered.paths[error.index]}.name"
+        key = "type" if isinstance(offered.served[error.index], BuiltinTool) else "name"
+        name_path = f"{offered.paths[error.index]}.{key}"
         raise invalid_value(name_path, f"Invalid '{name_path}': {error.message}") from None
+
+
+def _find_tool(sent: Mapping[str, Any], table: ToolTable, path: str) -> str:
+    """Returns the `model_name` of a tool. Raises `ApiError` 400 if the request does not offer exactly one."""
+    kind = sent["type"]
+    if kind not in BUILTIN_TOOL_TYPES:
+        return _find_named_tool(sent, table, path)
+    builtin = table.find_builtin(kind)
+    if builtin is None:
+        raise ApiError(400, None, f"Tool choice '{kind}' not found in 'tools' parameter.", "tool_choice")
+    return builtin.model_name
 
 
 def _find_named_tool(sent: Mapping[str, Any], table: ToolTable, path: str) -> str:
@@ -74,7 +95,7 @@ def _find_named_tool(sent: Mapping[str, Any], table: ToolTable, path: str) -> st
     _check_model_name(name, f"{path}.name")
     if namespace is not None:
         check_string(namespace, f"{path}.namespace")
-    same_kind = [tool for tool in table if tool.kind == sent["type"]]
+    same_kind = [tool for tool in table if tool.kind == sent["type"] and tool.builtin is None]
     found = [tool for tool in same_kind if (tool.name, tool.namespace) == (name, namespace)]
     if namespace is None:
         found = found or [tool for tool in same_kind if tool.name == name]

@@ -5,17 +5,28 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
-from antiphon.events.inputs import HOSTED_TOOL_TYPES, CustomTool, FunctionTool, NamespaceTool
+from antiphon.events.inputs import (
+    HOSTED_TOOL_TYPES,
+    BuiltinTool,
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    PatchTool,
+    ShellTool,
+)
 
-RequestTool = FunctionTool | CustomTool | NamespaceTool
+RequestTool = FunctionTool | CustomTool | NamespaceTool | BuiltinTool
 SERVED_TYPES: dict[str, type[RequestTool]] = {
     "function": FunctionTool,
     "custom": CustomTool,
     "namespace": NamespaceTool,
+    "shell": ShellTool,
+    "apply_patch": PatchTool,
 }
+BUILTIN_TOOL_TYPES = ("shell", "apply_patch")
 
 
 class RequestTools(Struct, frozen=True):
@@ -58,13 +69,24 @@ def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
     if not isinstance(kind, str) or kind not in SERVED_TYPES:
         check_object(tool, path)
         check_choice(require_key(tool, "type", path), (*SERVED_TYPES, *sorted(HOSTED_TOOL_TYPES)), f"{path}.type")
+    if kind == "shell":
+        _check_environment(tool.get("environment"), f"{path}.environment.type")
     parsed_tool: RequestTool = decode_value(tool, SERVED_TYPES[str(kind)], path)
+    if isinstance(parsed_tool, BuiltinTool):
+        return parsed_tool
     if isinstance(parsed_tool, NamespaceTool):
         for index, leaf in enumerate(parsed_tool.tools):
             _check_parameters(leaf, f"{path}.tools[{index}].{schema_key}")
     else:
         _check_parameters(parsed_tool, f"{path}.{schema_key}")
     return parsed_tool
+
+
+def _check_environment(environment: Any, path: str) -> None:
+    """Refuses a shell that the server would have to run."""
+    kind = environment.get("type") if isinstance(environment, dict) else None
+    if isinstance(kind, str) and kind != "local":
+        raise invalid_value(path, "Only the environment 'local' is supported: this server runs no shell.")
 
 
 def _check_parameters(tool: FunctionTool | CustomTool, path: str) -> None:

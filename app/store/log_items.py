@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.responses.input_items import read_item
+from antiphon.events.builtin_calls import ApplyPatchCall, ShellCall
 from antiphon.events.inputs import AnyInput
 from antiphon.events.items import CustomToolCall, FunctionCall
 from antiphon.events.response import OutputItem
@@ -16,8 +17,14 @@ from antiphon.events.stream import ItemDone, LifecycleEvent
 def output_as_input(output: Iterable[OutputItem]) -> Iterator[AnyInput]:
     """Yields the output of a response as input items. Incomplete calls are skipped: no client acted on them."""
     for item in output:
-        if not (isinstance(item, FunctionCall | CustomToolCall) and item.status == "incomplete"):
+        if not _is_cut_call(item):
             yield read_item(msgspec.to_builtins(item), "previous_response_id")
+
+
+def _is_cut_call(item: OutputItem) -> bool:
+    if isinstance(item, ApplyPatchCall):
+        return item.status != "completed"
+    return isinstance(item, FunctionCall | CustomToolCall | ShellCall) and item.status == "incomplete"
 
 
 def conversation_items(log: EventLog) -> list[AnyInput]:

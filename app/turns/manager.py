@@ -26,7 +26,7 @@ from antiphon.app.turns.stored_history import with_ids
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
 from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput
-from antiphon.state.drafts import ReasoningOutput
+from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 
 MAX_PUBLISH_WAIT_S = 2.0
@@ -54,7 +54,7 @@ class TurnManager:
         *,
         clock: Callable[[], float] = time.time,
         new_id: NewId = new_id,
-        reasoning_output: ReasoningOutput = "content",
+        output_settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
         sealer: Sealer | None = None,
         on_turn_end: Callable[[str, TurnStats], None] | None = None,
@@ -62,7 +62,7 @@ class TurnManager:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end = capacity, on_turn_end
         self.clock, self._new_id = clock, new_id
-        self._reasoning_output: ReasoningOutput = reasoning_output
+        self._output_settings = output_settings
         self._timeouts = timeouts
         self._renderer = PromptRenderer(timeouts.render_cpu_limit_s)
         self._running: dict[str, Turn] = {}
@@ -216,7 +216,7 @@ class TurnManager:
             model.format,
             new_id=self._new_id,
             clock=lambda: int(self.clock()),
-            reasoning_as=self._reasoning_output,
+            settings=self._output_settings,
             seal=partial(self.sealer.seal, prompt.owner),
         )
         turn = Turn(

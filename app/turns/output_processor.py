@@ -18,9 +18,9 @@ from antiphon.events.items import Compaction, Logprob, TopLogprob
 from antiphon.events.response import InputTokensDetails, OutputTokensDetails, Usage
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from antiphon.state.drafts import ReasoningOutput
+from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
-from antiphon.state.machine import Machine
+from antiphon.state.machine import STOPPED_IN_CALL, Machine
 from antiphon.state.segments import Close, CompleteItem, Say, Segment
 from antiphon.state.table import IllegalInput, State
 
@@ -40,7 +40,7 @@ class OutputProcessor:
         *,
         new_id: NewId,
         clock: Callable[[], int],
-        reasoning_as: ReasoningOutput = "content",
+        settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         seal: Callable[[Purpose, str], str] = lambda _, text: text,
     ) -> None:
         self._format, self._spec, self._prompt = form, spec, prompt
@@ -67,7 +67,7 @@ class OutputProcessor:
             clock=clock,
             usage=self._build_usage,
             seal=(lambda text: seal("reasoning", text)) if spec.encrypt_reasoning else None,
-            reasoning_output=reasoning_as,
+            settings=settings,
         )
 
     @property
@@ -120,8 +120,8 @@ class OutputProcessor:
         self._process_segments(segments)
         if self.is_ended:
             return
-        if self._reader.call_failed:
-            self._events += self.machine.stop()
+        if self._reader.call_failed:  # between two files of a patch, no item is open, and the call has failed still
+            self.fail("server_error", STOPPED_IN_CALL)
         elif chunk.finish:
             self._finish_turn(chunk)
 
@@ -169,8 +169,14 @@ class OutputProcessor:
                 return
             for held in self._stops.release_held():
                 self._feed_segment(held)
-            if not self.is_ended:
-                self._events += self.machine.stop() if chunk.finish == "stop" else self.machine.cut()
+            if self.is_ended:
+                return
+            if chunk.finish != "stop":
+                self._events += self.machine.cut()
+            elif self._reader.call_failed:
+                self.fail("server_error", STOPPED_IN_CALL)
+            else:
+                self._events += self.machine.stop()
 
     def _finish_prefill(self, chunk: Chunk) -> None:
         """Ends a prefill-only turn. Its one token only shows that the prompt was read, and is not output."""

@@ -82,7 +82,8 @@ class PromptRenderer:
             prompt = self._truncate(model, spec, prompt)
         if spec.max_prompt_tokens is not None:
             prompt = _keep_last_tokens(prompt, spec.max_prompt_tokens)
-        if not spec.prompt_input.needs_grammar:
+        can_follow_grammar = model.engine.info.capabilities.grammar or spec.prompt_input.promises_grammar
+        if not spec.prompt_input.needs_grammar or not can_follow_grammar:
             return prompt
         grammar = model.format.build_grammar(prompt.prompt, spec.prompt_input)
         if grammar is None:

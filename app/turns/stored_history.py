@@ -25,7 +25,16 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 
-ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+}
 """Id prefix for each item type; `item` for any other type."""
 MAX_CHAIN_ITEMS = 100_000
 """Maximum number of items in a chain: every turn processes all of them."""

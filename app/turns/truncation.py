@@ -9,19 +9,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from antiphon.events.inputs import (
-    AnyInput,
-    InputCustomCall,
-    InputCustomOutput,
-    InputFunctionCall,
-    InputFunctionOutput,
-    InputMessage,
-    InputReasoning,
-)
+from antiphon.events.inputs import AnyInput, InputCall, InputMessage, InputOutput, InputReasoning
 from antiphon.harmony.format import PromptInput
-
-AnyCall = InputFunctionCall | InputCustomCall
-AnyOutput = InputFunctionOutput | InputCustomOutput
 
 
 def truncate_input(conversation: PromptInput, fits: Callable[[PromptInput], bool]) -> PromptInput | None:
@@ -57,13 +46,13 @@ def list_units(items: Sequence[AnyInput]) -> list[frozenset[int]]:
     for index, item in enumerate(items):
         if index == newest_user or (isinstance(item, InputMessage) and item.role in ("system", "developer")):
             continue
-        if isinstance(item, AnyOutput) and item.call_id in unit_of_call:
+        if isinstance(item, InputOutput) and item.call_id in unit_of_call:
             unit_of_call[item.call_id].add(index)
             continue
         if not after_reasoning:
             units.append(set())
         units[-1].add(index)
-        if isinstance(item, AnyCall):
+        if isinstance(item, InputCall):
             unit_of_call[item.call_id] = units[-1]
         after_reasoning = isinstance(item, InputReasoning)
     return [frozenset(unit) for unit in units]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import openai_harmony as library  # type: ignore[import-untyped] # the library has no type information
+from msgspec.structs import replace
 from openai_harmony import Author, HarmonyEncoding, Role
 
 from antiphon.events.inputs import (
@@ -25,9 +26,12 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.harmony import grammar
-from antiphon.harmony.format import THINKING_SWITCHES, PromptInput, VocabularyCodec, answer_constraints
+from antiphon.harmony.calls.builtin.reader import read_builtin_calls
+from antiphon.harmony.format import THINKING_SWITCHES, OutputReader, PromptInput, VocabularyCodec, answer_constraints
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
 from antiphon.harmony.passthrough import Passthrough
+from antiphon.harmony.prompt.builtin_items import show_builtin_calls
+from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK
 from antiphon.harmony.prompt.messages import content_text, is_instruction, reasoning_text, system_text
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
@@ -47,6 +51,12 @@ _EFFORTS = {
 _FREEFORM_NOTE = (
     "Freeform: the message to this tool is its raw input text, as it is, with content type code and without JSON."
 )
+_PATCH_PARAMETERS = {
+    "type": "string",
+    "description": "Formatted patch code",
+    "default": "*** Begin Patch\n*** End Patch\n",
+}
+"""Parameters of `apply_patch` with which gpt-oss was trained. Source: openai/gpt-oss, gpt_oss/chat.py."""
 
 
 @cache
@@ -114,6 +124,7 @@ class GptOssFormat(VocabularyCodec):
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation for the model. Raises `RenderError`."""
         _refuse_options(prompt_input)
+        prompt_input = replace(prompt_input, items=show_builtin_calls(prompt_input.items, prompt_input.tools))
         try:
             prefix = library.Conversation.from_messages(_head_messages(prompt_input, now))
             tokens = [
@@ -126,9 +137,9 @@ class GptOssFormat(VocabularyCodec):
             raise RenderError(f"The conversation cannot be rendered for this model: {error}"[:300], "input") from error
         return RenderedPrompt(tuple(tokens), self.decode(tokens))
 
-    def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> GptOssReader:  # noqa: ARG002 - every prompt ends the same way
+    def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> OutputReader:  # noqa: ARG002 - every prompt ends the same way
         """Returns a reader for the answer to this prompt."""
-        return GptOssReader(self._alphabet, prompt_input)
+        return read_builtin_calls(GptOssReader(self._alphabet, prompt_input), prompt_input)
 
     def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:  # noqa: ARG002 - every prompt ends the same way
         """Returns the grammar of well-formed answers: reasoning and preambles, then a final message or a call.
@@ -197,7 +208,11 @@ def _head_messages(conversation: PromptInput, now: datetime) -> list[library.Mes
     messages = [
         library.Message.from_role_and_content(Role.SYSTEM, system.with_conversation_start_date(f"{now:%Y-%m-%d}"))
     ]
-    instructions, tools = system_text(conversation), [_describe_tool(tool) for tool in _shown_tools(conversation)]
+    shown_tools = _shown_tools(conversation)
+    patch_tool = shown_tools.find_builtin("apply_patch")
+    patch_text = f"# {patch_tool.model_name}\n\n{patch_tool.description}" if patch_tool else ""
+    instructions = PARAGRAPH_BREAK.join(filter(None, (system_text(conversation), patch_text)))
+    tools = [_describe_tool(tool) for tool in shown_tools]
     if instructions or tools:
         developer = library.DeveloperContent.new()
         developer = developer.with_instructions(instructions) if instructions else developer
@@ -207,6 +222,8 @@ def _head_messages(conversation: PromptInput, now: datetime) -> list[library.Mes
 
 
 def _describe_tool(tool: ToolSpec) -> library.ToolDescription:
+    if tool.builtin == "apply_patch":  # as in training, where the developer message explains the format
+        return library.ToolDescription.new(tool.model_name, "Patch a file", _PATCH_PARAMETERS)
     description = f"{tool.description}\n{_FREEFORM_NOTE}".strip() if tool.kind == "custom" else tool.description
     if definition := getattr(tool.format, "definition", ""):
         description = f"{description}\nIts text must match this grammar:\n{definition}"

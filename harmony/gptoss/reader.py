@@ -18,6 +18,8 @@ from antiphon.harmony.tools import INPUT, ToolSpec
 
 MARKERS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _PHASES: dict[str, Phase] = {"commentary": "commentary", "final": "final_answer"}
+INVENTED_SHELL = "container.exec"
+"""Recipient by which the model calls a shell that was not named so."""
 _ANY_CONTROL = literals(controls=True)
 
 
@@ -82,6 +84,9 @@ class GptOssReader(TapeReader):
         """Returns the tool that the message calls, or None if it is not a call."""
         if not header.recipient or not (header.has_message_marker or self._text_ahead().startswith("{")):
             return None
+        shell = self.find_builtin_tool("shell")
+        if header.recipient == INVENTED_SHELL and shell is not None:
+            return shell
         try:
             return self.require_tool(header.recipient.removeprefix("functions."))
         except MalformedText:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from antiphon.events.items import Annotation, Logprob, Phase
+from antiphon.harmony.builtin_tools import BuiltinKind
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.parsing import schema_values
 from antiphon.harmony.parsing.tape import HoldBackExceeded, MalformedText, Parser, Tape
@@ -97,6 +98,10 @@ class TapeReader:
             return ToolSpec(model_name=flat, name=flat, kind=kind)
         raise MalformedText(flat)
 
+    def find_builtin_tool(self, kind: BuiltinKind) -> ToolSpec | None:
+        """Returns the built-in tool of this type if it can be called."""
+        return self._tools.find_builtin(kind) if self._callable else None
+
     def is_offered(self, tool: ToolSpec) -> bool:
         """Tells whether a tool was offered. An unknown one was not."""
         return self._tools.find_tool(tool.model_name) is not None
@@ -111,7 +116,7 @@ class TapeReader:
         self.tape.release()
         self.open_call = tool
         self.num_calls += 1
-        self._segments.append(Call(tool.name, tool.kind, call_id, tool.namespace))
+        self._segments.append(Call(tool.name, tool.builtin or tool.kind, call_id, tool.namespace))
 
     def take_arguments(self, count: int) -> None:
         """Emits the next characters as arguments, unchanged."""

@@ -62,6 +62,6 @@ def freeform_instructions(text: str, tools: ToolTable, escaper: SpecialTokenEsca
 
 
 def _describe_tool(tool: ToolSpec) -> str:
-    definition = getattr(tool.format, "definition", "")
+    definition = "" if tool.builtin else getattr(tool.format, "definition", "")  # its description explains the format
     rules = f"\nIts text must match this grammar:\n{definition}" if definition else ""
     return f"{tool.description or 'no description'}{rules}"

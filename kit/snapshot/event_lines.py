@@ -52,14 +52,14 @@ def _format_position(event: Json) -> str:
     item = f"{event['item_id']} " if "item_id" in event else ""
     if "output_index" not in event:
         return item
-    inner = event.get("content_index", event.get("summary_index"))
+    inner = next((event[key] for key in ("content_index", "summary_index", "command_index") if key in event), None)
     return f"[{event['output_index']}{'' if inner is None else f'.{inner}'}] {item}"
 
 
 def _format_payload(event: Json, options: LineOptions) -> str:
     if isinstance(event.get("response"), Mapping):
         return format_response(event["response"], options)
-    for key in ("delta", "text", "refusal", "arguments", "input", "code", "command"):
+    for key in ("delta", "text", "refusal", "arguments", "input", "code", "command", "diff"):
         if key in event and event.get("type") != "error":
             scored = f"  {_format_logprobs(event['logprobs'])}" if event.get("logprobs") else ""
             return _dump_json(event[key]) + scored

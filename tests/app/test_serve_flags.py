@@ -124,6 +124,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "pack_cache_gib": (["--pack-cache-gib", "1.5"], {"engine.pack_cache_gib": 1.5}),
     "deterministic": (["--deterministic"], {"engine.deterministic": True}),
     "reasoning_output": (["--reasoning-output", "both"], {"settings.reasoning_output": "both"}),
+    "apply_patch_diffs": (["--apply-patch-diffs"], {"settings.apply_patch_diffs": True}),
     "store": (["--store", "a/b.db"], {"settings.store_file": Path("a/b.db")}),
     "encryption_key_file": (["--encryption-key-file", "k"], {"settings.encryption_key_file": Path("k")}),
     "store_retention_days": (["--store-retention-days", "2.5"], {"settings.store_retention_days": 2.5}),

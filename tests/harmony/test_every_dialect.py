@@ -294,7 +294,7 @@ def draw_output_under_grammar(
         bias = matcher.compute_logit_bias()
         allowed = [token for token, weight in enumerate(bias) if weight]
         stops = [token for token in allowed if token == stop_token]
-        if stops and (len(tokens) > 60 or rng.random() < 0.5):
+        if stops and (stops == allowed or len(tokens) > 60 or rng.random() < 0.5):
             return tokens
         markers = [token for token in allowed if token >= 256 and token not in stops]
         # Few bytes lead to the end of a call, so the characters of calls are drawn more often.

@@ -51,6 +51,8 @@ class Case:
     """Endpoints through which the case is read."""
     reasoning_output: ReasoningOutput = "content"
     """Setting of the server."""
+    patch_diffs: bool = False
+    """Setting of the server."""
     cached_tokens: int = 0
     """Prompt tokens that the engine reports as read from its cache."""
     chars_before_refusal: int | None = None

@@ -30,6 +30,7 @@ from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt
+from antiphon.state.drafts import OutputSettings
 from antiphon.state.segments import Refuse, Say, Segment
 from tests.serving import scripted_registry
 from tests.snapshots.cases import TOOLS, Case
@@ -181,8 +182,9 @@ load_case_format = functools.cache(bytes_format)
 
 def make_case_manager(case: Case, options: dict[str, Any]) -> TurnManager:
     timeouts = {"timeouts": TurnTimeouts(keepalive_after_s=KEEPALIVE_AFTER_S)} if case.waits else {}
+    settings = OutputSettings(reasoning=case.reasoning_output, patch_diffs=case.patch_diffs)
     return make_turn_manager(
-        **{"reasoning_output": case.reasoning_output, "sealer": PlainSealer(b"x" * KEY_BYTES)} | timeouts | options
+        **{"output_settings": settings, "sealer": PlainSealer(b"x" * KEY_BYTES)} | timeouts | options
     )
 
 

@@ -6,8 +6,10 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from antiphon.app.base.errors import ApiError
+from antiphon.state.drafts import OutputSettings
 from tests.invariants import check_stream
 from tests.snapshots import event_lines
+from tests.snapshots.builtin_cases import BUILTIN_CASES
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.extra_cases import EXTRA_CASES
 from tests.snapshots.run_case import CaseResult, read_chat, read_completion, read_message, read_responses
@@ -34,6 +36,14 @@ async def test_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
     chunks = map(event_lines.format_completion_chunk, completion.data)
     text += "\n".join(["\nCompletions", *chunks, *_format_error(completion), ""])
     assert text == case_snapshot(name=case.name)
+
+
+@pytest.mark.parametrize("case", BUILTIN_CASES, ids=lambda case: case.name)
+@pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot name")  # as above
+async def test_builtin_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
+    result = await read_responses(case)
+    check_stream(result.data)
+    assert _format_case(case, result, None) == case_snapshot(name=case.name)
 
 
 OLDER_SDK_FIELDS = {
@@ -65,6 +75,7 @@ def _format_case(case: Case, response_result: CaseResult | None, chat_result: Ca
         lines.append("#   and is cancelled" if case.cancel else "#   and is cut by the token limit")
     settings = case.request | (case.responses if "responses" in case.faces else case.chat)
     lines += [f"# the request: {json.dumps(settings)}"] if settings else []
+    lines += ["# the server: --apply-patch-diffs"] if case.patch_diffs else []
     lines += [f"# reasoning is told as: {case.reasoning_output}"] if case.reasoning_output != "content" else []
     numbers = event_lines.IdNumbers()
     if response_result is not None:
@@ -94,8 +105,8 @@ def _format_error(result: CaseResult) -> list[str]:
 @pytest.mark.parametrize("case", [case for case in CASES if "reasoning" in case.name], ids=lambda case: case.name)
 async def test_reasoning_told_as_summaries(case: Case, reasoning_output: str) -> None:
     default = await read_chat(case)
-    result = await read_responses(case, reasoning_output=reasoning_output)
-    with_summaries = await read_chat(case, reasoning_output=reasoning_output)
+    result = await read_responses(case, output_settings=OutputSettings(reasoning=reasoning_output))
+    with_summaries = await read_chat(case, output_settings=OutputSettings(reasoning=reasoning_output))
     check_stream(result.data)
     assert not isinstance(default.reply, ApiError) and not isinstance(with_summaries.reply, ApiError)
     assert json.loads(default.reply)["choices"] == json.loads(with_summaries.reply)["choices"], (
@@ -104,6 +115,6 @@ async def test_reasoning_told_as_summaries(case: Case, reasoning_output: str) ->
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
-    names = [case.name for case in (*CASES, *EXTRA_CASES)]
+    names = [case.name for case in (*CASES, *EXTRA_CASES, *BUILTIN_CASES)]
     assert len(set(names)) == len(names)
     assert {path.stem for path in SNAPSHOT_FOLDER.glob("*.txt")} == set(names)

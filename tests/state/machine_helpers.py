@@ -7,7 +7,7 @@ from antiphon.events.base import Event
 from antiphon.events.items import Compaction, UrlCitation
 from antiphon.events.response import Response, Usage
 from antiphon.events.sse import encode_event
-from antiphon.state.drafts import ReasoningOutput, Seal
+from antiphon.state.drafts import OutputSettings, ReasoningOutput, Seal
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Arguments, Call, Cite, Close, CompleteItem, Refuse, Say, Setting, Think
 
@@ -34,7 +34,7 @@ def create_machine(
 ) -> Machine:
     return Machine(
         INITIAL_RESPONSE, new_id=CountedIds(), clock=lambda: 200, usage=lambda: USAGE,
-        reasoning_output=reasoning_output, seal=seal, patch_diffs=patch_diffs,
+        settings=OutputSettings(reasoning=reasoning_output, patch_diffs=patch_diffs), seal=seal,
     )  # fmt: skip
 
 

@@ -75,7 +75,7 @@ ToolChoiceField = Annotated[
     Annotated[Literal["none", "auto", "required"] | dict[str, Any], Checked(check_tool_choice)] | None,
     FieldRule(
         "honoured",
-        "`auto`, `none`, `required`, a named `function` or `custom` tool, or `allowed_tools`. Enforced in sampling.",
+        "`auto`, `none`, `required`, a named tool, or `allowed_tools`. Enforced in sampling.",
     ),
 ]
 ParallelCallsField = Annotated[

@@ -13,11 +13,9 @@ from antiphon.app.requests.tools import RequestTools
 from antiphon.events.inputs import (
     AnyInput,
     CompactionInput,
-    InputCustomCall,
-    InputCustomOutput,
-    InputFunctionCall,
-    InputFunctionOutput,
+    InputCall,
     InputMessage,
+    InputOutput,
     InputReasoning,
 )
 from antiphon.events.items import ReasoningText
@@ -79,21 +77,17 @@ def check_calls(items: Iterable[AnyInput], param: str = "input") -> None:
     """Checks that each output follows its call and each call has an output. Raises `ApiError` 400, as OpenAI does."""
     answered_calls: dict[tuple[str, str], bool] = {}
     for item in items:
-        if isinstance(item, InputFunctionCall | InputCustomCall):
-            answered_calls[_call_kind(item), item.call_id] = False
-        elif isinstance(item, InputFunctionOutput | InputCustomOutput):
-            key = _call_kind(item), item.call_id
+        if isinstance(item, InputCall):
+            answered_calls[item.label, item.call_id] = False
+        elif isinstance(item, InputOutput):
+            key = item.label, item.call_id
             if key not in answered_calls:
-                message = f"No tool call found for {key[0]} output with call_id {clip_text(item.call_id)}."
+                message = f"No tool call found for {item.label} output with call_id {clip_text(item.call_id)}."
                 raise ApiError(400, None, message, param)
             answered_calls[key] = True
-    for (kind, call_id), is_answered in answered_calls.items():
+    for (label, call_id), is_answered in answered_calls.items():
         if not is_answered:
-            raise ApiError(400, None, f"No tool output found for {kind} {clip_text(call_id)}.", param)
-
-
-def _call_kind(item: AnyInput) -> str:
-    return "function call" if isinstance(item, InputFunctionCall | InputFunctionOutput) else "custom tool call"
+            raise ApiError(400, None, f"No tool output found for {label} {clip_text(call_id)}.", param)
 
 
 def decrypt_items(earlier: Iterable[AnyInput], sent: Iterable[AnyInput], decrypt: Decrypt) -> tuple[AnyInput, ...]:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.app.base.errors import (
+    ApiError,
     clip_text,
     invalid_type,
     invalid_value,
@@ -36,7 +37,11 @@ from antiphon.events.inputs import (
     InputFunctionOutput,
     InputMessage,
     InputPart,
+    InputPatchCall,
+    InputPatchOutput,
     InputReasoning,
+    InputShellCall,
+    InputShellOutput,
     ItemReference,
 )
 
@@ -47,6 +52,10 @@ ITEM_TYPES: dict[str, type[AnyInput]] = {
     "function_call_output": InputFunctionOutput,
     "custom_tool_call": InputCustomCall,
     "custom_tool_call_output": InputCustomOutput,
+    "shell_call": InputShellCall,
+    "shell_call_output": InputShellOutput,
+    "apply_patch_call": InputPatchCall,
+    "apply_patch_call_output": InputPatchOutput,
     "item_reference": ItemReference,
     "additional_tools": AdditionalToolsInput,
     "compaction": CompactionInput,
@@ -74,6 +83,7 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
         raise missing_field(param)
     compact = is_trigger(value[-1])
     items: list[AnyInput] = []
+    ids: set[str] = set()
     for index, entry in enumerate(value[:-1] if compact else value):
         path = f"{param}[{index}]"
         item = read_item(entry, path)
@@ -81,6 +91,10 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
             item = _resolve_reference(item, path, lookup, param)
         elif isinstance(item, InputReasoning):
             item = _restore_reasoning(item, path, lookup)
+        if item.id in ids:
+            message = f"Duplicate item found with id {clip_text(item.id)}. Remove duplicate items from your input and "
+            raise ApiError(400, None, f"{message}try again.", param)
+        ids.update(filter(None, (item.id,)))
         items.append(item)
     return RequestInput(tuple(items), additional_tools(items), compact)
 

@@ -68,7 +68,6 @@ async def add_response(
     numbers = itertools.count()
     machine = Machine(
         response, new_id=lambda prefix: f"{prefix}_{name}{next(numbers)}", clock=lambda: 2, usage=lambda: USAGE,
-        reasoning_output="content", seal=None,
     )  # fmt: skip
     log = EventLog(response, owner, with_ids(tuple(items), response.id))
     log.append_step(machine.begin())

@@ -7,6 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from antiphon.app.requests.responses.input_items import read_item
 from antiphon.app.turns.prompt_token_cache import (
     BYTES_PER_TOKEN,
     MAX_COMPARED_TURNS,
@@ -19,15 +20,30 @@ from antiphon.app.turns.prompt_token_cache import (
     _prefix_keys,
     _size_tokens,
 )
+from antiphon.events.builtin_calls import (
+    ApplyPatchCall,
+    CreateFile,
+    DeleteFile,
+    ShellAction,
+    ShellCall,
+    ShellExit,
+    ShellOutput,
+    UpdateFile,
+)
 from antiphon.events.inputs import (
     AnyInput,
     FunctionTool,
     InputFunctionCall,
     InputFunctionOutput,
     InputMessage,
+    InputPatchOutput,
     InputReasoning,
+    InputShellOutput,
+    PatchTool,
+    ShellTool,
 )
 from antiphon.events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
+from antiphon.events.response import OutputItem
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt
@@ -79,6 +95,57 @@ def test_call_is_rendered_with_its_generated_tokens(dialect: str) -> None:
     assert following.prompt.tokens[: len(tokens)] == tokens
     remaining = model_format.decode(following.prompt.tokens[len(tokens) :])
     assert "2" in remaining and following.prompt.text.endswith(remaining)
+
+
+PATCH_TEXT = "*** Begin Patch\n*** Add File: a\n+x\n*** Update File: b\n@@\n-y\n+z\n*** Delete File: c\n*** End Patch"
+PATCHES = [CreateFile(path="a", diff="+x\n"), UpdateFile(path="b", diff="@@\n-y\n+z\n"), DeleteFile(path="c")]
+COMMANDS = ShellAction(commands=("ls", 'echo "é"'), timeout_ms=5)
+BUILTIN_TURNS: dict[str, tuple[str, list[OutputItem], list[AnyInput]]] = {
+    "patch of three files": (
+        "apply_patch",
+        [
+            ApplyPatchCall(id=f"apc_{number}", status="completed", call_id=f"call_{number}", operation=operation)
+            for number, operation in enumerate(PATCHES)
+        ],
+        [InputPatchOutput(call_id=f"call_{number}", status="completed") for number in range(len(PATCHES))],
+    ),
+    "two commands": (
+        "shell",
+        [ShellCall(id="sh_1", status="completed", call_id="call_1", action=COMMANDS)],
+        [InputShellOutput(call_id="call_1", output=(ShellOutput(stdout="a", outcome=ShellExit(exit_code=0)),))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILTIN_TURNS)
+@pytest.mark.parametrize("dialect", CALL_TEXTS)
+def test_builtin_call_is_rendered_with_its_generated_tokens(dialect: str, name: str) -> None:
+    tool, output, results = BUILTIN_TURNS[name]
+    arguments = PATCH_TEXT if tool == "apply_patch" else '{"commands":["ls","echo \\"é\\""],"timeout_ms":5}'
+    texts = {
+        ("hermes", "apply_patch"): f"<tool_call>\n<custom=apply_patch>\n{arguments}\n</custom>\n</tool_call><|im_end|>",
+        ("hermes", "shell"): f'<tool_call>\n{{"name":"shell","arguments":{arguments}}}\n</tool_call><|im_end|>',
+        (
+            "gpt-oss",
+            "apply_patch",
+        ): f"<|channel|>commentary to=functions.apply_patch <|constrain|>code<|message|>{arguments}\n<|call|>",
+        (
+            "gpt-oss",
+            "shell",
+        ): f"<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{arguments}<|call|>",
+    }
+    model_format, history = bytes_format(dialect), TokenHistory()
+    tools = ToolTable.from_request([ShellTool(), PatchTool()])
+
+    def render(*items: AnyInput) -> TurnPrompt:
+        return history.render(model_format, "me", PromptInput(items=items, tools=tools), NOW)
+
+    first, tokens = render(QUESTION), tuple(model_format.encode(texts[dialect, tool]))
+    history.add_turn(FinishedTurn(first, tokens, tuple(output)))
+    resent = [read_item(msgspec.to_builtins(item), "input") for item in output]
+    following = render(QUESTION, *resent, *results)
+    spoken = first.prompt.tokens + tokens
+    assert following.prompt.tokens[: len(spoken)] == spoken
 
 
 @pytest.mark.parametrize("dialect", CALL_TEXTS)

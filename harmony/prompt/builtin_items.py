@@ -1,0 +1,140 @@
+"""Earlier calls of built-in tools, as the model reads them: like calls of other tools, with outputs as text.
+
+Adjacent patches become one call, because a model writes the changes of several files as one. So the prompt repeats what
+the model wrote, and the engine finds it in its prefix cache.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from antiphon.events.builtin_calls import CreateFile, DeleteFile, PatchOperation, ShellExit, ShellTimeout
+from antiphon.events.inputs import (
+    AnyInput,
+    InputCustomCall,
+    InputCustomOutput,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputPatchCall,
+    InputPatchOutput,
+    InputShellCall,
+    InputShellOutput,
+)
+from antiphon.harmony.tools import ToolTable
+
+_BUILTIN_ITEMS = InputShellCall | InputShellOutput | InputPatchCall | InputPatchOutput
+
+
+def show_builtin_calls(items: Sequence[AnyInput], tools: ToolTable) -> tuple[AnyInput, ...]:
+    """Returns the items with those of built-in tools as calls and outputs of functions and custom tools."""
+    if not any(isinstance(item, _BUILTIN_ITEMS) for item in items):
+        return tuple(items)
+    return tuple(_BuiltinItems(items, tools).convert_items())
+
+
+class _PatchRun(Struct):
+    """Adjacent patches, shown as one call, and their outputs. `is_answered`: the outputs have been shown."""
+
+    calls: list[InputPatchCall]
+    outputs: list[InputPatchOutput]
+    is_answered: bool = False
+
+
+class _BuiltinItems:
+    """Converts the items of one conversation."""
+
+    def __init__(self, items: Sequence[AnyInput], tools: ToolTable) -> None:
+        self._items = items
+        self._shell_name, self._patch_name = tools.builtin_name_of("shell"), tools.builtin_name_of("apply_patch")
+        self._shell_calls = {item.call_id: item for item in items if isinstance(item, InputShellCall)}
+        self._run_of_call: dict[str, _PatchRun] = {}
+        self._find_runs()
+
+    def _find_runs(self) -> None:
+        run: _PatchRun | None = None  # the one that the next item continues
+        for item in self._items:
+            if isinstance(item, InputPatchCall):
+                run = run or _PatchRun([], [])
+                run.calls.append(item)
+                self._run_of_call[item.call_id] = run
+                continue
+            run = None
+            if isinstance(item, InputPatchOutput) and item.call_id in self._run_of_call:
+                self._run_of_call[item.call_id].outputs.append(item)
+
+    def convert_items(self) -> Iterator[AnyInput]:
+        """Yields the items that the model reads."""
+        for item in self._items:
+            match item:
+                case InputShellCall():
+                    arguments = _write_commands(item)
+                    yield InputFunctionCall(call_id=item.call_id, name=self._shell_name, arguments=arguments)
+                case InputShellOutput():
+                    text = _write_shell_output(item, self._shell_calls.get(item.call_id))
+                    yield InputFunctionOutput(call_id=item.call_id, output=text)
+                case InputPatchCall():
+                    calls = self._run_of_call[item.call_id].calls
+                    if calls[0] is item:
+                        patch = write_patch([call.operation for call in calls])
+                        yield InputCustomCall(call_id=item.call_id, name=self._patch_name, input=patch)
+                case InputPatchOutput():
+                    yield from self._convert_patch_output(item)
+                case _:
+                    yield item
+
+    def _convert_patch_output(self, item: InputPatchOutput) -> Iterator[AnyInput]:
+        run = self._run_of_call.get(item.call_id)
+        if run is None:
+            yield InputCustomOutput(call_id=item.call_id, output=_write_outcome(item))
+        elif not run.is_answered:
+            run.is_answered = True
+            text = _write_outcome(item) if len(run.calls) == 1 else _write_outcomes(run)
+            yield InputCustomOutput(call_id=run.calls[0].call_id, output=text)
+
+
+def write_patch(operations: Sequence[PatchOperation]) -> str:
+    """Returns the operations as one patch."""
+    return "".join(("*** Begin Patch\n", *map(_write_operation, operations), "*** End Patch"))
+
+
+def _write_operation(operation: PatchOperation) -> str:
+    if isinstance(operation, DeleteFile):
+        return f"*** Delete File: {operation.path}\n"
+    verb = "Add" if isinstance(operation, CreateFile) else "Update"
+    line_end = "" if operation.diff.endswith("\n") else "\n"
+    return f"*** {verb} File: {operation.path}\n{operation.diff}{line_end}"
+
+
+def _write_commands(call: InputShellCall) -> str:
+    action = call.action
+    settings = {"timeout_ms": action.timeout_ms, "max_output_length": action.max_output_length}
+    arguments = {"commands": action.commands} | {key: value for key, value in settings.items() if value is not None}
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _write_shell_output(item: InputShellOutput, call: InputShellCall | None) -> str:
+    """Returns what the commands printed, cut to the length that the model asked for."""
+    commands = call.action.commands if call else ()
+    lines: list[str] = []
+    for index, output in enumerate(item.output):
+        lines += [f"$ {commands[index]}"] if index < len(commands) else []
+        lines += [output.stdout.rstrip("\n")] if output.stdout else []
+        lines += ["[stderr]", output.stderr.rstrip("\n")] if output.stderr else []
+        if isinstance(output.outcome, ShellExit) and output.outcome.exit_code:
+            lines.append(f"[exit code {output.outcome.exit_code}]")
+        elif isinstance(output.outcome, ShellTimeout):
+            lines.append("[timed out]")
+    text, limit = "\n".join(lines), item.max_output_length or (call.action.max_output_length if call else None)
+    if limit is None or len(text) <= limit:
+        return text
+    return f"{text[:limit]}\n[{len(text) - limit} more characters were left out]"
+
+
+def _write_outcomes(run: _PatchRun) -> str:
+    paths = {call.call_id: call.operation.path for call in run.calls}
+    return "\n".join(f"{paths[output.call_id]}: {_write_outcome(output)}" for output in run.outputs)
+
+
+def _write_outcome(item: InputPatchOutput) -> str:
+    return f"{item.status}: {item.output}" if item.output else item.status
