@@ -74,6 +74,8 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     tool_choice: Literal["auto", "none", "required"] = "auto"
     allowed_tools: frozenset[str] | None = None
     """Model names of the tools that may be called; None for all. The prompt shows the others too."""
+    forbids_calls: bool = False
+    """True if no tool may be called, although the prompt shows them."""
     single_call: bool = False
     """Limits the answer to one call."""
     output_constraint: OutputConstraint | None = None
@@ -91,7 +93,7 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     @property
     def callable_tools(self) -> tuple[ToolSpec, ...]:
         """Tools that may be called now."""
-        if self.tool_choice == "none":
+        if self.tool_choice == "none" or self.forbids_calls:
             return ()
         return tuple(tool for tool in self.tools if self.allowed_tools is None or tool.model_name in self.allowed_tools)
 
@@ -102,8 +104,9 @@ class PromptInput(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_grammar(self) -> bool:
-        """True if the answer should follow a grammar: because the request promises it, or for a built-in tool."""
-        return self.promises_grammar or any(tool.builtin for tool in self.callable_tools)
+        """True if the answer should follow a grammar: the request promises it, or a model errs more without one."""
+        is_silent = self.forbids_calls and self.tool_choice != "none" and len(self.tools) > 0
+        return self.promises_grammar or is_silent or any(tool.builtin for tool in self.callable_tools)
 
     @property
     def promises_grammar(self) -> bool:

@@ -11,8 +11,10 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from antiphon.events import stream as ev
+from antiphon.events.hosted_events import CompactionCompactingEvent
 from antiphon.events.items import (
     Annotation,
+    Compaction,
     ContainerFileCitation,
     Logprob,
     Message,
@@ -233,3 +235,26 @@ class MessageDraft(ItemDraft):
 
     def _build_item(self, status: Status, content: tuple[OutputText | Refusal, ...]) -> Message:
         return Message(id=self._position.item_id, status=status, content=content, phase=self.phase or UNSET)
+
+
+class CompactionDraft(ItemDraft):
+    """A compaction, which is made while the item is open."""
+
+    def open(self) -> None:
+        """Emits the item without content, and its stage."""
+        self._emit_item(ev.ItemAdded, self.freeze())
+        self.emit_stage()
+
+    def emit_stage(self) -> None:
+        """Emits that the compaction is in progress."""
+        self._emitter.emit_at(self._position, CompactionCompactingEvent)
+
+    def settle(self, encrypted_content: str) -> Compaction:
+        """Finishes the item."""
+        item = Compaction(id=self._position.item_id, encrypted_content=encrypted_content)
+        self._emit_item(ev.ItemDone, item)
+        return item
+
+    def freeze(self) -> Compaction:
+        """Returns the item without content, as it was emitted."""
+        return Compaction(id=self._position.item_id, encrypted_content="")

@@ -30,7 +30,15 @@ from antiphon.events.base import Event
 from antiphon.events.items import Status
 from antiphon.events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
 from antiphon.state.call_drafts import CALL_ID_PREFIXES, ShellCallDraft, TextCallDraft, create_call_draft
-from antiphon.state.drafts import ItemDraft, MessageDraft, OutputSettings, PartKind, ReasoningDraft, Seal
+from antiphon.state.drafts import (
+    CompactionDraft,
+    ItemDraft,
+    MessageDraft,
+    OutputSettings,
+    PartKind,
+    ReasoningDraft,
+    Seal,
+)
 from antiphon.state.emitter import EventEmitter, ItemPosition
 from antiphon.state.ids import IdFactory, NewId
 from antiphon.state.segments import (
@@ -38,9 +46,11 @@ from antiphon.state.segments import (
     Call,
     Cite,
     Close,
+    Compact,
     CompleteItem,
     PlacedLogprob,
     Refuse,
+    Result,
     Say,
     Segment,
     Setting,
@@ -51,7 +61,14 @@ from antiphon.state.whitespace import EMPTY_PIECE, TextPiece, split_whitespace
 
 CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
-_SEGMENT_INPUTS = {Cite: Input.CITE, Call: Input.CALL, Close: Input.CLOSE, CompleteItem: Input.COMPLETE_ITEM}
+_SEGMENT_INPUTS = {
+    Cite: Input.CITE,
+    Call: Input.CALL,
+    Close: Input.CLOSE,
+    Compact: Input.COMPACT,
+    Result: Input.RESULT,
+    CompleteItem: Input.COMPLETE_ITEM,
+}
 _PLAIN_TEXT_DRAFTS = (ReasoningDraft, TextCallDraft)
 
 
@@ -135,7 +152,10 @@ class Machine:
         return self._apply_lifecycle(Input.BEGIN)
 
     def keepalive(self) -> list[Event]:
-        """Repeats the latest lifecycle event on a silent stream. Legal before the first item only."""
+        """Repeats the latest lifecycle event on a silent stream, or the stage of what the server does.
+
+        Legal before the first item, and while the server makes the content of one.
+        """
         return self._apply_lifecycle(Input.KEEPALIVE)
 
     def stop(self) -> list[Event]:
@@ -222,6 +242,8 @@ class Machine:
             case Call(kind=kind, call_id=native):
                 position, call_id = self._next_position(CALL_ID_PREFIXES[kind]), self._ids.call_id_for(native)
                 return create_call_draft(segment, position, self._emitter, call_id, self._settings)
+            case Compact():
+                return CompactionDraft(self._next_position("cmp"), self._emitter)
             case _:  # pragma: no cover  # the table opens an item on these inputs only
                 raise AssertionError(segment)
 
@@ -249,6 +271,11 @@ class Machine:
     def _close(self, status: Status = "completed") -> None:
         if self._draft:
             self._output.append(self._draft.close(status))
+        self._draft = None
+
+    def _settle(self) -> None:
+        if isinstance(self._draft, CompactionDraft) and isinstance(self._segment, Result):
+            self._output.append(self._draft.settle(self._segment.encrypted_content))
         self._draft = None
 
     def _cut(self) -> None:
@@ -307,6 +334,9 @@ class Machine:
         self._emitter.emit(ev.InProgress, response=self.response)
 
     def _keepalive(self) -> None:
+        if isinstance(self._draft, CompactionDraft):
+            self._draft.emit_stage()
+            return
         event = ev.Queued if self.state is State.QUEUED else ev.InProgress
         self._emitter.emit(event, response=self.response)
 

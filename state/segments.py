@@ -92,10 +92,20 @@ class Close(Struct, frozen=True, gc=False):
     """The end of the open item, which is complete: the dialect has seen what ends it."""
 
 
+class Compact(Struct, frozen=True, gc=False):
+    """The start of a compaction, during which the model writes a summary that is not part of the output."""
+
+
+class Result(Struct, frozen=True, gc=False):
+    """The end of what the server did: the content of the open compaction."""
+
+    encrypted_content: str
+
+
 class CompleteItem(Struct, frozen=True, gc=False):
     """An item that is complete from its start. The machine mints its id if that is empty."""
 
     item: Compaction | HostedItem
 
 
-Segment = Think | Say | Refuse | Cite | Call | Arguments | Setting | Close | CompleteItem
+Segment = Think | Say | Refuse | Cite | Call | Arguments | Setting | Close | Compact | Result | CompleteItem

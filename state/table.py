@@ -10,7 +10,11 @@ from typing import Literal, NamedTuple
 
 
 class State(Enum):
-    """States of a response. REASONING, MESSAGE and CALL name the open item; in the other states no item is open."""
+    """States of a response. REASONING, MESSAGE and CALL name the open item.
+
+    In RUN, the open item is one whose content the server makes, and the model's text is not output. In the other states
+    no item is open.
+    """
 
     __hash__ = object.__hash__  # Enum's own is Python code, and every look-up of an input calls it
     NEW = auto()
@@ -19,6 +23,7 @@ class State(Enum):
     REASONING = auto()
     MESSAGE = auto()
     CALL = auto()
+    RUN = auto()
     ENDED = auto()
 
 
@@ -39,6 +44,8 @@ class Input(Enum):
     CALL = auto()
     ARGUMENTS = auto()
     CLOSE = auto()
+    COMPACT = auto()
+    RESULT = auto()
     COMPLETE_ITEM = auto()
     STOP = auto()
     CUT = auto()
@@ -48,7 +55,7 @@ class Input(Enum):
 
 Verb = Literal[
     # on the open item
-    "open", "grow", "cite", "close", "cut", "freeze", "insert",
+    "open", "grow", "cite", "close", "settle", "cut", "freeze", "insert",
     # on the held blank
     "hold", "flush", "drop", "discard",
     # on the response
@@ -87,6 +94,7 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.IDLE, _I.REFUSE_BLANK): _make_cell(_S.IDLE, "hold"),
     (_S.IDLE, _I.CALL): _make_cell(_S.CALL, "drop open"),
     (_S.IDLE, _I.CLOSE): _make_cell(_S.IDLE, "drop"),
+    (_S.IDLE, _I.COMPACT): _make_cell(_S.RUN, "drop open"),
     (_S.IDLE, _I.COMPLETE_ITEM): _make_cell(_S.IDLE, "drop insert"),
     (_S.IDLE, _I.STOP): _make_cell(_S.ENDED, "drop complete"),
     (_S.IDLE, _I.CUT): _make_cell(_S.ENDED, "drop incomplete"),
@@ -136,6 +144,12 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.CALL, _I.CUT): _make_cell(_S.ENDED, "freeze incomplete"),
     (_S.CALL, _I.FAIL): _FREEZE_AND_FAIL,
     (_S.CALL, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
+    # The server makes the content of the open item. Its stage is repeated in silence.
+    (_S.RUN, _I.KEEPALIVE): _make_cell(_S.RUN, "keepalive"),
+    (_S.RUN, _I.RESULT): _make_cell(_S.IDLE, "settle"),
+    (_S.RUN, _I.CUT): _make_cell(_S.ENDED, "freeze incomplete"),
+    (_S.RUN, _I.FAIL): _FREEZE_AND_FAIL,
+    (_S.RUN, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
 }
 
 Guard = Literal["no item yet", "same phase", "text part open"]

@@ -359,7 +359,6 @@ def test_usage_equals_the_token_counts_of_the_engine() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"moderation": {"model": "x"}}, "moderation"),
     ],

@@ -75,6 +75,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """True if reasoning items also have `encrypted_content`, for the client to keep."""
     compact: bool = False
     """True if the model writes a summary, which is returned as one encrypted item."""
+    compact_threshold: int | None = None
+    """Number of tokens in a prompt above which the conversation is compacted before the model answers; None: never."""
     truncate: bool = False
     """True if the oldest items are left out when the prompt does not fit."""
     prefill_only: bool = False

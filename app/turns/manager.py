@@ -17,15 +17,16 @@ from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.turns.affinity import affinity_key
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
+from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
+from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompt_token_cache import FinishedTurn, TurnPrompt
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
-from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput
+from antiphon.events.items import Compaction
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 
@@ -212,7 +213,7 @@ class TurnManager:
         base_response = spec.base_response
         processor = OutputProcessor(
             spec,
-            prompt.prompt,
+            prompt,
             model.format,
             new_id=self._new_id,
             clock=lambda: int(self.clock()),
@@ -223,13 +224,30 @@ class TurnManager:
             EventLog(base_response, prompt.owner, input_items, keeps_details=spec.stored_chat is not None),
             processor,
             model.engine,
-            _build_job(model, spec, prompt, number, input_items),
+            build_job(model, spec, prompt, number, input_items),
             self._timeouts,
             name_grammar_field(spec.constraints),
+            self._create_compaction(model, spec, input_items, prompt),
         )
         self._running[base_response.id] = turn
         turn.task.add_done_callback(lambda _: self._on_turn_end(turn, prompt, processor, slot))
         return turn
+
+    def _create_compaction(
+        self, model: ServedModel, spec: TurnSpec, input_items: tuple[AnyInput, ...], prompt: TurnPrompt
+    ) -> CompactionJob | None:
+        """Returns the compaction with which a turn begins, if its prompt asks for one."""
+        summary_prompt = prompt if spec.compact else prompt.summary
+        if summary_prompt is None:
+            return None
+        summary_spec = spec if spec.compact else build_summary_spec(spec, model, summary_prompt)
+
+        async def finish(summary: str) -> CompactedTurn:
+            content, following = await self._renderer.render_compacted(model, spec, prompt, summary)
+            job = None if following is None else build_job(model, spec, following, 0, input_items)
+            return CompactedTurn(content=content, prompt=following, job=job)
+
+        return CompactionJob(job=build_job(model, summary_spec, summary_prompt, 0, input_items), finish=finish)
 
     def _on_turn_end(self, turn: Turn, prompt: TurnPrompt, processor: OutputProcessor, slot: TurnSlot) -> None:
         slot.release()
@@ -240,7 +258,9 @@ class TurnManager:
             self._report_end(turn.log.base_response.model, stats)
         if response.status in ("completed", "incomplete") and processor.has_dialect:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
-            finished = FinishedTurn(prompt, tuple(processor.generated_tokens), response.output, request_bytes)
+            prompt = (turn.compacted.prompt if turn.compacted else None) or prompt
+            output = tuple(item for item in response.output if not isinstance(item, Compaction))
+            finished = FinishedTurn(prompt, tuple(processor.generated_tokens), output, request_bytes)
             self._renderer.token_history.add_turn(finished)
 
     async def _abort_turns(self, turns: Iterable[Turn]) -> None:
@@ -261,34 +281,3 @@ def _turn_stats(turn: Turn, processor: OutputProcessor, prompt_tokens: int) -> T
         prompt_tokens=prompt_tokens,
         generated_tokens=num_generated,
     )
-
-
-def _build_job(
-    model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int, stored_input: Sequence[AnyInput]
-) -> Job:
-    """Builds the engine's job of a turn. Each choice adds its number to the seed, so that the choices differ."""
-    seed = None if spec.sampling.seed is None else spec.sampling.seed + number
-    end_ids = () if spec.sampling.ignore_eos else model.format.stop_ids
-    stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *end_ids)))
-    sampling = msgspec.structs.replace(spec.sampling, seed=seed, stop_ids=stop_ids)
-    return Job(
-        id=spec.base_response.id,
-        tokens=prompt.prompt.tokens,
-        sampling=sampling,
-        owner=prompt.owner,
-        grammar=prompt.grammar,
-        cache_salt=spec.cache_salt,
-        adapter=model.adapter,
-        affinity=affinity_key(spec.base_response, prompt.owner, spec.prompt_input.items, stored_input),
-        priority=spec.priority,
-        deadline=_remaining_s(spec),
-        prompt_logprobs=spec.details.prompt_logprobs,
-        prefill_only=spec.prefill_only,
-    )
-
-
-def _remaining_s(spec: TurnSpec) -> float | None:
-    """Returns the seconds until the client's deadline; None if it has set none."""
-    if spec.time_limit is None:
-        return None
-    return max(spec.time_limit - asyncio.get_running_loop().time(), 0.0)

@@ -10,23 +10,23 @@ from collections.abc import Callable, Sequence
 from antiphon.app.base.encryption import Purpose
 from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.turns.compaction import SummaryReader
+from antiphon.app.turns.prompt_token_cache import TurnPrompt
 from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.app.turns.token_details import DetailCollector
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.base import Event
-from antiphon.events.items import Compaction, Logprob, TopLogprob
+from antiphon.events.items import Logprob, TopLogprob
 from antiphon.events.response import InputTokensDetails, OutputTokensDetails, Usage
 from antiphon.harmony.format import ModelFormat
-from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 from antiphon.state.machine import STOPPED_IN_CALL, Machine
-from antiphon.state.segments import Close, CompleteItem, Say, Segment
+from antiphon.state.segments import Close, Compact, Result, Segment
 from antiphon.state.table import IllegalInput, State
 
-EMPTY_SUMMARY_MESSAGE = "The model produced an empty summary. Retry the request."
-RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt"})
-"""Error codes of a failed response in the client libraries' types. Any other code is reported as `server_error`."""
+RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"})
+"""Error codes of a failed response that clients know. Any other code is reported as `server_error`."""
 
 
 class OutputProcessor:
@@ -35,7 +35,7 @@ class OutputProcessor:
     def __init__(
         self,
         spec: TurnSpec,
-        prompt: RenderedPrompt,
+        turn_prompt: TurnPrompt,
         form: ModelFormat,
         *,
         new_id: NewId,
@@ -43,16 +43,18 @@ class OutputProcessor:
         settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         seal: Callable[[Purpose, str], str] = lambda _, text: text,
     ) -> None:
+        prompt = turn_prompt.prompt
         self._format, self._spec, self._prompt = form, spec, prompt
-        self._summary: list[str] | None = [] if spec.compact else None
-        """Texts of the summary, in a compaction turn, which has no tools. Reasoning is not part of it."""
+        summary_prompt = turn_prompt if spec.compact else turn_prompt.summary
+        self._summary = SummaryReader(form, summary_prompt) if summary_prompt else None
+        self._is_compacting = self._summary is not None
         self._seal = seal
         self._passthrough_reader = (
             None
             if spec.text_completion is None
             else form.passthrough.create_reader(keep_special_tokens=spec.text_completion.keep_special_tokens)
         )
-        self._reader = self._passthrough_reader or form.create_reader(prompt, spec.prompt_input)
+        self._reader = self._passthrough_reader or form.create_reader(prompt, turn_prompt.prompt_input)
         # A stop string could cut JSON that must match a schema.
         stop_strings = spec.stop_strings if not spec.prompt_input.promises_json else ()
         self._stops = StopStringFilter(stop_strings, verbatim=spec.text_completion is not None)
@@ -94,19 +96,27 @@ class OutputProcessor:
         self._events += self.machine.queue()
 
     def on_admitted(self, chunk: Chunk) -> None:
-        """Handles the first chunk, which carries no tokens and marks the admission of the job."""
-        self._cached = chunk.cached_tokens
-        self._details.add_admission(chunk)
-        self._events += self.machine.begin()
+        """Handles the first chunk of a job, which carries no tokens and marks its admission."""
+        if self.machine.state in (State.NEW, State.QUEUED):
+            self._events += self.machine.begin()
+        if self._is_compacting and self._summary is not None:
+            self._summary.read_chunk(chunk)
+            self._events += self.machine.feed(Compact())
+        else:
+            self._cached = chunk.cached_tokens
+            self._details.add_admission(chunk)
 
     def keepalive(self) -> None:
-        """Repeats the latest lifecycle event where that is legal: before the first item."""
+        """Repeats the latest lifecycle event or the stage of a compaction where that is legal."""
         with contextlib.suppress(IllegalInput):
             self._events += self.machine.keepalive()
 
     def process_chunk(self, chunk: Chunk) -> None:
         """Processes one engine step. Chunks after the end are ignored: the engine may be a step ahead."""
         if self.machine.is_ended:
+            return
+        if self._is_compacting and self._summary is not None:
+            self._process_summary(self._summary, chunk)
             return
         self._cached = max(self._cached, chunk.cached_tokens)
         self._details.add_prompt_logprobs(chunk)
@@ -133,12 +143,31 @@ class OutputProcessor:
         """Ends the turn as cancelled."""
         self._events += self.machine.cancel()
 
+    @property
+    def summary(self) -> str:
+        """The summary of the conversation; empty if it has failed."""
+        return self._summary.text if self._summary else ""
+
+    def end_compaction(self, content: str, turn_prompt: TurnPrompt | None) -> None:
+        """Emits the compaction. The turn goes on with the output for this prompt, or ends without one."""
+        self._is_compacting = False
+        self._events += self.machine.feed(Result(self._seal("compaction", content)))
+        if turn_prompt is None:
+            self._events += self.machine.stop()
+            return
+        self._prompt = turn_prompt.prompt
+        self._reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
+
     # Processing of one step
 
+    def _process_summary(self, summary: SummaryReader, chunk: Chunk) -> None:
+        summary.read_chunk(chunk)
+        if chunk.finish == "cancelled":
+            self.cancel()
+        elif chunk.fault and self._spec.compact:
+            self.fail(chunk.fault.code, chunk.fault.message)
+
     def _process_segments(self, segments: Sequence[Segment]) -> None:
-        if self._summary is not None:
-            self._summary += [segment.text for segment in segments if isinstance(segment, Say)]
-            return
         machine, stops = self.machine, self._stops
         for segment in segments:
             for released in stops.filter_segment(segment):
@@ -164,9 +193,6 @@ class OutputProcessor:
             self.cancel()
         else:
             self._process_segments(self._reader.finish(natural=chunk.finish == "stop"))
-            if self._summary is not None:
-                self._finish_compaction("".join(self._summary).strip())
-                return
             for held in self._stops.release_held():
                 self._feed_segment(held)
             if self.is_ended:
@@ -185,23 +211,23 @@ class OutputProcessor:
         elif chunk.tokens or chunk.finish:
             self._events += self.machine.stop()
 
-    def _finish_compaction(self, summary: str) -> None:
-        """Emits the sealed summary. One that was cut at the token limit is valid; an empty one is an error."""
-        if summary:
-            item = Compaction(id="", encrypted_content=self._seal("compaction", summary))  # the machine sets the id
-            self._events += self.machine.feed(CompleteItem(item))
-            self._events += self.machine.stop()
-        else:
-            self.fail("server_error", EMPTY_SUMMARY_MESSAGE)
-
     def _build_usage(self) -> Usage:
-        num_prompt = len(self._prompt.tokens)
+        """Returns the sum of both jobs of a turn that was compacted."""
+        # A turn that ends with its summary has no other job.
+        has_answer = self._summary is None or not (self._is_compacting or self._spec.compact)
+        num_prompt, cached = (len(self._prompt.tokens), self._cached) if has_answer else (0, 0)
+        num_generated, reasoning = len(self.generated_tokens), self._reader.reasoning_tokens
+        if self._summary is not None:
+            num_prompt += self._summary.num_prompt_tokens
+            cached += self._summary.num_cached_tokens
+            num_generated += self._summary.num_generated_tokens
+            reasoning += self._summary.reasoning_tokens
         return Usage(
             input_tokens=num_prompt,
-            input_tokens_details=InputTokensDetails(cached_tokens=self._cached),
-            output_tokens=len(self.generated_tokens),
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._reader.reasoning_tokens),
-            total_tokens=num_prompt + len(self.generated_tokens),
+            input_tokens_details=InputTokensDetails(cached_tokens=cached),
+            output_tokens=num_generated,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
+            total_tokens=num_prompt + num_generated,
         )
 
     def _decode_logprob(self, entry: TokenLogprob) -> Logprob:

@@ -1,25 +1,41 @@
 """Renders prompts off the event loop: checks constraints, replays history, truncates and builds the grammar."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from antiphon.app.base.errors import ApiError, unsupported_field
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
+from antiphon.app.requests.responses.compaction import (
+    CompactedConversation,
+    ask_for_summary,
+    encode_compacted,
+    expand_compacted,
+)
 from antiphon.app.requests.turn_spec import CompletionTurn, TurnSpec
 from antiphon.app.sandbox.messages import CPU_LIMIT_S
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
+from antiphon.app.turns.kept_items import KeptItems
 from antiphon.app.turns.prompt_token_cache import TokenHistory, TurnPrompt
 from antiphon.app.turns.truncation import truncate_input
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.vocabulary import TokenizeError
+
+EMPTY_SUMMARY_MESSAGE = "The model produced an empty summary. Retry the request."
+KEPT_SHARE = 0.25
+"""Share of the threshold of a compaction that the items may have which are kept as they are."""
+MIN_SUMMARY_TOKENS = 64
+"""Room that a summary needs at least."""
+T = TypeVar("T")
 
 _large_executor = ThreadPoolExecutor(2, thread_name_prefix="render-large")
 """Threads of their own for the prompts of large requests: a few of them would occupy all threads for a minute."""
@@ -52,12 +68,27 @@ class PromptRenderer:
         """Returns the prompt, however long it is. Raises `ApiError`."""
         for constraint in spec.constraints:
             await check_constraint(constraint)
-        render = partial(self._render, model, spec, owner, datetime.fromtimestamp(now, UTC))
+        render = partial(self._render_prompt, model, spec, owner, datetime.fromtimestamp(now, UTC))
+        return await self._run_in_thread(render, spec, is_large=is_large)
+
+    async def render_compacted(
+        self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, summary: str
+    ) -> tuple[str, TurnPrompt | None]:
+        """Returns the content of a compaction, and the prompt that follows. Raises `ApiError`.
+
+        `prompt` is the one that was too long. A turn that ends with its compaction has no other.
+        """
+        if spec.compact and not summary:
+            raise ApiError(500, "server_error", EMPTY_SUMMARY_MESSAGE)
+        return await self._run_in_thread(partial(self._render_compacted, model, spec, prompt, summary), spec)
+
+    async def _run_in_thread(self, render: Callable[[], T], spec: TurnSpec, *, is_large: bool = False) -> T:
+        limited = partial(self._limit_cpu, render)
         executor = _large_executor if is_large else None
         if spec.prompt_input.template.source is not None:
             executor = TEMPLATE_EXECUTOR
         try:
-            return await run_with_cpu_limit(self._cpu_limit_s, render, executor)
+            return await run_with_cpu_limit(self._cpu_limit_s, limited, executor)
         except SandboxError as error:
             raise report_sandbox_error(error, "chat_template") from None
         except TimeoutError:
@@ -70,27 +101,51 @@ class PromptRenderer:
         except TokenizeError as error:
             raise ApiError(400, "invalid_prompt", str(error), spec.prompt_param) from None
 
-    def _render(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
+    def _limit_cpu(self, render: Callable[[], T]) -> T:
         with limit_template_cpu(min(self._cpu_limit_s, CPU_LIMIT_S)):
-            return self._render_prompt(model, spec, owner, now)
+            return render()
 
     def _render_prompt(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
         if spec.text_completion is not None:
             return self._render_completion(model, spec.text_completion, owner, now)
         prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)
-        if spec.truncate and len(prompt.prompt.tokens) >= model.engine.info.max_model_len:
-            prompt = self._truncate(model, spec, prompt)
+        prompt = self._fit_context(model, spec, prompt)
         if spec.max_prompt_tokens is not None:
             prompt = _keep_last_tokens(prompt, spec.max_prompt_tokens)
-        can_follow_grammar = model.engine.info.capabilities.grammar or spec.prompt_input.promises_grammar
-        if not spec.prompt_input.needs_grammar or not can_follow_grammar:
-            return prompt
-        grammar = model.format.build_grammar(prompt.prompt, spec.prompt_input)
-        if grammar is None:
-            raise ApiError(
-                400, "unsupported_parameter", "This model's dialect does not support tool calls.", "tool_choice"
+        prompt = _add_grammar(model, prompt)
+        if spec.compact_threshold is not None and len(prompt.prompt.tokens) > spec.compact_threshold:
+            return msgspec.structs.replace(prompt, summary=self._render_summary(model, prompt))
+        return prompt
+
+    def _render_summary(self, model: ServedModel, prompt: TurnPrompt) -> TurnPrompt | None:
+        """Returns the prompt of a summary; None if the context has no room for it."""
+        asking = ask_for_summary(prompt.prompt_input)
+        summary = self.token_history.render(model.format, prompt.owner, asking, prompt.now)
+        if len(summary.prompt.tokens) + MIN_SUMMARY_TOKENS > model.engine.info.max_model_len:
+            return None
+        return _add_grammar(model, summary)
+
+    def _render_compacted(
+        self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, summary: str
+    ) -> tuple[str, TurnPrompt | None]:
+        context = model.engine.info.max_model_len
+        budget = int((spec.compact_threshold or context) * KEPT_SHARE)
+        items = prompt.prompt_input.items[:-1] if spec.compact else prompt.prompt_input.items
+        kept = KeptItems(items, budget, lambda text: len(model.format.encode(text))).select() if summary else items
+        content = encode_compacted(CompactedConversation(summary=summary, items=kept))
+        if spec.compact:
+            return content, None
+        if not summary:
+            return content, msgspec.structs.replace(prompt, summary=None)
+        compacted = msgspec.structs.replace(prompt.prompt_input, items=expand_compacted(content, ()))
+        rendered = self.token_history.render(model.format, prompt.owner, compacted, prompt.now)
+        rendered = self._fit_context(model, spec, rendered)
+        if len(rendered.prompt.tokens) >= context:
+            message = (
+                f"This model's maximum context length is {context} tokens, and a summary of the conversation has more."
             )
-        return msgspec.structs.replace(prompt, grammar=grammar)
+            raise ApiError(400, "context_length_exceeded", message, spec.prompt_param)
+        return content, _add_grammar(model, rendered)
 
     def _render_completion(self, model: ServedModel, turn: CompletionTurn, owner: str, now: datetime) -> TurnPrompt:
         passthrough = model.format.passthrough
@@ -105,8 +160,10 @@ class PromptRenderer:
             grammar=None if turn.output_constraint is None else passthrough.build_grammar(turn.output_constraint),
         )
 
-    def _truncate(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:
-        """Removes the oldest items until the output fits the context; returns the prompt unchanged if nothing helps."""
+    def _fit_context(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:
+        """Removes the oldest items until the output fits the context, if the request allows that and if it helps."""
+        if not spec.truncate or len(prompt.prompt.tokens) < model.engine.info.max_model_len:
+            return prompt
         context = model.engine.info.max_model_len
         max_prompt = context - min(spec.sampling.max_tokens or context, context // 4)
 
@@ -119,8 +176,20 @@ class PromptRenderer:
             except RenderError:  # the template rejects the remaining items
                 return False
 
-        truncated = truncate_input(spec.prompt_input, fits)
+        truncated = truncate_input(prompt.prompt_input, fits)
         return prompt if truncated is None else render(truncated)
+
+
+def _add_grammar(model: ServedModel, prompt: TurnPrompt) -> TurnPrompt:
+    """Adds the grammar that the output should follow. Raises `ApiError` if the dialect has none."""
+    prompt_input = prompt.prompt_input
+    can_follow_grammar = model.engine.info.capabilities.grammar or prompt_input.promises_grammar
+    if not prompt_input.needs_grammar or not can_follow_grammar:
+        return prompt
+    grammar = model.format.build_grammar(prompt.prompt, prompt_input)
+    if grammar is None:
+        raise ApiError(400, "unsupported_parameter", "This model's dialect does not support tool calls.", "tool_choice")
+    return msgspec.structs.replace(prompt, grammar=grammar)
 
 
 def _keep_last_tokens(prompt: TurnPrompt, count: int) -> TurnPrompt:

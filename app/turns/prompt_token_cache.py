@@ -59,6 +59,8 @@ class TurnPrompt(Struct, frozen=True, kw_only=True):
     """Key of the prompt up to the end of its last message; None for one that is not remembered."""
     grammar: str | None = None
     """Grammar that constrains the output, or None."""
+    summary: "TurnPrompt | None" = None
+    """Prompt of a summary that is generated first, because this one is too long; None: the turn begins with this."""
 
 
 class FinishedTurn(Struct, frozen=True):

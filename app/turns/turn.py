@@ -17,6 +17,7 @@ import structlog
 
 from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
 
@@ -53,8 +54,12 @@ class Turn:
         job: Job,
         timeouts: TurnTimeouts,
         grammar_param: str | None = None,
+        compaction: CompactionJob | None = None,
     ) -> None:
         self.log = log
+        self.compacted: CompactedTurn | None = None
+        """The turn after its compaction; None if it has not been compacted."""
+        self._compaction = compaction
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processor, self._engine, self._job, self._timeouts = processor, engine, job, timeouts
         self._grammar_param = grammar_param
@@ -92,6 +97,9 @@ class Turn:
             await self._generate()
         except EngineError as error:
             self._on_engine_error(error)
+        except ApiError as error:  # the prompt after a compaction
+            code, message = error.code or "server_error", error.message
+            self._end_turn(lambda: self._processor.fail(code, message))
         except asyncio.CancelledError:
             self._end_turn(self._ending)
         except Exception:
@@ -108,11 +116,19 @@ class Turn:
                 self._reject(ApiError(503, "cancelled", GONE_MESSAGE))
 
     async def _generate(self) -> None:
-        """Runs the job on the engine until the turn is over, which may be before the engine has finished it."""
+        """Runs the jobs on the engine until the turn is over, which may be before the engine has finished them."""
         if self.log.base_response.background:
             self._announce_queued()
+        if self._compaction is not None:
+            await self._compact(self._compaction)
+        if not self._processor.is_ended:
+            await self._run_job(self._job)
+        if not self._processor.is_ended:
+            raise RuntimeError("the engine returned without a last chunk that ended the turn")
+
+    async def _run_job(self, job: Job) -> None:
         queued = self._loop.call_later(self._timeouts.queue_after_s, self._announce_queued)
-        work = self._work = asyncio.create_task(self._engine.generate(self._job, self._on_chunk))
+        work = self._work = asyncio.create_task(self._engine.generate(job, self._on_chunk))
         try:
             await asyncio.wait({work})
         finally:
@@ -123,8 +139,27 @@ class Turn:
                     await work
         if not work.cancelled():
             work.result()
-        if not self._processor.is_ended:
-            raise RuntimeError("the engine returned without a last chunk that ended the turn")
+
+    async def _compact(self, compaction: CompactionJob) -> None:
+        """Generates the summary, and goes on with the prompt that has it."""
+        stage = asyncio.create_task(self._repeat_stage(), name=f"compaction-{self.log.id}")
+        try:
+            await self._run_job(compaction.job)
+            if self._processor.is_ended:
+                return
+            compacted = self.compacted = await compaction.finish(self._processor.summary)
+        finally:
+            stage.cancel()
+        self._processor.end_compaction(compacted.content, compacted.prompt)
+        self._write_events()
+        if compacted.job is not None:
+            self._job, self._admitted = compacted.job, False
+
+    async def _repeat_stage(self) -> None:
+        while True:
+            await asyncio.sleep(STAGE_INTERVAL_S)
+            self._processor.keepalive()
+            self._write_events()
 
     def _announce_queued(self) -> None:
         """Reports the job as queued, unless it has events already: the reply need not wait for admission."""

@@ -39,7 +39,7 @@ class TapeReader:
         self.open_call: ToolSpec | None = None
         self.num_calls = 0
         self._tools = prompt_input.tools
-        self._callable = prompt_input.tool_choice != "none"
+        self._callable = prompt_input.tool_choice != "none" and not prompt_input.forbids_calls
         self.accepts_unknown_tools = prompt_input.unknown_tools == "call" and self.may_call
         self._wasted = 0
         self._detokenizer = Detokenizer(alphabet)

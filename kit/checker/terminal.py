@@ -10,6 +10,8 @@ from antiphon.kit.findings import FindingList, quote
 
 JsonResponse = Mapping[str, Any]
 JsonItem = Mapping[str, Any]
+FROZEN_STATUSES = {"apply_patch_call": "in_progress", "compaction": None}
+"""Statuses of cut items other than `incomplete`."""
 UNSTABLE_KEYS = ("id", "call_id", "encrypted_content")
 
 
@@ -23,7 +25,7 @@ def check_output(response: JsonResponse, items: ItemsChecker, findings: FindingL
             findings.add("item-never-done", "output_item.done before response.completed", "none", tracked.label)
     elif status == "incomplete":
         for tracked in frozen:
-            if tracked.type not in CALL_TYPES:
+            if tracked.type not in (*CALL_TYPES, "compaction"):
                 findings.add("item-never-done", "output_item.done of an item that was cut", "none", tracked.label)
     rest = _compare_output(items.done_items, output, [tracked.id for tracked in frozen], findings)
     _check_rest(rest, items, findings)
@@ -113,17 +115,17 @@ def _check_rest(rest: Sequence[Any], items: ItemsChecker, findings: FindingList)
             if item.get(key) != tracked.added.get(key):
                 expected, actual = quote(tracked.added.get(key)), quote(item.get(key))
                 findings.add("open-item-changed", expected, actual, f"{tracked.label} {key}")
-        expected = _frozen_status(item)
-        if item.get("status") != expected and tracked.type != "reasoning":
-            findings.add("open-item-status", expected, quote(item.get("status")), tracked.label)
+        status = _frozen_status(item)
+        if item.get("status") != status and tracked.type != "reasoning":
+            findings.add("open-item-status", quote(status), quote(item.get("status")), tracked.label)
         tracked.body.check_frozen(item)
     for tracked in open_items.values():
         findings.add("open-item-missing", "the item in the output, as incomplete", "no such item", tracked.label)
 
 
-def _frozen_status(item: JsonItem) -> str:
-    """Returns the status of an item of this kind that was cut."""
-    return "in_progress" if item.get("type") == "apply_patch_call" else "incomplete"
+def _frozen_status(item: JsonItem) -> str | None:
+    """Returns the status of an item of this kind that was cut; None for a kind without a status."""
+    return FROZEN_STATUSES.get(as_text(item.get("type")), "incomplete")
 
 
 def _check_statuses(response: JsonResponse, output: Sequence[Any], findings: FindingList) -> None:
@@ -134,7 +136,7 @@ def _check_statuses(response: JsonResponse, output: Sequence[Any], findings: Fin
         label = f"{item.get('type')} {item.get('id')}"
         if item.get("status") == "in_progress" != _frozen_status(item):
             findings.add("output-item-in-progress", "completed or incomplete", '"in_progress"', label)
-        if item.get("status") != _frozen_status(item):
+        if item.get("status") is None or item["status"] != _frozen_status(item):
             continue
         if status == "completed":
             findings.add("incomplete-item-in-completed", "response.incomplete", f"status {status}", label)

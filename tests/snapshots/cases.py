@@ -57,6 +57,8 @@ class Case:
     """Prompt tokens that the engine reports as read from its cache."""
     chars_before_refusal: int | None = None
     """The dialect's reader says so many characters, and refuses with the later ones. No shipped dialect knows refusals."""
+    summary: list[Any] | None = None
+    """Steps of the reply to the request for a summary, if the turn asks for one before its answer."""
     waits: bool = False
     """The engine is busy until the turn has been reported as queued and one keepalive has been sent."""
 

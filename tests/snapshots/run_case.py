@@ -168,7 +168,8 @@ def make_single_case_registry(case: Case) -> ModelRegistry:
         "cached_tokens": case.cached_tokens,
     }
     engine = {"max_num_seqs": 1} if case.waits else {}
-    registry = scripted_registry([BLOCKER, reply], model_format=load_case_format(case.dialect), **engine)
+    summary = {"name": "summary", "when": ["about to be cut short"], "output": case.summary, "tokens_per_chunk": case.step}
+    registry = scripted_registry([BLOCKER, *([summary] if case.summary is not None else []), reply], model_format=load_case_format(case.dialect), **engine)
     if case.chars_before_refusal is None:
         return registry
     (model,) = registry.served

@@ -73,6 +73,7 @@ def _format_case(case: Case, response_result: CaseResult | None, chat_result: Ca
     lines += [f"#   {json.dumps(step, ensure_ascii=False)}" for step in case.output] or ["#   nothing"]
     if case.finish != "stop" or case.cancel:
         lines.append("#   and is cancelled" if case.cancel else "#   and is cut by the token limit")
+    lines += ["# its summary:", *(f"#   {json.dumps(step)}" for step in case.summary)] if case.summary is not None else []
     settings = case.request | (case.responses if "responses" in case.faces else case.chat)
     lines += [f"# the request: {json.dumps(settings)}"] if settings else []
     lines += ["# the server: --apply-patch-diffs"] if case.patch_diffs else []

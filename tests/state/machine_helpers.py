@@ -9,7 +9,19 @@ from antiphon.events.response import Response, Usage
 from antiphon.events.sse import encode_event
 from antiphon.state.drafts import OutputSettings, ReasoningOutput, Seal
 from antiphon.state.machine import Machine
-from antiphon.state.segments import Arguments, Call, Cite, Close, CompleteItem, Refuse, Say, Setting, Think
+from antiphon.state.segments import (
+    Arguments,
+    Call,
+    Cite,
+    Close,
+    Compact,
+    CompleteItem,
+    Refuse,
+    Result,
+    Say,
+    Setting,
+    Think,
+)
 
 MachineStep = Callable[[Machine], list[Event]]
 
@@ -50,6 +62,8 @@ SEGMENT_STEPS: dict[str, MachineStep] = {
     "custom": lambda machine: machine.feed(Call("g", kind="custom", namespace="n")),
     "arguments": lambda machine: machine.feed(Arguments("{")),
     "close": lambda machine: machine.feed(Close()),
+    "compact": lambda machine: machine.feed(Compact()),
+    "result": lambda machine: machine.feed(Result("sealed")),
     "complete_item": lambda machine: machine.feed(CompleteItem(Compaction(id="", encrypted_content="x"))),
 }
 """Inputs that come from model output, one of each kind."""

@@ -16,7 +16,7 @@ from antiphon.events.base import Event
 from antiphon.events.sse import encode_event
 from antiphon.events.stream import decode_event
 from antiphon.state.drafts import ReasoningOutput
-from antiphon.state.table import IllegalInput
+from antiphon.state.table import IllegalInput, State
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
 from tests.state.machine_helpers import BUILTIN_STEPS, END_STEPS, SEGMENT_STEPS, convert_events_to_json, create_machine
@@ -40,6 +40,8 @@ def run_sequence(
         with contextlib.suppress(IllegalInput):
             events += (SEGMENT_STEPS | BUILTIN_STEPS)[step](machine)
     ended = machine.is_ended
+    if machine.state is State.RUN and ending == "stop":
+        events += SEGMENT_STEPS["result"](machine)  # the server never stops while it makes the content of an item
     if not ended:
         events += END_STEPS[ending](machine)
     return events, ended

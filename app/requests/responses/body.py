@@ -32,6 +32,8 @@ from antiphon.events.inputs import ToolName
 
 MAX_ITEMS = 20
 """Maximum number of items in one request that adds items to a conversation."""
+MIN_COMPACT_THRESHOLD = 1000
+"""Smallest `compact_threshold`, as in OpenAI's API."""
 RESPONSE_ID = re.compile(r"^resp_[A-Za-z0-9_-]+\Z")
 """An id in the body or in the path of a request."""
 ResponseId = Annotated[str, Meta(max_length=128, pattern=RESPONSE_ID.pattern)]
@@ -88,6 +90,13 @@ class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True):
     id: ConversationId
 
 
+class CompactionEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of tokens in a prompt above which the conversation is compacted."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Meta(ge=MIN_COMPACT_THRESHOLD)] | None = None
+
+
 class ResponsesBody(SampledBody, frozen=True, kw_only=True):
     """Body of `POST /v1/responses`."""
 
@@ -142,9 +151,9 @@ class ResponsesBody(SampledBody, frozen=True, kw_only=True):
     """An id, or an object with an `id`. Prepends the conversation's items to `input`. The items of a stored turn are
     appended to the conversation when the turn ends as `completed` or `incomplete`. Not with `previous_response_id`."""
     prompt: Annotated[Any, refused("Stored prompt templates are not supported.")] = None
-    context_management: Annotated[Any, refused("Send a `compaction_trigger` item or use `/v1/responses/compact`.")] = (
-        None
-    )
+    context_management: Honoured[Annotated[list[CompactionEntry], Meta(max_length=1)]] = None
+    """One entry, `{"type": "compaction", "compact_threshold": N}`: a prompt of more than N tokens is compacted first. N
+    is at least 1000; without it, or if it is larger, it is 90 % of the context window."""
     image: Annotated[Any, refused("Image generation is not supported.")] = None
     access_programs: Annotated[Any, refused("Not supported by this server.")] = None
 

@@ -1,12 +1,13 @@
 """Reads the conversation that a Responses request continues: earlier items, then the items of its input."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
 from antiphon.app.requests.media import check_media
 from antiphon.app.requests.responses.body import ConversationReference, ResponsesBody
+from antiphon.app.requests.responses.compaction import expand_compacted
 from antiphon.app.requests.responses.history import History
 from antiphon.app.requests.responses.input_items import RequestInput, additional_tools, read_input
 from antiphon.app.requests.tools import RequestTools
@@ -14,7 +15,6 @@ from antiphon.events.inputs import (
     AnyInput,
     CompactionInput,
     InputCall,
-    InputMessage,
     InputOutput,
     InputReasoning,
 )
@@ -22,7 +22,6 @@ from antiphon.events.items import ReasoningText
 
 Decrypt = Callable[[InputReasoning | CompactionInput], str | None]
 """Returns the decrypted text of an item; None if this server did not encrypt it for this owner."""
-SUMMARY_INTRODUCTION = "What was said before this point was left out. A summary of it, written to go on from:\n\n{}"
 
 
 class Conversation(Struct, frozen=True):
@@ -53,11 +52,13 @@ def read_conversation(body: ResponsesBody, history: History, *, refuse_media: bo
     check_calls((*earlier_items, *sent.items))
     if sent.compact and not (earlier_items or sent.items):
         raise invalid_value("input", "There is nothing to compact: the conversation has no items.")
+    items = decrypt_items(earlier_items, sent.items, history.decrypt)
+    has_compaction = any(isinstance(item, CompactionInput) for item in sent.items)
     return Conversation(
-        items=decrypt_items(earlier_items, sent.items, history.decrypt),
+        items=items,
         earlier_items=earlier_items,
         sent_items=sent.items,
-        tools=additional_tools(earlier_items) + sent.tools if earlier_items else sent.tools,
+        tools=additional_tools(items) if earlier_items or has_compaction else sent.tools,
         id=conversation_id,
         compact=sent.compact,
     )
@@ -91,20 +92,33 @@ def check_calls(items: Iterable[AnyInput], param: str = "input") -> None:
 
 
 def decrypt_items(earlier: Iterable[AnyInput], sent: Iterable[AnyInput], decrypt: Decrypt) -> tuple[AnyInput, ...]:
-    """Returns all items in the form that the model reads: reasoning decrypted, a compaction replaced by its summary.
+    """Returns all items in the form that the model reads: reasoning decrypted, a compaction replaced by its content.
 
     Decrypted text replaces an item's open text, because a client cannot have changed it. Raises `ApiError` 400 for
     content that this server did not encrypt.
     """
-    places = (("previous_response_id", earlier), ("input", sent))
-    return tuple(
-        _decrypt_item(item, decrypt, f"{path}[{index}]") for path, items in places for index, item in enumerate(items)
-    )
+    items: list[AnyInput] = []
+    for path, part in (("previous_response_id", earlier), ("input", sent)):
+        for index, item in enumerate(part):
+            if isinstance(item, CompactionInput):
+                items[:] = _expand_compaction(item, items, decrypt, f"{path}[{index}]")
+            else:
+                items.append(_decrypt_reasoning(item, decrypt, f"{path}[{index}]"))
+    return tuple(items)
 
 
-def _decrypt_item(item: AnyInput, opened: Decrypt, path: str) -> AnyInput:
-    if isinstance(item, CompactionInput):
-        return InputMessage(role="user", content=SUMMARY_INTRODUCTION.format(_decrypted_text(item, opened, path)))
+def _expand_compaction(
+    item: CompactionInput, before: Sequence[AnyInput], opened: Decrypt, path: str
+) -> Sequence[AnyInput]:
+    if not item.encrypted_content:  # it was cut before it had content
+        return before
+    try:
+        return expand_compacted(_decrypted_text(item, opened, path), before)
+    except ValueError:
+        raise _unverified(item, path) from None
+
+
+def _decrypt_reasoning(item: AnyInput, opened: Decrypt, path: str) -> AnyInput:
     if isinstance(item, InputReasoning) and item.encrypted_content is not None:
         return structs.replace(item, content=(ReasoningText(text=_decrypted_text(item, opened, path)),))
     return item
@@ -113,9 +127,13 @@ def _decrypt_item(item: AnyInput, opened: Decrypt, path: str) -> AnyInput:
 def _decrypted_text(item: InputReasoning | CompactionInput, opened: Decrypt, path: str) -> str:
     text = opened(item)
     if text is None:
-        item_label = f" of item '{clip_text(item.id)}'" if item.id else ""
-        message = (
-            f"The encrypted content{item_label} could not be verified. This server did not encrypt it for this API key."
-        )
-        raise ApiError(400, "invalid_encrypted_content", message, f"{path}.encrypted_content")
+        raise _unverified(item, path)
     return text
+
+
+def _unverified(item: InputReasoning | CompactionInput, path: str) -> ApiError:
+    item_label = f" of item '{clip_text(item.id)}'" if item.id else ""
+    message = (
+        f"The encrypted content{item_label} could not be verified. This server did not encrypt it for this API key."
+    )
+    return ApiError(400, "invalid_encrypted_content", message, f"{path}.encrypted_content")

@@ -83,7 +83,7 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
         raise missing_field(param)
     compact = is_trigger(value[-1])
     items: list[AnyInput] = []
-    ids: set[str] = set()
+    ids: set[tuple[type[AnyInput], str]] = set()
     for index, entry in enumerate(value[:-1] if compact else value):
         path = f"{param}[{index}]"
         item = read_item(entry, path)
@@ -91,10 +91,10 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
             item = _resolve_reference(item, path, lookup, param)
         elif isinstance(item, InputReasoning):
             item = _restore_reasoning(item, path, lookup)
-        if item.id in ids:
+        if item.id and (type(item), item.id) in ids:
             message = f"Duplicate item found with id {clip_text(item.id)}. Remove duplicate items from your input and "
             raise ApiError(400, None, f"{message}try again.", param)
-        ids.update(filter(None, (item.id,)))
+        ids.add((type(item), item.id or ""))  # some clients give a call and its output one id
         items.append(item)
     return RequestInput(tuple(items), additional_tools(items), compact)
 

@@ -15,27 +15,21 @@ from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.common import PlainTextFormat
 from antiphon.app.requests.responses.body import ReasoningSettings, ResponsesBody
+from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS, ask_for_summary
 from antiphon.app.requests.responses.conversation import Conversation, read_conversation
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.engine.protocol import Sampling
-from antiphon.events.inputs import InputMessage
 from antiphon.events.response import ConversationRef, ReasoningConfig, Response
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.grammar import OutputConstraint
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDE_ENCRYPTED_REASONING = "reasoning.encrypted_content"
-COMPACTION_PROMPT = (
-    "Our conversation is about to be cut short: whoever goes on with it will see none of the above, only what you "
-    "write now. Write what they need: what the user wants, what was decided and done, with names, paths, ids and "
-    "numbers as they are, what is still open, and what to do next. Write nothing else, and call no tool."
-)
-"""Prompt that asks the model for the summary of a conversation that is to be compacted."""
-MAX_SUMMARY_TOKENS = 8192
-"""Limit of a compaction turn without one. Its client sees no text, and would wait for a model that does not end."""
+COMPACTED_SHARE = 0.9
+"""Share of the context window above which a conversation is compacted at the latest."""
 
 
 def read_responses_request(
@@ -55,6 +49,7 @@ def read_responses_request(
     tool_choice = read_tool_choice(body.tool_choice, all_tools, single_call=body.parallel_tool_calls is False)
     refuse_unsupported(body)
     prompt_input = _prompt_input(body, conversation, tool_choice, settings)
+    compact_threshold = None if conversation.compact else _compact_threshold(body, model.engine.info.max_model_len)
     sampling = _read_sampling(body, model, settings, compact=conversation.compact)
     spec = TurnSpec(
         base_response=_base_response(body, sent, sampling, request_tools.echo, conversation.id),
@@ -71,6 +66,7 @@ def read_responses_request(
         truncate=body.truncation == "auto",
         encrypt_reasoning=INCLUDE_ENCRYPTED_REASONING in (body.include or ()),
         compact=conversation.compact,
+        compact_threshold=compact_threshold,
     )
     check_capabilities(spec, model.engine.info.capabilities, constraint_param="text.format")
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
@@ -81,13 +77,9 @@ def read_responses_request(
 def _prompt_input(
     body: ResponsesBody, conversation: Conversation, tool_choice: ToolChoice, settings: Settings
 ) -> PromptInput:
-    """Returns the conversation for the model. A compaction asks for a summary, without tools and answer schema."""
+    """Returns the conversation for the model. A compaction asks for a summary of it."""
     effort = body.reasoning.effort if body.reasoning else None
-    if conversation.compact:
-        summary_request = InputMessage(role="user", content=COMPACTION_PROMPT)
-        items = (*conversation.items, summary_request)
-        return PromptInput(instructions=body.instructions, items=items, effort=effort)
-    return PromptInput(
+    prompt_input = PromptInput(
         instructions=body.instructions,
         items=conversation.items,
         tools=tool_choice.table,
@@ -98,6 +90,13 @@ def _prompt_input(
         effort=effort,
         unknown_tools=settings.unknown_tools,
     )
+    return ask_for_summary(prompt_input) if conversation.compact else prompt_input
+
+
+def _compact_threshold(body: ResponsesBody, context: int) -> int | None:
+    if not body.context_management:
+        return None
+    return min(body.context_management[0].compact_threshold or context, int(COMPACTED_SHARE * context))
 
 
 def _check_combinations(body: ResponsesBody) -> None:

@@ -57,7 +57,7 @@ thousands of properties are enforced as they are.
 | `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output` | rendered; each must follow its call |
 | `item_reference` | replaced by the item with that id; 404 if there is none |
 | `additional_tools` | its tools are added to `tools` |
-| `compaction`, `compaction_summary` | its encrypted summary is rendered; 400 if this API key cannot decrypt it |
+| `compaction`, `compaction_summary` | its encrypted summary and items are rendered in place of the items before it; 400 if this API key cannot decrypt it |
 | `compaction_trigger` | must be the last item; the reply is one `compaction` that summarizes everything before it |
 | {items} | accepted, but not rendered: they belong to tools that run elsewhere |
 

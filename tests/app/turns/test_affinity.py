@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.turns.affinity import affinity_key
+from antiphon.app.turns.jobs import affinity_key
 from antiphon.events.inputs import InputMessage
 from antiphon.events.response import ConversationRef, Response
 

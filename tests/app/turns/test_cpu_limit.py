@@ -75,14 +75,14 @@ def test_prompt_above_the_cpu_limit_is_rejected(monkeypatch: pytest.MonkeyPatch)
 def test_small_prompt_does_not_wait_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dozen large prompts whose rendering does not end: they have threads of their own."""
     may_render = threading.Event()
-    render = PromptRenderer._render
+    render = PromptRenderer._render_prompt
 
     def render_slowly(self: PromptRenderer, model: Any, spec: TurnSpec, *values: Any) -> TurnPrompt:
         if len(str(spec.prompt_input.items[0])) > LARGE_BYTES:
             may_render.wait(120)
         return render(self, model, spec, *values)
 
-    monkeypatch.setattr(PromptRenderer, "_render", render_slowly)
+    monkeypatch.setattr(PromptRenderer, "_render_prompt", render_slowly)
     with serve([{"name": "any", "output": ["Yes."]}]) as server, ThreadPoolExecutor(12) as executor:
 
         def ask(text: str) -> int:

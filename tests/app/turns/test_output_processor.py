@@ -13,10 +13,12 @@ import pytest
 
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.prompt_token_cache import TokenHistory
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.sse import encode_event
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
+from tests.snapshots.builtin_cases import BUILTIN_CASES
 from tests.snapshots.cases import CASES, TOOLS, Case
 from tests.snapshots.run_case import USER_TEXT, make_single_case_registry
 from tests.state.machine_helpers import CountedIds
@@ -24,7 +26,7 @@ from tests.state.machine_helpers import CountedIds
 NUM_RANDOM_CUTS = 1000 if FULL_COUNTS else 15
 NUM_SOUPS = 10_000 if FULL_COUNTS else 150
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-TEXT_CASES = [case for case in CASES if all(isinstance(text, str) for text in case.output)]
+TEXT_CASES = [case for case in (*CASES, *BUILTIN_CASES) if all(isinstance(text, str) for text in case.output)]
 
 
 class CaseProcessor:
@@ -36,7 +38,7 @@ class CaseProcessor:
         self.format = request.model.format
         base_response = msgspec.structs.replace(request.spec.base_response, id="resp_1", created_at=1)
         self.spec = msgspec.structs.replace(request.spec, base_response=base_response)
-        self.prompt = self.format.render_prompt(self.spec.prompt_input, now=NOW)
+        self.prompt = TokenHistory().render(self.format, "", self.spec.prompt_input, NOW)
 
     def process_tokens(self, cuts: Sequence[Sequence[int]], finish: str) -> list[dict[str, object]]:
         """Returns the events of an output whose chunks have these tokens."""

@@ -11,7 +11,8 @@ import pytest
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses import request as responses
-from antiphon.app.turns.manager import TurnManager, _build_job
+from antiphon.app.turns.jobs import build_job
+from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.prompt_token_cache import TokenHistory
 from antiphon.app.turns.turn import BROKEN_MESSAGE, SHUTTING_DOWN_MESSAGE, TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
@@ -234,7 +235,7 @@ async def test_each_choice_has_its_own_seed() -> None:
     turn_prompt = TokenHistory().render(
         scripted.model.format, "", request.spec.prompt_input, datetime(2026, 1, 1, tzinfo=UTC)
     )
-    jobs = [_build_job(scripted.model, request.spec, turn_prompt, number, ()) for number in range(3)]
+    jobs = [build_job(scripted.model, request.spec, turn_prompt, number, ()) for number in range(3)]
     assert [job.sampling.seed for job in jobs] == [5, 6, 7]
 
 

@@ -1,0 +1,90 @@
+"""Compactions: the request for a summary, and the content of the item that takes the place of a conversation.
+
+The content holds the summary and the newest items as they are, so a client that drops everything before the item loses
+nothing. Content without the mark was written by an earlier version: it is a summary.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Struct, structs
+
+from antiphon.events.inputs import AdditionalToolsInput, AnyInput, InputMessage
+from antiphon.harmony.format import PromptInput
+
+COMPACTION_PROMPT = (
+    "Our conversation is about to be cut short: whoever goes on with it will see none of the above, only what you "
+    "write now. Write what they need: what the user wants, what was decided and done, with names, paths, ids and "
+    "numbers as they are, what is still open, and what to do next. Write nothing else, and call no tool."
+)
+"""Prompt that asks the model for the summary of a conversation that is to be compacted."""
+MAX_SUMMARY_TOKENS = 8192
+"""Limit of a summary without one. The client sees no text meanwhile, and would wait for a model that does not end."""
+_INTRODUCTION = "What was said before this point was left out. A summary of it, written to go on from:\n\n"
+_MARK = "antiphon.compaction.1\n"
+
+
+class CompactedConversation(Struct, frozen=True, kw_only=True):
+    """What is left of a conversation. An empty `summary` means that nothing was left out."""
+
+    summary: str
+    items: tuple[AnyInput, ...]
+
+
+def ask_for_summary(prompt_input: PromptInput) -> PromptInput:
+    """Returns the conversation with a request for its summary.
+
+    Its prompt begins like that of the conversation, tools included, so that a prefix cache holds nearly all of it; but
+    no tool can be called, and no form of the text is required.
+    """
+    return structs.replace(
+        prompt_input,
+        items=(*prompt_input.items, InputMessage(role="user", content=COMPACTION_PROMPT)),
+        tool_choice="none" if prompt_input.tool_choice == "none" else "auto",
+        allowed_tools=None,
+        forbids_calls=True,
+        output_constraint=None,
+    )
+
+
+def encode_compacted(conversation: CompactedConversation) -> str:
+    """Returns the content of a compaction, which is still to be encrypted."""
+    return _MARK + msgspec.json.encode(conversation).decode()
+
+
+def expand_compacted(content: str, before: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
+    """Returns the items that a compaction with this decrypted content stands for, in place of those `before` it.
+
+    Instructions and tools are those before it if there are any, since the client may have changed them. Raises
+    `ValueError` for content that is damaged.
+    """
+    if not content.startswith(_MARK):
+        return (*before, summary_message(content))
+    try:
+        compacted = msgspec.json.decode(content.removeprefix(_MARK), type=CompactedConversation)
+    except msgspec.DecodeError as error:
+        raise ValueError("The content is not a compacted conversation.") from error
+    lasting = tuple(filter(outlasts_compaction, before)) or tuple(filter(outlasts_compaction, compacted.items))
+    summary = (summary_message(compacted.summary),) if compacted.summary else ()
+    return (*lasting, *summary, *(item for item in compacted.items if not outlasts_compaction(item)))
+
+
+def summary_message(summary: str) -> InputMessage:
+    """Returns the message that shows a summary to the model."""
+    return InputMessage(role="user", content=_INTRODUCTION + summary)
+
+
+def is_summary(item: AnyInput) -> bool:
+    """Tells whether an item is the summary of an earlier compaction."""
+    return isinstance(item, InputMessage) and isinstance(item.content, str) and item.content.startswith(_INTRODUCTION)
+
+
+def outlasts_compaction(item: AnyInput) -> bool:
+    """Tells whether an item counts for all of the conversation: instructions and added tools."""
+    is_instruction = isinstance(item, InputMessage) and item.role in ("system", "developer")
+    return is_instruction or isinstance(item, AdditionalToolsInput)
+
+
+def compact_items(items: Iterable[AnyInput], kept: Iterable[AnyInput], summary: str) -> CompactedConversation:
+    """Returns the conversation of `items` as its summary and the items `kept`; all of them without a summary."""
+    return CompactedConversation(summary=summary, items=tuple(kept if summary else items))

@@ -1,0 +1,67 @@
+"""Compaction inside a turn: a summary is generated first, then the turn goes on with it and with the newest items.
+
+The summary is the output of a job of its own, whose prompt is that of the turn and one more message. No event carries
+its text. If it is empty, or if its job fails, the turn goes on with the whole conversation, which is then the content
+of the compaction.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+
+from antiphon.app.turns.prompt_token_cache import TurnPrompt
+from antiphon.engine.protocol import Chunk, Job
+from antiphon.harmony.format import ModelFormat
+from antiphon.state.segments import Say
+
+STAGE_INTERVAL_S = 5.0
+"""Interval at which the stream of a compaction repeats that it is in progress."""
+
+
+class CompactedTurn(Struct, frozen=True, kw_only=True):
+    """A turn after its compaction: the content of the item, not yet encrypted, and the prompt and job that follow.
+
+    Without them, the turn ends with the compaction.
+    """
+
+    content: str
+    prompt: TurnPrompt | None = None
+    job: Job | None = None
+
+
+class CompactionJob(Struct, frozen=True, kw_only=True):
+    """The job that generates a summary, and the function that returns the turn after it for a summary."""
+
+    job: Job
+    finish: Callable[[str], Awaitable[CompactedTurn]]
+
+
+class SummaryReader:
+    """Reads a summary from the tokens of its job. Reasoning is not part of it."""
+
+    def __init__(self, form: ModelFormat, prompt: TurnPrompt) -> None:
+        self._reader = form.create_reader(prompt.prompt, prompt.prompt_input)
+        self._texts: list[str] = []
+        self.num_prompt_tokens = len(prompt.prompt.tokens)
+        self.num_cached_tokens = self.num_generated_tokens = 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Number of generated tokens that are reasoning."""
+        return self._reader.reasoning_tokens
+
+    @property
+    def text(self) -> str:
+        """The summary so far."""
+        return "".join(self._texts).strip()
+
+    def read_chunk(self, chunk: Chunk) -> None:
+        """Reads one engine step. A summary that was cut at the token limit is valid, one whose job failed is empty."""
+        self.num_cached_tokens = max(self.num_cached_tokens, chunk.cached_tokens)
+        self.num_generated_tokens += len(chunk.tokens)
+        segments = self._reader.feed(chunk.tokens)
+        if chunk.finish:
+            segments += self._reader.finish(natural=chunk.finish == "stop")
+        self._texts += [segment.text for segment in segments if isinstance(segment, Say)]
+        if chunk.fault:
+            self._texts.clear()
