@@ -1,5 +1,5 @@
-// Reads every case with the openai Node SDK. Argument: a file with {url, cases: [{name, responses, chat}]}.
-// Prints a JSON object: name -> {responses, chat, again}, each {events, final, raised, raisedAtTheEnd}.
+// Reads every case with the openai Node SDK. Argument: a file with {url, cases: [{name, responses, chat?}]}.
+// Prints a JSON object: name -> {responses, chat?, again}, each {events, final, raised, raisedAtTheEnd}.
 // `again` is the response stream resumed after event 1.
 import { readFileSync } from "node:fs";
 import OpenAI from "openai";
@@ -31,7 +31,7 @@ const results = {};
 for (const { name, responses, chat } of cases) {
   results[name] = {
     responses: await read(client.responses.stream(responses), (stream) => stream.finalResponse()),
-    chat: await read(client.chat.completions.stream(chat), (stream) => stream.finalChatCompletion()),
+    chat: chat && (await read(client.chat.completions.stream(chat), (stream) => stream.finalChatCompletion())),
   };
   const responseId = results[name].responses.events[0]?.response?.id;
   if (responseId && !results[name].responses.raised) {

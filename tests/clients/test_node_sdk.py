@@ -50,19 +50,25 @@ def drop_helper_keys(value: Any) -> Any:
 def test_response_helper_reads_every_case_and_raises_only_on_errors(
     node_results: Json, case_server: RunningServer, case: Case
 ) -> None:
-    result = node_results[case.name]["responses"]
+    check_node_result(node_results[case.name], case_server, fails=case.fails)
+
+
+def check_node_result(results: Json, server: RunningServer, *, fails: bool) -> None:
+    """Checks the helper's events and errors against the stored stream, and those of the resumed stream."""
+    result = results["responses"]
     response_id = result["events"][0]["response"]["id"]
-    wire = parse_events(get(f"{case_server.url}/responses/{response_id}?stream=true").content)
+    wire = parse_events(get(f"{server.url}/responses/{response_id}?stream=true").content)
     response = check_stream(wire)
-    assert (wire[-1]["type"] == "response.failed") == case.fails
-    if case.fails:
+    assert get(f"{server.url}/responses/{response_id}").json() == response
+    assert (wire[-1]["type"] == "response.failed") == fails
+    if fails:
         assert result["raised"]["message"].endswith(response["error"]["message"])
         assert drop_helper_keys(result["events"]) == drop_helper_keys(wire[:-2])
         return
     assert result["raised"] is result["raisedAtTheEnd"] is None
     assert drop_helper_keys(result["events"]) == drop_helper_keys(wire)
     assert drop_helper_keys(result["final"]) == drop_helper_keys(response)
-    resumed = node_results[case.name]["again"]
+    resumed = results["again"]
     assert resumed["raised"] is resumed["raisedAtTheEnd"] is None
     assert drop_helper_keys(resumed["events"]) == drop_helper_keys(wire[2:]) and drop_helper_keys(
         resumed["final"]
