@@ -25,6 +25,13 @@ SHELL_PARAMETERS: dict[str, Any] = {
     "required": ["commands"],
     "additionalProperties": False,
 }
+_COMMANDS: dict[str, Any] = {"anyOf": [SHELL_PARAMETERS["properties"]["commands"], {"type": "string"}]}
+SHELL_SCHEMA: dict[str, Any] = {
+    **SHELL_PARAMETERS,
+    "properties": {**SHELL_PARAMETERS["properties"], "commands": _COMMANDS},
+}
+"""JSON Schema of a call that is written as JSON. A string is one command. A model that was trained without arrays
+writes one, and does not end an array that the grammar made it begin."""
 PATCH_DESCRIPTION = """Creates, changes and deletes files. Paths are relative to the workspace.
 The text is a patch: a first line, one section for each file, and a last line.
 *** Begin Patch

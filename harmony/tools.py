@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from antiphon.events.inputs import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
-from antiphon.harmony.builtin_tools import BuiltinKind, builtin_fields, builtin_kind
+from antiphon.harmony.builtin_tools import SHELL_SCHEMA, BuiltinKind, builtin_fields, builtin_kind
 
 MAX_TOOL_NAME_CHARS = 64
 VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -55,6 +55,11 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     builtin: BuiltinKind | None = None
     local_shell: bool = False
     single_file: bool = False
+
+    @property
+    def accepted_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of calls that are written as JSON: of what is read, which is more than the model is told."""
+        return SHELL_SCHEMA if self.builtin == "shell" else self.parameters
 
 
 ToolCall = tuple[ToolSpec, str]

@@ -49,7 +49,7 @@ class JsonArrayCall(ListCall, frozen=True, kw_only=True):
         """Returns the rule of what may follow the opener: a list of one call."""
         if tool.kind == "custom":
             return None
-        value = grammar.json_value(tool.parameters)
+        value = grammar.json_value(tool.accepted_schema)
         begin, end = map(grammar.optional_text, self.brackets_around)
         head = grammar.literal_text(self._element_head(tool))
         brace = grammar.literal_text("}")
@@ -95,7 +95,7 @@ class JsonSequenceCall(CallFormat, frozen=True, kw_only=True):
             return None
         text = write_head(self.name, self.arguments, tool)
         gap, head = ("", text[1:]) if self.head_only else ("BLANKS", text)
-        value = f"{grammar.json_value(tool.parameters)} BLANKS {grammar.literal_text('}')}"
+        value = f"{grammar.json_value(tool.accepted_schema)} BLANKS {grammar.literal_text('}')}"
         return f"{gap} {grammar.literal_text(head)} {value}"
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:

@@ -89,7 +89,7 @@ class JsonCall(CallFormat, frozen=True, kw_only=True):
         if tool.kind == "custom":
             return None
         prefix = grammar.literal_text(write_head(self.name, self.arguments, tool))
-        value = f"{grammar.json_value(tool.parameters)} BLANKS {grammar.literal_text('}')}"
+        value = f"{grammar.json_value(tool.accepted_schema)} BLANKS {grammar.literal_text('}')}"
         return f"BLANKS {prefix} {value} {grammar.after_blanks(self.close)}"
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:

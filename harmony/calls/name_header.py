@@ -106,7 +106,10 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
             "/[0-9]{1,4}/" if self.native_ids else "",
         ]
         parts += [grammar.marker_symbol(self.end), grammar.literal_text(self.fence) if self.fence else "BLANKS"]
-        parts += [grammar.json_value(tool.parameters), grammar.literal_text(self.fence_end) if self.fence_end else ""]
+        parts += [
+            grammar.json_value(tool.accepted_schema),
+            grammar.literal_text(self.fence_end) if self.fence_end else "",
+        ]
         return " ".join(filter(None, [*parts, grammar.marker_symbol(self.close) if self.close else ""]))
 
     def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:

@@ -176,7 +176,7 @@ def _call_body(tool: ToolSpec, rules: grammar.GrammarBuilder, constrain: str) ->
         return f'(" "? {constrain}? " "? "code")?', rules.custom_input(tool, "<|call|>")
     return (
         f'(" "? {constrain}? " "? "json")?',
-        f"{rules.json_value(tool.parameters)} {rules.marker_symbol('<|call|>')}",
+        f"{rules.json_value(tool.accepted_schema)} {rules.marker_symbol('<|call|>')}",
     )
 
 

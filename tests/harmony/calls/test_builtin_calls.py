@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon.events.inputs import FunctionTool, PatchTool, ShellEnvironment, ShellTool
+from antiphon.harmony.builtin_tools import SHELL_SCHEMA
 from antiphon.harmony.calls.builtin.patch import MAX_OPERATIONS, PatchReader
 from antiphon.harmony.calls.builtin.shell import ShellReader
 from antiphon.harmony.detect import DIALECTS
@@ -135,6 +136,25 @@ def test_grammar_accepts_the_calls_and_no_others(name: str) -> None:
     assert not grammar_accepts(
         model_format, write_call(name, "apply_patch", PATCH.replace("*** Delete", "*** Move")), prompt_input
     )
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "apertus", "kimi-k2", "qwen3-coder"])
+def test_grammar_takes_one_command_as_a_string_where_calls_are_json(name: str) -> None:
+    """Elsewhere, the text of a parameter would be both: a string, and an array."""
+    model_format = parser_helpers.load_formats(name)[0]
+    call = write_call(name, "shell", '{"commands": "ls -a"}')
+    accepted = grammar_accepts(model_format, call, PromptInput(tools=TOOLS, tool_choice="required"))
+    assert accepted == (name != "qwen3-coder")
+    assert read_output(model_format, model_format.encode(call)) == ([(["ls -a"], {})], False)
+
+
+def test_grammar_of_gpt_oss_takes_one_command_as_a_string() -> None:
+    model_format = parser_helpers.load_formats("gpt-oss")[0]
+    grammar = model_format.build_grammar(
+        RenderedPrompt((), "", False), PromptInput(tools=TOOLS, tool_choice="required")
+    )
+    assert grammar is not None
+    assert json.dumps({"commands": SHELL_SCHEMA["properties"]["commands"]})[1:-1] in grammar
 
 
 def test_one_file_a_call_if_calls_are_not_parallel() -> None:
