@@ -114,8 +114,11 @@ def _write_commands(call: InputShellCall) -> str:
 
 
 def _write_shell_output(item: InputShellOutput, call: InputShellCall | None) -> str:
-    """Returns what the commands printed, cut to the length that the model asked for."""
-    commands = call.action.commands if call else ()
+    """Returns what the commands printed, cut to the length that the model asked for.
+
+    Several commands are repeated, each before what it printed. One is not, as in the outputs of other command tools.
+    """
+    commands = call.action.commands if call and len(call.action.commands) > 1 else ()
     lines: list[str] = []
     for index, output in enumerate(item.output):
         lines += [f"$ {commands[index]}"] if index < len(commands) else []

@@ -62,10 +62,10 @@ def test_shell_call_is_a_function_call_in_the_order_of_the_schema() -> None:
 @pytest.mark.parametrize(
     ("outputs", "text"),
     [
-        ((ShellOutput(stdout="a\nb\n", outcome=ShellExit(exit_code=0)),), "$ ls\na\nb"),
-        ((ShellOutput(stdout="", outcome=ShellExit(exit_code=0)),), "$ ls"),
-        ((ShellOutput(stderr="no\n", outcome=ShellExit(exit_code=2)),), "$ ls\n[stderr]\nno\n[exit code 2]"),
-        ((ShellOutput(stdout="x", outcome=ShellTimeout()),), "$ ls\nx\n[timed out]"),
+        ((ShellOutput(stdout="a\nb\n", outcome=ShellExit(exit_code=0)),), "a\nb"),
+        ((ShellOutput(stdout="", outcome=ShellExit(exit_code=0)),), ""),
+        ((ShellOutput(stderr="no\n", outcome=ShellExit(exit_code=2)),), "[stderr]\nno\n[exit code 2]"),
+        ((ShellOutput(stdout="x", outcome=ShellTimeout()),), "x\n[timed out]"),
         ((ShellOutput(stdout="x", outcome=ShellExit(exit_code=0)), ShellOutput(outcome=ShellExit(exit_code=1))),
          "$ ls\nx\n$ pwd\n[exit code 1]"),
         ((ShellOutput(outcome=ShellExit(exit_code=0)),) * 3, "$ ls\n$ pwd"),
@@ -81,11 +81,10 @@ def test_shell_output_is_text(outputs: tuple[ShellOutput, ...], text: str) -> No
 def test_shell_output_is_cut_to_the_length_that_the_model_asked_for() -> None:
     long_output = ShellOutput(stdout="x" * 100, outcome=ShellExit(exit_code=0))
     _, output = show_builtin_calls(shell_items(("ls",), long_output, limit=10), NO_TOOLS)
-    assert (
-        isinstance(output, InputFunctionOutput) and output.output == "$ ls\nxxxxx\n[95 more characters were left out]"
-    )
-    _, output = show_builtin_calls(shell_items(("ls",), long_output, limit=105), NO_TOOLS)
-    assert isinstance(output, InputFunctionOutput) and output.output == "$ ls\n" + "x" * 100
+    assert isinstance(output, InputFunctionOutput)
+    assert output.output == "xxxxxxxxxx\n[90 more characters were left out]"
+    _, output = show_builtin_calls(shell_items(("ls",), long_output, limit=100), NO_TOOLS)
+    assert isinstance(output, InputFunctionOutput) and output.output == "x" * 100
 
 
 def test_adjacent_patches_are_one_call_with_one_output() -> None:
@@ -140,13 +139,13 @@ def test_prompt_has_tools_call_and_output(name: str) -> None:
     tools = ToolTable.from_request([ShellTool(environment=ShellEnvironment(skills=(skill,))), PatchTool()])
     items = [
         InputMessage(role="user", content="Look."),
-        *shell_items(("ls",), ShellOutput(stdout="a.md\n", outcome=ShellExit(exit_code=0))),
+        *shell_items(("ls",), ShellOutput(stdout="seen.md\n", outcome=ShellExit(exit_code=0))),
         CREATE,
         InputPatchOutput(call_id="c1", status="completed"),
     ]
     model_format = parser_helpers.load_token_format(name)
     text = model_format.render_prompt(PromptInput(items=tuple(items), tools=tools), now=parser_helpers.NOW).text
-    for part in ("*** Begin Patch", "Add File: a.md", "$ ls\na.md", "Runs commands in a shell", "(/skills/pdf)"):
+    for part in ("*** Begin Patch", "Add File: a.md", "seen.md", "Runs commands in a shell", "(/skills/pdf)"):
         assert part in text or json.dumps(part)[1:-1] in text
     assert "start: " not in text, "the description explains the format; the grammar would only confuse"
 
