@@ -12,6 +12,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
 from tests.clients.sdk_helpers import dump_sdk_object, get, open_sdk
+from tests.clients.test_client_tools_page import SHELL_PROGRAM, run_page_program
 from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.invariants import check_stream
@@ -39,6 +40,10 @@ def test_agent_runs_the_command_and_reports_its_output(server: RunningServer, tm
     for name, run in runs.items():
         assert [call["commands"] for call in run["calls"]] == [["echo antiphon-7391"]], name
         assert "antiphon-7391" in run["text"].splitlines(), name
+
+
+def test_program_of_the_page_runs_on_the_embedded_model(server: RunningServer, tmp_path: Path) -> None:
+    assert run_page_program(SHELL_PROGRAM, server, tmp_path) == "hello\n"
 
 
 @pytest.mark.parametrize("prompt", ["run the command echo hello", "create the file notes.txt with the text hello"])

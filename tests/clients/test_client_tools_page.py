@@ -1,0 +1,102 @@
+"""The programs and items of docs/client-tools.md."""
+
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.python_install import install_python_clients
+from tests.clients.sdk_helpers import Json, post
+from tests.progress import HANG_TIMEOUT_S
+from tests.serving import RunningServer, scripted_registry, serve
+from tests.syntax import ROOT
+
+PAGE = (ROOT / "docs" / "client-tools.md").read_text(encoding="utf-8")
+BASE_URL = "http://127.0.0.1:8000/v1"
+
+
+def find_page_blocks(language: str) -> list[str]:
+    """Returns the blocks of the page in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+SHELL_PROGRAM, PATCH_PROGRAM = find_page_blocks("python")
+SHELL_TOOL, SHELL_CALL, SHELL_OUTPUT, UPDATE_CALL, CREATE_CALL, PATCH_OUTPUT = map(json.loads, find_page_blocks("json"))
+(SCRIPT,) = find_page_blocks("toml")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """A server that plays the script of the page."""
+    with serve(scripted_registry(tomllib.loads(SCRIPT)["reply"], names=("antiphon",))) as running:
+        yield running
+
+
+def run_page_program(program: str, server: RunningServer, folder: Path) -> str:
+    """Runs a program of the page with the libraries that it names. Returns what it prints."""
+    command = [install_python_clients("python"), "-c", program.replace(BASE_URL, server.url)]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_program_with_a_shell_prints_what_the_command_printed(server: RunningServer, tmp_path: Path) -> None:
+    assert run_page_program(SHELL_PROGRAM, server, tmp_path) == "hello\n"
+
+
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_program_applies_the_patch(server: RunningServer, tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text("def greet():\n    print('Hi')\n")
+    assert run_page_program(PATCH_PROGRAM, server, tmp_path) == "Done: it is welcome() now.\n"
+    files = {path.name: path.read_text() for path in tmp_path.glob("*.*") if path.is_file()}
+    assert files == {"hello.py": "def welcome():\n    print('Hi')\n", "notes.txt": "greet is welcome now."}
+
+
+def create_response(server: RunningServer, **fields: object) -> Json:
+    """Sends a request. Returns the reply."""
+    reply: Json = post(f"{server.url}/responses", json={"model": "antiphon", **fields}).json()
+    return reply
+
+
+def replace_ids(item: Json, ids: Json) -> Json:
+    """Returns an item with the ids of another one."""
+    return item | {key: ids[key] for key in ("id", "call_id")}
+
+
+def test_items_are_as_shown(server: RunningServer) -> None:
+    prompt = "run the command echo hello"
+    (call,) = create_response(server, input=prompt, tools=[SHELL_TOOL])["output"]
+    assert replace_ids(call, SHELL_CALL) == SHELL_CALL
+    history = [{"role": "user", "content": prompt}, call, SHELL_OUTPUT | {"call_id": call["call_id"]}]
+    assert create_response(server, input=history, tools=[SHELL_TOOL])["output"][0]["content"][0]["text"] == "hello"
+    patch = {"type": "apply_patch"}
+    prompt = "Rename greet() to welcome() in hello.py."
+    update, create = create_response(server, input=prompt, tools=[patch])["output"]
+    assert [replace_ids(update, UPDATE_CALL), replace_ids(create, CREATE_CALL)] == [UPDATE_CALL, CREATE_CALL]
+    outputs = [PATCH_OUTPUT | {"call_id": each["call_id"]} for each in (update, create)]
+    history = [{"role": "user", "content": prompt}, update, create, *outputs]
+    (message,) = create_response(server, input=history, tools=[patch])["output"]
+    assert message["content"][0]["text"] == "Done: it is welcome() now."
+
+
+@pytest.mark.parametrize("environment", ["container_auto", "container_reference"])
+def test_environments_of_the_server_are_refused(server: RunningServer, environment: str) -> None:
+    assert f"`{environment}`" in PAGE
+    error = create_response(server, input="Hi", tools=[{"type": "shell", "environment": {"type": environment}}])[
+        "error"
+    ]
+    assert (error["code"], error["param"]) == ("invalid_value", "tools[0].environment.type")
+
+
+def test_one_file_a_call_without_parallel_calls(server: RunningServer) -> None:
+    patch = {"type": "apply_patch"}
+    reply = create_response(server, input="Rename greet()", tools=[patch], parallel_tool_calls=False)
+    assert [item["operation"]["path"] for item in reply["output"]] == ["hello.py"]
