@@ -1,0 +1,69 @@
+// The tools `shell` and `apply_patch` of the Vercel AI SDK. The task is that of agents_tools.py, and so are the results.
+import { createOpenAI } from "@ai-sdk/openai";
+import { generateText, stepCountIs, streamText } from "ai";
+import { spawnSync } from "node:child_process";
+
+const task = JSON.parse(process.argv[2]);
+const openai = createOpenAI({ baseURL: task.url, apiKey: "none" });
+globalThis.AI_SDK_LOG_WARNINGS = false; // they would stand among the results
+
+function runCommand(command) {
+  const done = spawnSync(command, { shell: true, encoding: "utf-8" });
+  return { stdout: done.stdout, stderr: done.stderr, outcome: { type: "exit", exitCode: done.status } };
+}
+
+const shell = openai.tools.shell({ execute: async ({ action }) => ({ output: action.commands.map(runCommand) }) });
+const localShell = openai.tools.shell({
+  environment: { type: "local", skills: [{ name: "notes", description: "Keeps notes.", path: "skills/notes" }] },
+  execute: async ({ action }) => ({ output: action.commands.map(runCommand) }),
+});
+const applyPatch = openai.tools.applyPatch({
+  execute: async ({ operation }) => ({ status: "completed", output: `edited ${operation.path}` }),
+});
+
+async function runTurns(stream, tools, prompt, store) {
+  const options = {
+    model: openai(task.model),
+    prompt,
+    tools,
+    stopWhen: stepCountIs(3),
+    maxRetries: 0,
+    providerOptions: store === null ? {} : { openai: { store } },
+  };
+  if (!stream) return await generateText(options);
+  let failure;
+  const result = streamText({ ...options, onError: ({ error }) => (failure = error) });
+  await result.consumeStream();
+  if (failure) throw failure;
+  return { steps: await result.steps, text: await result.text };
+}
+
+function describeRun({ steps, text }) {
+  return {
+    calls: steps.flatMap((step) => step.toolCalls.map(({ input }) => input.action ?? input.operation)),
+    outputs: steps.flatMap((step) => step.toolResults.map(({ output }) => output)),
+    text,
+  };
+}
+
+const sets = {
+  shell: { tools: { shell }, prompt: "shell" },
+  local_shell_environment: { tools: { shell: localShell }, prompt: "shell" },
+  apply_patch: { tools: { apply_patch: applyPatch }, prompt: "apply_patch" },
+  cut: { tools: { shell }, prompt: "cut" },
+};
+const results = {};
+for (const [name, { tools, prompt }] of Object.entries(sets)) {
+  results[name] = {};
+  for (const stream of [false, true]) {
+    for (const store of [null, true, false]) {
+      const key = `${stream ? "stream" : "run"}${store === null ? "" : `, store ${store ? "True" : "False"}`}`;
+      try {
+        results[name][key] = describeRun(await runTurns(stream, tools, task.prompts[prompt], store));
+      } catch (error) {
+        results[name][key] = { failure: String(error.stack ?? error).slice(0, 1500) };
+      }
+    }
+  }
+}
+process.stdout.write(JSON.stringify(results));
