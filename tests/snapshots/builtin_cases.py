@@ -87,10 +87,13 @@ BUILTIN_CASES = [
     make_case("patches_when_parallel_calls_are_off", [TWO_FILES], "the turn stops after the first file", responses={"parallel_tool_calls": False}),
     make_case("builtin_tools_forced", [ONE_COMMAND], responses={"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}]}}),
     make_case("builtin_and_other_calls", [ONE_COMMAND, write_call("get_weather", {"city": "Oslo"}), write_patch(DELETE)], tools=(WEATHER, SHELL, PATCH)),
+    make_case("builtin_tools_not_offered", [ONE_COMMAND], "a call of an unknown function", tools=(WEATHER,)),
+]  # fmt: skip
+
+COMPACTION_CASES = [
     make_compaction("compaction_before_the_answer", ["<think>\nShort.\n</think>\n\n", "The summary", " of it.\n"], ["Here it is."]),
     make_compaction("compaction_then_a_call", ["The summary."], ["I look.\n\n", ONE_COMMAND], "tools are those of the request"),
     make_compaction("compaction_without_a_summary", ["<think>\nHm.\n</think>\n\n"], ["All of it."], "the item holds the whole conversation"),
     make_compaction("compaction_fails", ["The sum", FAULT], ["All of it."], "the turn goes on with the whole conversation"),
     make_compaction("compaction_cancelled", ["The sum", {"stall": True}], ["Never said."], cancel=True),
-    make_case("builtin_tools_not_offered", [ONE_COMMAND], "a call of an unknown function", tools=(WEATHER,)),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from antiphon.app.base.errors import ApiError
 from antiphon.state.drafts import OutputSettings
 from tests.invariants import check_stream
 from tests.snapshots import event_lines
-from tests.snapshots.builtin_cases import BUILTIN_CASES
+from tests.snapshots.builtin_cases import BUILTIN_CASES, COMPACTION_CASES
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.extra_cases import EXTRA_CASES
 from tests.snapshots.run_case import CaseResult, read_chat, read_completion, read_message, read_responses
@@ -38,7 +38,7 @@ async def test_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
     assert text == case_snapshot(name=case.name)
 
 
-@pytest.mark.parametrize("case", BUILTIN_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*BUILTIN_CASES, *COMPACTION_CASES], ids=lambda case: case.name)
 @pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot name")  # as above
 async def test_builtin_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
     result = await read_responses(case)
@@ -116,6 +116,6 @@ async def test_reasoning_told_as_summaries(case: Case, reasoning_output: str) ->
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
-    names = [case.name for case in (*CASES, *EXTRA_CASES, *BUILTIN_CASES)]
+    names = [case.name for case in (*CASES, *EXTRA_CASES, *BUILTIN_CASES, *COMPACTION_CASES)]
     assert len(set(names)) == len(names)
     assert {path.stem for path in SNAPSHOT_FOLDER.glob("*.txt")} == set(names)
