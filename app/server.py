@@ -46,11 +46,11 @@ from antiphon.app.routes import (
 )
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.texts import embeddings, tokenize
-from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.app.sandbox.report import schedule_proof
 from antiphon.app.scripted.faults import connect_script_faults
 from antiphon.app.serve_options import ServeError
 from antiphon.app.tls import load_ssl_context
+from antiphon.app.websocket.endpoint import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.engine.protocol import EngineError, overloaded_error
 
 if TYPE_CHECKING:

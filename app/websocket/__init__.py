@@ -1,0 +1,1 @@
+"""`/v1/responses` over WebSocket: lanes of turns on one connection."""

@@ -1,0 +1,126 @@
+"""Lanes of a connection: requests of one lane run one after another, those of different lanes at once.
+
+A request may continue the latest response of any lane. Which response that is, is decided when its frame arrives: the
+lane may go on meanwhile. A request that names the response before it in its own lane is bound when it starts.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from antiphon.app.base.errors import ApiError
+from antiphon.app.websocket.frames import CreateFrame, lane_suffix
+from antiphon.app.websocket.history import LaneResponse
+
+MAX_RUNNING = 16
+"""Maximum number of responses that run at once on one connection. OpenAI's API has the same limit."""
+MAX_LANES = 32
+"""Maximum number of named lanes of one connection, as in OpenAI's API."""
+MAX_WAITING = 64
+"""Maximum number of requests that wait on one connection."""
+MAX_WAITING_BYTES = 32 << 20
+"""Maximum size of the requests that wait on one connection."""
+
+
+class Lane:
+    """One lane: its latest response, and the turn that runs."""
+
+    def __init__(self, stream_id: str | None) -> None:
+        self.stream_id, self.suffix = stream_id, lane_suffix(stream_id)
+        self.latest: LaneResponse | None = None
+        self.is_running = False
+
+
+class WaitingTurn:
+    """A request in its lane. `previous`: the response that it continues, if it was known when the frame arrived."""
+
+    def __init__(self, lane: Lane, frame: CreateFrame, previous: LaneResponse | None) -> None:
+        self.lane, self.frame, self.previous = lane, frame, previous
+
+
+RunTurn = Callable[[WaitingTurn], Coroutine[Any, Any, None]]
+
+
+class LaneScheduler:
+    """Starts the requests of all lanes of a connection, in the order in which they arrived."""
+
+    def __init__(self, run_turn: RunTurn, on_idle: Callable[[], None]) -> None:
+        self._run_turn, self._on_idle = run_turn, on_idle
+        self._lanes: dict[str | None, Lane] = {None: Lane(None)}
+        self._waiting: deque[WaitingTurn] = deque()
+        self._waiting_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no request runs or waits."""
+        return not (self._tasks or self._waiting)
+
+    def find_lane(self, stream_id: str | None) -> Lane:
+        """Returns a lane, which may be new. Raises `ApiError` if the connection has too many."""
+        lane = self._lanes.get(stream_id)
+        if lane is None:
+            if len(self._lanes) > MAX_LANES:
+                message = f"This connection has reached its limit of streams ({MAX_LANES}). Open another connection."
+                raise ApiError(400, "websocket_stream_limit_reached", message, "stream_id")
+            lane = self._lanes[stream_id] = Lane(stream_id)
+        return lane
+
+    def find_response(self, response_id: object) -> LaneResponse | None:
+        """Returns the response with this id if it is the latest of a lane."""
+        latest = (lane.latest for lane in self._lanes.values())
+        return next((each for each in latest if each is not None and each.response_id == response_id), None)
+
+    def add(self, lane: Lane, frame: CreateFrame) -> None:
+        """Adds a request. Raises `ApiError` 429 if too many wait."""
+        turn = WaitingTurn(lane, frame, self.find_response(frame.body.get("previous_response_id")))
+        self._waiting.append(turn)
+        self._waiting_bytes += frame.num_bytes
+        self._start_turns()
+        if turn in self._waiting and (len(self._waiting) > MAX_WAITING or self._waiting_bytes > MAX_WAITING_BYTES):
+            self._remove(turn)
+            message = f"Too many requests wait on this connection: at most {MAX_WAITING}, {MAX_WAITING_BYTES} bytes."
+            raise ApiError(429, "rate_limit_exceeded", message)
+
+    async def cancel_all(self) -> None:
+        """Cancels all requests: the connection has ended."""
+        self._waiting.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+    def _start_turns(self) -> None:
+        for turn in self._list_ready():
+            self._remove(turn)
+            turn.lane.is_running = True
+            task = asyncio.create_task(self._run(turn), name=f"websocket-{turn.lane.stream_id or 'default'}")
+            self._tasks.add(task)
+
+    def _list_ready(self) -> list[WaitingTurn]:
+        """Returns the first request of each lane that is free, as far as there are places."""
+        ready: dict[Lane, WaitingTurn] = {}
+        for turn in self._waiting:
+            if not turn.lane.is_running:
+                ready.setdefault(turn.lane, turn)
+        return list(ready.values())[: MAX_RUNNING - len(self._tasks)]
+
+    def _remove(self, turn: WaitingTurn) -> None:
+        self._waiting.remove(turn)
+        self._waiting_bytes -= turn.frame.num_bytes
+
+    async def _run(self, turn: WaitingTurn) -> None:
+        try:
+            await self._run_turn(turn)
+        finally:
+            turn.lane.is_running = False
+            task = asyncio.current_task()
+            if task is not None:
+                self._tasks.discard(task)
+            self._start_turns()
+            if self.is_idle:
+                self._on_idle()
