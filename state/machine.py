@@ -59,7 +59,7 @@ from antiphon.state.segments import (
 from antiphon.state.table import BLANK_INPUTS, GUARDS, TABLE, Guard, IllegalInput, Input, State, Verb
 from antiphon.state.whitespace import EMPTY_PIECE, TextPiece, split_whitespace
 
-CutReason = Literal["max_output_tokens", "content_filter"]
+CutReason = Literal["max_output_tokens", "content_filter", "steered"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
 _SEGMENT_INPUTS = {
     Cite: Input.CITE,
@@ -165,6 +165,10 @@ class Machine:
     def cut(self, reason: CutReason = "max_output_tokens") -> list[Event]:
         """Ends the response as incomplete: a limit cut the turn."""
         return self._apply_lifecycle(Input.CUT, _EndingDetails(reason=reason))
+
+    def steer(self) -> list[Event]:
+        """Ends the response as incomplete, because the client has sent more input. Legal between items only."""
+        return self._apply_lifecycle(Input.STEER, _EndingDetails(reason="steered"))
 
     def fail(self, code: str, message: str) -> list[Event]:
         """Ends the response as failed."""

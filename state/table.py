@@ -49,6 +49,7 @@ class Input(Enum):
     COMPLETE_ITEM = auto()
     STOP = auto()
     CUT = auto()
+    STEER = auto()
     FAIL = auto()
     CANCEL = auto()
 
@@ -98,6 +99,7 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.IDLE, _I.COMPLETE_ITEM): _make_cell(_S.IDLE, "drop insert"),
     (_S.IDLE, _I.STOP): _make_cell(_S.ENDED, "drop complete"),
     (_S.IDLE, _I.CUT): _make_cell(_S.ENDED, "drop incomplete"),
+    (_S.IDLE, _I.STEER): _make_cell(_S.ENDED, "drop incomplete"),
     (_S.IDLE, _I.FAIL): _FREEZE_AND_FAIL,
     (_S.IDLE, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
     # Reasoning is open.

@@ -158,6 +158,11 @@ class TurnManager:
         if turn := self._running.get(response_id):
             turn.cancel_turn()
 
+    def steer_turn(self, response_id: str) -> None:
+        """Ends the turn of this response between two items, if it runs in this process and has called no tool."""
+        if turn := self._running.get(response_id):
+            turn.steer_turn()
+
     @property
     def num_running(self) -> int:
         """Number of turns that have not ended."""

@@ -22,11 +22,13 @@ from antiphon.harmony.format import ModelFormat
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 from antiphon.state.machine import STOPPED_IN_CALL, Machine
-from antiphon.state.segments import Close, Compact, Result, Segment
+from antiphon.state.segments import Call, Close, Compact, Refuse, Result, Say, Segment, Think
 from antiphon.state.table import IllegalInput, State
 
 RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"})
 """Error codes of a failed response that clients know. Any other code is reported as `server_error`."""
+_NEXT_ITEM = {State.REASONING: (Say, Refuse, Call), State.MESSAGE: (Think, Call)}
+"""Segments that end the open item and begin another one, by the state."""
 
 
 class OutputProcessor:
@@ -60,6 +62,7 @@ class OutputProcessor:
         self._stops = StopStringFilter(stop_strings, verbatim=spec.text_completion is not None)
         self._details = DetailCollector(form, prompt, spec.details)
         self._calls = 0
+        self._steer_requested = False
         self._cached = 0
         self.generated_tokens: list[int] = []
         self._events: list[Event] = []
@@ -105,6 +108,7 @@ class OutputProcessor:
         else:
             self._cached = chunk.cached_tokens
             self._details.add_admission(chunk)
+            self._steer()
 
     def keepalive(self) -> None:
         """Repeats the latest lifecycle event or the stage of a compaction where that is legal."""
@@ -118,6 +122,7 @@ class OutputProcessor:
         if self._is_compacting and self._summary is not None:
             self._process_summary(self._summary, chunk)
             return
+        self._steer_requested = self._steer_requested and chunk.finish is None  # a turn that ends is not steered
         self._cached = max(self._cached, chunk.cached_tokens)
         self._details.add_prompt_logprobs(chunk)
         if self._spec.prefill_only:
@@ -134,6 +139,11 @@ class OutputProcessor:
             self.fail("server_error", STOPPED_IN_CALL)
         elif chunk.finish:
             self._finish_turn(chunk)
+
+    def request_steer(self) -> None:
+        """Ends the turn as soon as no item is open. One that has called a tool is never ended: it may call more."""
+        self._steer_requested = True
+        self._steer()
 
     def fail(self, code: str, message: str) -> None:
         """Ends the turn as failed."""
@@ -157,6 +167,10 @@ class OutputProcessor:
             return
         self._prompt = turn_prompt.prompt
         self._reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
+
+    def _steer(self) -> None:
+        if self._steer_requested and self.machine.state is State.IDLE and not self._calls:
+            self._events += self.machine.steer()
 
     # Processing of one step
 
@@ -184,7 +198,14 @@ class OutputProcessor:
             return
         if machine.state is State.CALL and isinstance(segment, Close):
             self._calls += 1
+        if self._steer_requested and isinstance(segment, _NEXT_ITEM.get(machine.state, ())):
+            self._events += machine.feed(Close())
+            self._steer()
+            if self.is_ended:
+                return
         self._events += machine.feed(segment)
+        if self._steer_requested:
+            self._steer()
 
     def _finish_turn(self, chunk: Chunk) -> None:
         if chunk.fault:

@@ -86,6 +86,12 @@ class Turn:
         """Ends the turn as cancelled, unless it has ended."""
         self.task.cancel()
 
+    def steer_turn(self) -> None:
+        """Ends the turn as soon as no item is open, unless it has ended or has called a tool."""
+        self._processor.request_steer()
+        if self._processor.is_ended and self._work is not None:
+            self._work.cancel()
+
     def fail_for_shutdown(self) -> None:
         """Ends the turn as failed because the server shuts down: agents retry a failed request."""
         self._ending = lambda: self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE)

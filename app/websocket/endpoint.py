@@ -27,12 +27,31 @@ from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, as_prefill
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turns.stored_history import StoredHistory
-from antiphon.app.websocket.frames import read_create_frame, read_stream_id, write_error, write_event
+from antiphon.app.websocket.frames import (
+    STEER,
+    read_create_frame,
+    read_stream_id,
+    write_error,
+    write_event,
+)
 from antiphon.app.websocket.history import LaneHistory, LaneResponse
-from antiphon.app.websocket.lanes import LaneScheduler, WaitingTurn
+from antiphon.app.websocket.lanes import MAX_HELD, Lane, LaneScheduler, WaitingTurn
+from antiphon.app.websocket.steering import (
+    SteeredResponse,
+    SteerError,
+    list_required_input,
+    move_steers_behind_outputs,
+    read_steer,
+    write_accepted,
+    write_failed,
+    write_pending,
+)
+from antiphon.events.response import Response
 
 CONNECTION_LIFETIME_S = 3600.0
 """Seconds after which a connection accepts no further turn. Clients expect this limit and reconnect."""
+MAX_ENDED = 256
+"""Number of responses of a connection whose end is remembered, to answer a steer that comes late."""
 _log = structlog.get_logger(__name__)
 UNSUPPORTED_DATA, NORMAL = 1003, 1000
 
@@ -68,6 +87,10 @@ class _Connection:
     def __init__(self, context: ServerContext, owner: str, send: AsgiSend) -> None:
         self._context, self._send, self._owner = context, send, owner
         self._lanes = LaneScheduler(self._run_turn, self._on_idle)
+        self._running: dict[str, SteeredResponse] = {}
+        """Responses that are being generated, by id."""
+        self._ended: dict[str, str] = {}
+        """Status of the last responses that have ended, by id."""
         self._expired = False
         self._closing: asyncio.Task[None] | None = None
         self.closed = False
@@ -84,6 +107,9 @@ class _Connection:
         try:
             data = message["text"].encode()
             frame = await parse_body(data)
+            if frame.get("type") == STEER:
+                await self._steer(frame, len(data))
+                return
             stream_id = read_stream_id(frame)
         except ApiError as error:
             await self._send_error(error)
@@ -129,28 +155,81 @@ class _Connection:
 
     async def _generate(self, turn: WaitingTurn) -> None:
         """Generates a response, and sends its events."""
-        context, lane, body = self._context, turn.lane, turn.frame.body
-        previous = turn.previous or self._lanes.find_response(body.get("previous_response_id"))
+        context, lane, frame = self._context, turn.lane, turn.frame
+        previous = turn.previous or self._lanes.find_response(frame.body.get("previous_response_id"))
+        steers = turn.steers or lane.held_steers.get(frame.body.get("previous_response_id"))
+        body = _add_steers(frame.body, steers)
         await wait_for_engine(context, body)
 
         def read(stored: StoredHistory) -> ParsedRequest[ReplyForm]:
             history = LaneHistory(stored, previous or lane.latest)
             return read_responses_request(body, context.models, history, context.settings)
 
-        parsed = await read_with_history(context, self._owner, body, turn.frame.num_bytes, read)
-        spec = as_prefill(parsed.spec) if turn.frame.is_prefill else parsed.spec
+        parsed = await read_with_history(context, self._owner, body, frame.num_bytes, read)
+        spec = move_steers_behind_outputs(parsed.spec, len(steers.messages) if steers else 0)
+        spec = as_prefill(spec) if frame.is_prefill else spec
         if spec.base_response.store and previous is not None and not previous.stored:
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
         log = await context.turn_manager.start_turn(parsed.model, spec, self._owner)
-        with count_readers(context, [log]):
-            async for entries in log.follow_entries():
-                for entry in entries:
-                    await self._send_text(write_event(encode_entry(entry, parsed.form.obfuscate), lane.suffix))
-        response = log.response
-        if response.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
-            items = (*parsed.earlier_items, *spec.input_items, *output_as_input(response.output))
-            lane.latest = LaneResponse(response.id, log.base_response.store, items)
+        turn.steers = None  # they are part of this response now
+        if steers is not None:
+            lane.held_steers.pop(steers.response_id, None)
+        response = self._running[log.id] = SteeredResponse(frame, log.id)
+        try:
+            with count_readers(context, [log]):
+                async for entries in log.follow_entries():
+                    for entry in entries:
+                        response.sequence_number = entry.event.sequence_number
+                        await self._send_text(write_event(encode_entry(entry, parsed.form.obfuscate), lane.suffix))
+        finally:
+            del self._running[log.id]
+        ended = log.response
+        self._remember_end(ended)
+        if ended.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
+            items = (*parsed.earlier_items, *spec.input_items, *output_as_input(ended.output))
+            lane.latest = LaneResponse(ended.id, log.base_response.store, items)
+        if response.steers:
+            await self._settle_steers(lane, response, ended)
+
+    def _remember_end(self, response: Response) -> None:
+        self._ended[response.id] = response.status
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    async def _steer(self, frame: dict[str, Any], num_bytes: int) -> None:
+        """Accepts input for a response that is being generated, or gives it back."""
+        sent, response_id = frame.get("input"), frame.get("previous_response_id")
+        response = self._running.get(response_id) if isinstance(response_id, str) else None
+        try:
+            messages = read_steer(frame)
+            if response is None:
+                raise _find_steer_error(self._ended.get(str(response_id)))
+            steer = response.accept(sent, messages, num_bytes)
+        except SteerError as error:
+            await self._send_text(write_failed(error, sent, response_id, response))
+            return
+        await self._send_text(write_accepted(steer, response))
+        self._context.turn_manager.steer_turn(response.response_id)
+
+    async def _settle_steers(self, lane: Lane, response: SteeredResponse, ended: Response) -> None:
+        """Decides what becomes of the steers of a response that has ended."""
+        if ended.status not in ("completed", "incomplete"):
+            await self._fail_steers(response, SteerError("response_not_active", "The response did not complete."))
+        elif not (required := list_required_input(ended)):
+            self._lanes.add_successor(lane, response)
+        else:
+            lane.held_steers[response.response_id] = response
+            if len(lane.held_steers) > MAX_HELD:
+                oldest = lane.held_steers.pop(next(iter(lane.held_steers)))
+                await self._fail_steers(oldest, SteerError("too_many_pending_steers", "Too many steers wait."))
+            if not self._lanes.is_awaited(lane, response.response_id):
+                for steer in response.steers:
+                    await self._send_text(write_pending(steer, response, required))
+
+    async def _fail_steers(self, response: SteeredResponse, error: SteerError) -> None:
+        for steer in response.steers:
+            await self._send_text(write_failed(error, steer.sent, response.response_id, response, steer))
 
     async def _close_expired(self) -> None:
         await self._send_error(_expired_error())
@@ -158,7 +237,10 @@ class _Connection:
 
     async def _report_error(self, error: ApiError, turn: WaitingTurn) -> None:
         with contextlib.suppress(ClientGoneError):
-            await self._send_error(error, turn.lane.stream_id)
+            if turn.steers is not None:  # the client has sent no request that could fail
+                await self._fail_steers(turn.steers, SteerError("successor_creation_failed", error.message))
+            else:
+                await self._send_error(error, turn.lane.stream_id)
 
     async def _send_error(self, error: ApiError, stream_id: str | None = None) -> None:
         await self._send_text(write_error(error, stream_id))
@@ -173,6 +255,23 @@ class _Connection:
         self.closed = True
         with contextlib.suppress(OSError):
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+def _add_steers(body: dict[str, Any], steers: SteeredResponse | None) -> dict[str, Any]:
+    if steers is None:
+        return body
+    sent = body.get("input")
+    own_items = [{"type": "message", "role": "user", "content": sent}] if isinstance(sent, str) else sent
+    return {**body, "input": [*steers.messages, *own_items] if isinstance(own_items, list) else sent}
+
+
+def _find_steer_error(status: str | None) -> SteerError:
+    """Returns the error of a steer whose response is not being generated. `status`: its own, if it has ended."""
+    if status is None:
+        return SteerError("response_not_found", "The response was not created on this connection.")
+    if status in ("completed", "incomplete"):
+        return SteerError("response_already_completed", "The response has ended.")
+    return SteerError("response_not_active", "The response did not complete.")
 
 
 def _expired_error() -> ApiError:

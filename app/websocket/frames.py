@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
 
-CREATE = "response.create"
+CREATE, STEER = "response.create", "response.steer"
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
@@ -38,7 +38,7 @@ def read_create_frame(frame: dict[str, Any], stream_id: str | None, num_bytes: i
     if frame.get("type") is None:
         raise missing_field("type")
     if frame["type"] != CREATE:
-        message = f"Invalid value: '{clip_text(str(frame['type']))}'. Supported values are: '{CREATE}'."
+        message = f"Invalid value: '{clip_text(str(frame['type']))}'. Supported values are: '{CREATE}' and '{STEER}'."
         raise ApiError(400, "invalid_value", message, "type")
     if not isinstance(frame.get("generate", True), bool):
         raise invalid_type("generate", "a boolean", frame["generate"])

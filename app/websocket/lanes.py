@@ -13,11 +13,14 @@ from typing import Any
 from antiphon.app.base.errors import ApiError
 from antiphon.app.websocket.frames import CreateFrame, lane_suffix
 from antiphon.app.websocket.history import LaneResponse
+from antiphon.app.websocket.steering import SteeredResponse
 
 MAX_RUNNING = 16
 """Maximum number of responses that run at once on one connection. OpenAI's API has the same limit."""
 MAX_LANES = 32
 """Maximum number of named lanes of one connection, as in OpenAI's API."""
+MAX_HELD = 16
+"""Maximum number of responses in a lane whose steers wait for a request of the client."""
 MAX_WAITING = 64
 """Maximum number of requests that wait on one connection."""
 MAX_WAITING_BYTES = 32 << 20
@@ -31,6 +34,8 @@ class Lane:
         self.stream_id, self.suffix = stream_id, lane_suffix(stream_id)
         self.latest: LaneResponse | None = None
         self.is_running = False
+        self.held_steers: dict[object, SteeredResponse] = {}
+        """Responses that ended with calls, by id. The request with their outputs reads their steers first."""
 
 
 class WaitingTurn:
@@ -38,6 +43,8 @@ class WaitingTurn:
 
     def __init__(self, lane: Lane, frame: CreateFrame, previous: LaneResponse | None) -> None:
         self.lane, self.frame, self.previous = lane, frame, previous
+        self.steers: SteeredResponse | None = None
+        """The response whose steers this turn reads; None for a request of the client."""
 
 
 RunTurn = Callable[[WaitingTurn], Coroutine[Any, Any, None]]
@@ -83,6 +90,19 @@ class LaneScheduler:
             self._remove(turn)
             message = f"Too many requests wait on this connection: at most {MAX_WAITING}, {MAX_WAITING_BYTES} bytes."
             raise ApiError(429, "rate_limit_exceeded", message)
+
+    def add_successor(self, lane: Lane, response: SteeredResponse) -> None:
+        """Adds the turn that reads the steers of a response. It is the next one of its lane."""
+        turn = WaitingTurn(lane, response.create_successor(), lane.latest)
+        turn.steers = response
+        self._waiting.appendleft(turn)
+        self._waiting_bytes += turn.frame.num_bytes
+
+    def is_awaited(self, lane: Lane, response_id: str) -> bool:
+        """Tells whether a request that continues a response waits in a lane."""
+        return any(
+            turn.lane is lane and turn.frame.body.get("previous_response_id") == response_id for turn in self._waiting
+        )
 
     async def cancel_all(self) -> None:
         """Cancels all requests: the connection has ended."""

@@ -174,7 +174,7 @@ def test_failed_turn_keeps_the_previous_response(server: RunningServer) -> None:
         ("{", 400, "invalid_json", None),
         ("[]", 400, "invalid_json", None),
         ({}, 400, "missing_required_parameter", "type"),
-        ({"type": "response.steer"}, 400, "invalid_value", "type"),
+        ({"type": "response.inject"}, 400, "invalid_value", "type"),
         ({"type": 5}, 400, "invalid_value", "type"),
         ({"generate": "no"}, 400, "invalid_type", "generate"),
         ({"background": True}, 400, "unsupported_parameter", "background"),

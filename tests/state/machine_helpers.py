@@ -84,6 +84,7 @@ BUILTIN_STEPS: dict[str, MachineStep] = {
 END_STEPS: dict[str, MachineStep] = {
     "stop": lambda machine: machine.stop(),
     "cut": lambda machine: machine.cut(),
+    "steer": lambda machine: machine.steer(),
     "fail": lambda machine: machine.fail("server_error", "broken"),
     "cancel": lambda machine: machine.cancel(),
 }

@@ -55,6 +55,7 @@ RESULT        | -                    | -                  | -                   
 COMPLETE_ITEM | -                    | -                  | IDLE: drop insert           | IDLE: drop close insert         | IDLE: drop close insert         | ENDED: freeze fail | -
 STOP          | -                    | -                  | ENDED: drop complete        | ENDED: drop close complete      | ENDED: flush close complete     | ENDED: freeze fail | -
 CUT           | -                    | -                  | ENDED: drop incomplete      | ENDED: drop cut incomplete      | ENDED: flush cut incomplete     | ENDED: freeze incomplete | ENDED: freeze incomplete
+STEER         | -                    | -                  | ENDED: drop incomplete      | -                               | -                               | -                        | -
 FAIL          | -                    | ENDED: freeze fail | ENDED: freeze fail          | ENDED: freeze fail              | ENDED: freeze fail              | ENDED: freeze fail | ENDED: freeze fail
 CANCEL        | -                    | ENDED: freeze cancel | ENDED: freeze cancel      | ENDED: freeze cancel            | ENDED: freeze cancel            | ENDED: freeze cancel | ENDED: freeze cancel
 """
