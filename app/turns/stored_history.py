@@ -134,9 +134,11 @@ class StoredHistory:
 def after_compaction(items: tuple[AnyInput, ...]) -> tuple[AnyInput, ...]:
     """Removes the items that the last compaction replaces: those before it, except non-assistant messages and tools.
 
-    Example: user 1, assistant, compaction, user 2 becomes user 1, compaction, user 2.
+    Example: user 1, assistant, compaction, user 2 becomes user 1, compaction, user 2. A compaction that was cut has no
+    content, and replaces nothing.
     """
-    last = max((index for index, item in enumerate(items) if isinstance(item, CompactionInput)), default=0)
+    found = (index for index, item in enumerate(items) if isinstance(item, CompactionInput) and item.encrypted_content)
+    last = max(found, default=0)
     return (*filter(_survives_compaction, items[:last]), *items[last:])
 
 

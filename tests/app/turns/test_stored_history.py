@@ -210,6 +210,9 @@ COMPACTIONS: list[tuple[list[AnyInput], list[str]]] = [
     # Of what precedes it, messages of the client and tools stay
     ([system("x"), TOOLS, CALL, assistant("a"), summary("s")], ["x", "additional_tools", "s"]),
     ([CALL, summary("s"), CALL, TOOLS], ["s", "function_call", "additional_tools"]),
+    # One that was cut before it had content replaces nothing
+    ([user("1"), assistant("a"), summary("")], ["1", "a", "compaction"]),
+    ([user("1"), summary("s"), assistant("a"), summary(""), user("2")], ["1", "s", "a", "compaction", "2"]),
 ]
 
 
