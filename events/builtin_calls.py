@@ -1,4 +1,4 @@
-"""Calls of the built-in tools that the client runs: `shell` and `apply_patch`.
+"""Calls of the built-in tools that the client runs: `shell`, `apply_patch` and the older `local_shell`.
 
 Each has an item and a payload of its own shape. The payloads are the same in output items and in items that the client
 sends back. Source: the types of the openai SDK.
@@ -6,7 +6,7 @@ sends back. Source: the types of the openai SDK.
 
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from antiphon.events.items import Item, Status
 
@@ -31,6 +31,24 @@ class ShellCall(Item, frozen=True, kw_only=True, tag="shell_call"):
     environment: Any = UNSET
     caller: Any = UNSET
     created_by: Any = UNSET
+
+
+class LocalShellAction(Struct, frozen=True, kw_only=True, tag_field="type", tag="exec"):
+    """A program to run, as its argument vector. Keys that the model left out are absent: clients take no null."""
+
+    command: tuple[str, ...]
+    env: dict[str, str] = {}
+    timeout_ms: int | None | UnsetType = UNSET
+    working_directory: str | None | UnsetType = UNSET
+    user: str | None | UnsetType = UNSET
+
+
+class LocalShellCall(Item, frozen=True, kw_only=True, tag="local_shell_call"):
+    """A program for the client's shell (older form)."""
+
+    status: Status
+    action: LocalShellAction
+    call_id: str
 
 
 class FileOperation(Struct, frozen=True, kw_only=True, tag_field="type"):

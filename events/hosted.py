@@ -114,14 +114,6 @@ class CodeInterpreterCall(Item, frozen=True, kw_only=True, tag="code_interpreter
     status: str
 
 
-class LocalShellCall(Item, frozen=True, kw_only=True, tag="local_shell_call"):
-    """A command for the client's shell (older form)."""
-
-    action: Any
-    call_id: str
-    status: str
-
-
 class LocalShellCallOutput(Item, frozen=True, kw_only=True, tag="local_shell_call_output"):
     """The output of a local shell command."""
 
@@ -198,7 +190,6 @@ HostedItem = (
     | AdditionalTools
     | ImageGenerationCall
     | CodeInterpreterCall
-    | LocalShellCall
     | LocalShellCallOutput
     | ShellCallOutput
     | ApplyPatchCallOutput

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from antiphon.events.builtin_calls import PatchOperation, ShellAction, ShellOutput
+from antiphon.events.builtin_calls import LocalShellAction, PatchOperation, ShellAction, ShellOutput
 from antiphon.events.items import Part, Phase, ReasoningText, SummaryText
 
 Role = Literal["assistant", "system", "developer", "user"]
@@ -174,6 +174,22 @@ class InputPatchOutput(InputOutput, frozen=True, kw_only=True, tag="apply_patch_
     output: str | None = None
 
 
+class InputLocalShellCall(InputCall, frozen=True, kw_only=True, tag="local_shell_call"):
+    """An earlier call of the built-in tool `local_shell`."""
+
+    label = "local shell call"
+    action: LocalShellAction
+    status: str | None = None
+
+
+class InputLocalShellOutput(InputOutput, frozen=True, kw_only=True, tag="local_shell_call_output"):
+    """The output of a local shell call. Some clients give the id of the call as `id` only."""
+
+    label = "local shell call"
+    output: str
+    status: str | None = None
+
+
 class ItemReference(InputItem, frozen=True, kw_only=True, tag="item_reference"):
     """A reference to a stored item, by id."""
 
@@ -212,6 +228,8 @@ AnyInput = (
     | InputShellOutput
     | InputPatchCall
     | InputPatchOutput
+    | InputLocalShellCall
+    | InputLocalShellOutput
     | ItemReference
     | AdditionalToolsInput
     | CompactionInput
@@ -220,7 +238,7 @@ AnyInput = (
 
 HOSTED_ITEM_TYPES = frozenset(
     """code_interpreter_call computer_call computer_call_output configuration_update file_search_call
-    image_generation_call local_shell_call local_shell_call_output mcp_approval_request mcp_approval_response mcp_call
+    image_generation_call mcp_approval_request mcp_approval_response mcp_call
     mcp_list_tools program program_output tool_search_call tool_search_output web_search_call agent_message
     context_compaction""".split()
 )
@@ -291,12 +309,18 @@ class PatchTool(Tool, frozen=True, kw_only=True, tag="apply_patch"):
     """Changes of files, which the client makes."""
 
 
-BuiltinTool = ShellTool | PatchTool
+class LocalShellTool(Tool, frozen=True, kw_only=True, tag="local_shell"):
+    """A shell that the client runs (older form)."""
 
+
+BuiltinTool = ShellTool | PatchTool | LocalShellTool
+
+
+COMPUTER_TOOL_TYPES = ("computer", "computer-preview", "computer_use", "computer_use_preview")
+"""Types of tools for which a model must read images."""
 
 HOSTED_TOOL_TYPES = frozenset(
-    """code_interpreter computer computer-preview computer_use computer_use_preview file_search
-    image_generation local_shell mcp programmatic_tool_calling tool_search web_search
+    """code_interpreter file_search image_generation mcp programmatic_tool_calling tool_search web_search
     web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11""".split()
 )
 """Types of tools that a server runs itself. This server runs none: it accepts them, and hides them from the model."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from antiphon.events.builtin_calls import ApplyPatchCall, ShellCall
+from antiphon.events.builtin_calls import ApplyPatchCall, LocalShellCall, ShellCall
 from antiphon.events.hosted import HostedItem
 from antiphon.events.items import (
     Compaction,
@@ -29,6 +29,7 @@ OutputItem = (
     | CustomToolCall
     | ShellCall
     | ApplyPatchCall
+    | LocalShellCall
     | FunctionCallOutput
     | CustomToolCallOutput
     | Compaction

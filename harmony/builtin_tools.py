@@ -1,13 +1,13 @@
-"""Built-in tools that the client runs, as models are offered them: `shell` as a function, `apply_patch` as raw text.
+"""Built-in tools that the client runs, as models are offered them: shells as functions, `apply_patch` as raw text.
 
 A patch is text and not JSON, because models were trained to write it so. Its grammar admits what clients can apply.
 """
 
 from typing import Any, Literal
 
-from antiphon.events.inputs import BuiltinTool, GrammarFormat, PatchTool, ShellTool
+from antiphon.events.inputs import BuiltinTool, GrammarFormat, LocalShellTool, PatchTool, ShellTool
 
-BuiltinKind = Literal["shell", "apply_patch"]
+BuiltinKind = Literal["shell", "apply_patch", "local_shell"]
 MAX_COMMANDS = 32
 """Maximum number of commands in one call."""
 SHELL_DESCRIPTION = (
@@ -32,6 +32,20 @@ SHELL_SCHEMA: dict[str, Any] = {
 }
 """JSON Schema of a call that is written as JSON. A string is one command. A model that was trained without arrays
 writes one, and does not end an array that the grammar made it begin."""
+LOCAL_SHELL_DESCRIPTION = "Runs a program on the user's computer and returns what it printed."
+LOCAL_SHELL_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "command": {
+            "type": "array", "items": {"type": "string"}, "minItems": 1, "description": "The program and its arguments."
+        },
+        "timeout_ms": {"type": "integer", "minimum": 1},
+        "working_directory": {"type": "string"},
+        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}  # fmt: skip
 PATCH_DESCRIPTION = """Creates, changes and deletes files. Paths are relative to the workspace.
 The text is a patch: a first line, one section for each file, and a last line.
 *** Begin Patch
@@ -60,7 +74,13 @@ TEXT: /[^\n]+/{exclusion}"""
 
 def builtin_kind(tool: BuiltinTool) -> BuiltinKind:
     """Returns the type of a built-in tool, by which a model calls it."""
-    return "shell" if isinstance(tool, ShellTool) else "apply_patch"
+    match tool:
+        case ShellTool():
+            return "shell"
+        case PatchTool():
+            return "apply_patch"
+        case LocalShellTool():
+            return "local_shell"
 
 
 def describe_shell(tool: ShellTool) -> str:
@@ -90,6 +110,13 @@ def builtin_fields(tool: BuiltinTool, *, single_call: bool) -> dict[str, Any]:
             "description": PATCH_DESCRIPTION,
             "format": GrammarFormat(syntax="lark", definition=patch_grammar(single_file=single_call)),
             "single_file": single_call,
+        }
+    if isinstance(tool, LocalShellTool):
+        return {
+            "builtin": "local_shell",
+            "description": LOCAL_SHELL_DESCRIPTION,
+            "parameters": LOCAL_SHELL_PARAMETERS,
+            "strict": True,
         }
     return {
         "builtin": "shell",

@@ -1,16 +1,31 @@
-"""Drafts of calls: of functions, of custom tools, and of the built-in tools `shell` and `apply_patch`."""
+"""Drafts of calls: of functions, of custom tools, and of the built-in tools that the client runs."""
 
+import msgspec
 from msgspec import UNSET
 
 from antiphon.events import stream as ev
-from antiphon.events.builtin_calls import ApplyPatchCall, PatchOperation, ShellAction, ShellCall, create_operation
+from antiphon.events.builtin_calls import (
+    ApplyPatchCall,
+    LocalShellAction,
+    LocalShellCall,
+    PatchOperation,
+    ShellAction,
+    ShellCall,
+    create_operation,
+)
 from antiphon.events.items import CustomToolCall, FunctionCall, Status
 from antiphon.events.response import OutputItem
 from antiphon.state.drafts import ItemDraft, OutputSettings
 from antiphon.state.emitter import EventEmitter, ItemPosition
 from antiphon.state.segments import Arguments, Call, Setting, ToolKind
 
-CALL_ID_PREFIXES: dict[ToolKind, str] = {"function": "fc", "custom": "ctc", "shell": "sh", "apply_patch": "apc"}
+CALL_ID_PREFIXES: dict[ToolKind, str] = {
+    "function": "fc",
+    "custom": "ctc",
+    "shell": "sh",
+    "apply_patch": "apc",
+    "local_shell": "lsh",
+}
 """Prefix of an item's id by the kind of call."""
 
 
@@ -23,6 +38,8 @@ def create_call_draft(
             return PatchCallDraft(position, emitter, call, call_id, emits_diffs=settings.patch_diffs)
         case "shell":
             return ShellCallDraft(position, emitter, call, call_id)
+        case "local_shell":
+            return LocalShellDraft(position, emitter, call, call_id)
         case "custom":
             return CustomCallDraft(position, emitter, call, call_id)
         case _:
@@ -230,3 +247,23 @@ class PatchCallDraft(TextCallDraft):
 
     def _operation(self, diff: str) -> PatchOperation:
         return create_operation(self._call.operation, self._call.path, diff)
+
+
+class LocalShellDraft(TextCallDraft):
+    """A call of `local_shell`, which is emitted as a whole: its arguments, as JSON, are read when they are complete."""
+
+    def grow(self, text: str) -> None:
+        """Keeps a delta of the arguments."""
+        self._text.append(text)
+
+    def close(self, status: Status) -> LocalShellCall:
+        """Finishes the item. Raises `msgspec.DecodeError` for arguments that are not those of the tool."""
+        item = self._build_call(status, msgspec.json.decode("".join(self._text), type=LocalShellAction))
+        self._emit_item(ev.ItemDone, item)
+        return item
+
+    def _build_item(self, status: Status) -> LocalShellCall:
+        return self._build_call(status, LocalShellAction(command=()))
+
+    def _build_call(self, status: Status, action: LocalShellAction) -> LocalShellCall:
+        return LocalShellCall(id=self._position.item_id, status=status, action=action, call_id=self._call_id)

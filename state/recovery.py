@@ -10,7 +10,7 @@ import msgspec
 
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
-from antiphon.events.builtin_calls import ApplyPatchCall, DeleteFile, ShellCall
+from antiphon.events.builtin_calls import ApplyPatchCall, DeleteFile, LocalShellCall, ShellCall
 from antiphon.events.items import (
     CustomToolCall,
     FunctionCall,
@@ -110,6 +110,8 @@ class _OpenItem:
                 commands = tuple("".join(command) for command in self._commands)
                 action = msgspec.structs.replace(item.action, commands=commands)
                 return msgspec.structs.replace(item, status="incomplete", action=action)
+            case LocalShellCall():
+                return msgspec.structs.replace(item, status="incomplete")
             case ApplyPatchCall(operation=operation) if not isinstance(operation, DeleteFile):
                 operation = msgspec.structs.replace(operation, diff="".join(self._text))
                 return msgspec.structs.replace(item, operation=operation)

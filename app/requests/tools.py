@@ -9,10 +9,12 @@ from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
 from antiphon.events.inputs import (
+    COMPUTER_TOOL_TYPES,
     HOSTED_TOOL_TYPES,
     BuiltinTool,
     CustomTool,
     FunctionTool,
+    LocalShellTool,
     NamespaceTool,
     PatchTool,
     ShellTool,
@@ -25,8 +27,10 @@ SERVED_TYPES: dict[str, type[RequestTool]] = {
     "namespace": NamespaceTool,
     "shell": ShellTool,
     "apply_patch": PatchTool,
+    "local_shell": LocalShellTool,
 }
 BUILTIN_TOOL_TYPES = ("shell", "apply_patch")
+"""Built-in tools that `tool_choice` can name."""
 
 
 class RequestTools(Struct, frozen=True):
@@ -64,6 +68,10 @@ def read_tools(
 def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
     """Reads a tool. Returns None for a hosted tool, which the server would have to run itself."""
     kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind in COMPUTER_TOOL_TYPES:
+        raise invalid_value(f"{path}.type", "This model reads no images, so it cannot use a computer.")
+    if isinstance(tool, dict):
+        _check_callers(tool.get("allowed_callers"), f"{path}.allowed_callers")
     if isinstance(kind, str) and kind in HOSTED_TOOL_TYPES:
         return None
     if not isinstance(kind, str) or kind not in SERVED_TYPES:
@@ -80,6 +88,12 @@ def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
     else:
         _check_parameters(parsed_tool, f"{path}.{schema_key}")
     return parsed_tool
+
+
+def _check_callers(callers: Any, path: str) -> None:
+    """Refuses a tool that only programs on the server may call. Raises `ApiError` 400."""
+    if isinstance(callers, list) and "direct" not in callers:
+        raise ApiError(400, "unsupported_value", "This server runs no programs. Add 'direct'.", path)
 
 
 def _check_environment(environment: Any, path: str) -> None:

@@ -34,6 +34,8 @@ ID_PREFIXES = {
     "shell_call_output": "sho",
     "apply_patch_call": "apc",
     "apply_patch_call_output": "apco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
 }
 """Id prefix for each item type; `item` for any other type."""
 MAX_CHAIN_ITEMS = 100_000

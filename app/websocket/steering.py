@@ -17,7 +17,7 @@ from antiphon.app.requests.responses import input_items
 from antiphon.app.requests.responses.input_items import read_item
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.websocket.frames import CreateFrame
-from antiphon.events.builtin_calls import ApplyPatchCall, ShellCall
+from antiphon.events.builtin_calls import ApplyPatchCall, LocalShellCall, ShellCall
 from antiphon.events.inputs import AnyInput, InputMessage, InputOutput
 from antiphon.events.items import CustomToolCall, FunctionCall
 from antiphon.events.response import OutputItem, Response
@@ -124,6 +124,8 @@ def _find_stub(item: OutputItem) -> dict[str, Any] | None:
             return {"type": "custom_tool_call_output", "call_id": item.call_id}
         case ShellCall():
             return {"type": "shell_call_output", "call_id": item.call_id}
+        case LocalShellCall():
+            return {"type": "local_shell_call_output", "call_id": item.call_id}
         case ApplyPatchCall():
             return {"type": "apply_patch_call_output", "call_id": item.call_id}
         case _:

@@ -7,6 +7,7 @@ the model wrote, and the engine finds it in its prefix cache.
 import json
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from antiphon.events.builtin_calls import CreateFile, DeleteFile, PatchOperation, ShellExit, ShellTimeout
@@ -16,6 +17,8 @@ from antiphon.events.inputs import (
     InputCustomOutput,
     InputFunctionCall,
     InputFunctionOutput,
+    InputLocalShellCall,
+    InputLocalShellOutput,
     InputPatchCall,
     InputPatchOutput,
     InputShellCall,
@@ -23,7 +26,9 @@ from antiphon.events.inputs import (
 )
 from antiphon.harmony.tools import ToolTable
 
-_BUILTIN_ITEMS = InputShellCall | InputShellOutput | InputPatchCall | InputPatchOutput
+_BUILTIN_ITEMS = (
+    InputShellCall | InputShellOutput | InputPatchCall | InputPatchOutput | InputLocalShellCall | InputLocalShellOutput
+)
 
 
 def show_builtin_calls(items: Sequence[AnyInput], tools: ToolTable) -> tuple[AnyInput, ...]:
@@ -47,6 +52,7 @@ class _BuiltinItems:
     def __init__(self, items: Sequence[AnyInput], tools: ToolTable) -> None:
         self._items = items
         self._shell_name, self._patch_name = tools.builtin_name_of("shell"), tools.builtin_name_of("apply_patch")
+        self._local_shell_name = tools.builtin_name_of("local_shell")
         self._shell_calls = {item.call_id: item for item in items if isinstance(item, InputShellCall)}
         self._run_of_call: dict[str, _PatchRun] = {}
         self._find_runs()
@@ -73,6 +79,11 @@ class _BuiltinItems:
                 case InputShellOutput():
                     text = _write_shell_output(item, self._shell_calls.get(item.call_id))
                     yield InputFunctionOutput(call_id=item.call_id, output=text)
+                case InputLocalShellCall():
+                    arguments = _write_action(item)
+                    yield InputFunctionCall(call_id=item.call_id, name=self._local_shell_name, arguments=arguments)
+                case InputLocalShellOutput():
+                    yield InputFunctionOutput(call_id=item.call_id, output=item.output)
                 case InputPatchCall():
                     calls = self._run_of_call[item.call_id].calls
                     if calls[0] is item:
@@ -111,6 +122,13 @@ def _write_commands(call: InputShellCall) -> str:
     settings = {"timeout_ms": action.timeout_ms, "max_output_length": action.max_output_length}
     arguments = {"commands": action.commands} | {key: value for key, value in settings.items() if value is not None}
     return json.dumps(arguments, ensure_ascii=False)
+
+
+def _write_action(call: InputLocalShellCall) -> str:
+    """Returns the arguments in the order of the schema, without those that the model left out."""
+    action = msgspec.to_builtins(call.action)
+    keys = ("command", "timeout_ms", "working_directory", "env")
+    return json.dumps({key: action[key] for key in keys if action.get(key)}, ensure_ascii=False)
 
 
 def _write_shell_output(item: InputShellOutput, call: InputShellCall | None) -> str:

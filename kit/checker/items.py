@@ -12,7 +12,7 @@ JsonEvent = Mapping[str, Any]
 
 CONSTANT_ITEM_KEYS = ("role", "name", "namespace", "phase", "server_label", "call_id")
 NAMED_CALL_TYPES = ("function_call", "custom_tool_call")
-CALL_TYPES = (*NAMED_CALL_TYPES, "shell_call", "apply_patch_call")
+CALL_TYPES = (*NAMED_CALL_TYPES, "shell_call", "apply_patch_call", "local_shell_call")
 """Calls that the client runs."""
 ADDED_STATUSES = ("in_progress", "completed", "incomplete", "failed", "searching", "interpreting", "generating", None)
 """Statuses of added items whose content does not come in events: they may be whole."""

@@ -30,6 +30,7 @@ CALL_TOOL_TYPES = {
     "custom_tool_call": "custom",
     "shell_call": "shell",
     "apply_patch_call": "apply_patch",
+    "local_shell_call": "local_shell",
 }
 """Types of tools by the calls of theirs that the client runs."""
 

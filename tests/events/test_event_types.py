@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import ResponseInputItem, ResponseOutputItem, ResponseStreamEvent, Tool
 from pydantic import BaseModel, TypeAdapter
 
-from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES, AnyInput
+from antiphon.events.inputs import COMPUTER_TOOL_TYPES, HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES, AnyInput
 from antiphon.events.response import OutputItem, Response
 from antiphon.events.stream import StreamEvent, decode_event
 
@@ -118,7 +118,15 @@ def test_every_sdk_input_item_type_is_accepted() -> None:
 
 def test_every_sdk_tool_type_is_offered_or_accepted() -> None:
     sdk_types = {find_type_tag(model) for model in list_union_models(Tool)}
-    assert sdk_types <= HOSTED_TOOL_TYPES | {"function", "custom", "namespace", "shell", "apply_patch"}
+    assert sdk_types <= HOSTED_TOOL_TYPES | {
+        *COMPUTER_TOOL_TYPES,
+        "function",
+        "custom",
+        "namespace",
+        "shell",
+        "apply_patch",
+        "local_shell",
+    }
 
 
 def test_unknown_keys_of_an_event_are_ignored() -> None:

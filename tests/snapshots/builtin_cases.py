@@ -7,6 +7,7 @@ from tests.snapshots.cases import FAULT, RUN, WEATHER, Case
 
 SHELL = {"type": "shell", "environment": {"type": "local"}}
 PATCH = {"type": "apply_patch"}
+LOCAL_SHELL = {"type": "local_shell"}
 CREATE = "*** Add File: a.md\n+# Title\n+\n"
 UPDATE = "*** Update File: src/b.py\n@@ def greet():\n-    print('Hi')\n+    print('Hello')\n"
 DELETE = "*** Delete File: old.txt\n"
@@ -40,6 +41,7 @@ def make_compaction(name: str, summary: list[Any], output: list[Any], comment: s
     return make_case(name, output, comment, summary=summary, responses=responses, **fields)
 
 
+PROGRAM = write_call("local_shell", {"command": ["ls", "-a"], "timeout_ms": 5000, "env": {"A": "1"}})
 ONE_COMMAND = write_call("shell", {"commands": ["ls -a"], "max_output_length": 8912})
 TWO_COMMANDS = write_call("shell", {"commands": ["cat \"a b\"", "echo \U0001f600"], "timeout_ms": 5000})
 TWO_FILES = write_patch(CREATE, UPDATE)
@@ -87,6 +89,10 @@ BUILTIN_CASES = [
     make_case("patches_when_parallel_calls_are_off", [TWO_FILES], "the turn stops after the first file", responses={"parallel_tool_calls": False}),
     make_case("builtin_tools_forced", [ONE_COMMAND], responses={"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}]}}),
     make_case("builtin_and_other_calls", [ONE_COMMAND, write_call("get_weather", {"city": "Oslo"}), write_patch(DELETE)], tools=(WEATHER, SHELL, PATCH)),
+    make_case("local_shell", cut_text(PROGRAM, "command", "-a", "env"), "emitted as a whole", tools=(LOCAL_SHELL,)),
+    make_case("local_shell_command_as_text", [write_call("local_shell", {"command": "ls | wc"})], tools=(LOCAL_SHELL,)),
+    make_case("local_shell_cut", cut_text(PROGRAM, "-a")[:1], finish="length", tools=(LOCAL_SHELL,)),
+    make_case("local_shell_without_command", [write_call("local_shell", {"command": []})], fails=True, tools=(LOCAL_SHELL,)),
     make_case("builtin_tools_not_offered", [ONE_COMMAND], "a call of an unknown function", tools=(WEATHER,)),
 ]  # fmt: skip
 

@@ -4,7 +4,7 @@ import types
 from collections.abc import Callable
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 Check = Callable[[Any, str], None]
 """Takes a value and its path. Raises `ApiError` 400."""
@@ -27,7 +27,7 @@ def split_annotated(annotation: Any) -> tuple[Any, list[Any]]:
 def list_values(annotation: Any) -> list[Any]:
     """Returns the members of a union besides null, or the type itself."""
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return [member for member in members if member is not type(None)]
+    return [member for member in members if member not in (type(None), UnsetType)]
 
 
 def is_struct(annotation: Any) -> bool:

@@ -35,6 +35,8 @@ from antiphon.events.inputs import (
     InputCustomOutput,
     InputFunctionCall,
     InputFunctionOutput,
+    InputLocalShellCall,
+    InputLocalShellOutput,
     InputMessage,
     InputPart,
     InputPatchCall,
@@ -56,6 +58,8 @@ ITEM_TYPES: dict[str, type[AnyInput]] = {
     "shell_call_output": InputShellOutput,
     "apply_patch_call": InputPatchCall,
     "apply_patch_call_output": InputPatchOutput,
+    "local_shell_call": InputLocalShellCall,
+    "local_shell_call_output": InputLocalShellOutput,
     "item_reference": ItemReference,
     "additional_tools": AdditionalToolsInput,
     "compaction": CompactionInput,
@@ -122,6 +126,8 @@ def read_item(entry: Any, path: str) -> AnyInput:
     if kind in HOSTED_ITEM_TYPES:
         check_string(fields.get("id", ""), f"{path}.id")
         return HostedInput(id=fields.get("id"), kind=kind, payload=entry)
+    if kind == "local_shell_call_output" and "call_id" not in fields:
+        fields["call_id"] = fields.get("id")
     if kind == "item_reference" and "id" not in fields:
         raise missing_field(f"{path}.id")
     item: AnyInput = decode_value(fields, ITEM_TYPES[kind], path)

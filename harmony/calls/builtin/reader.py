@@ -7,14 +7,23 @@ stays open, and `call_failed` tells that it can no longer be completed.
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from antiphon.events.items import Logprob
 from antiphon.harmony.calls.builtin.arguments import ArgumentsReader
+from antiphon.harmony.calls.builtin.local_shell import LocalShellReader
 from antiphon.harmony.calls.builtin.patch import PatchReader
 from antiphon.harmony.calls.builtin.shell import ShellReader
 from antiphon.harmony.format import OutputReader, PromptInput
 from antiphon.harmony.parsing.tape import MalformedText
 from antiphon.harmony.tools import ToolTable
-from antiphon.state.segments import Arguments, Call, Close, Segment
+from antiphon.state.segments import Arguments, Call, Close, Segment, ToolKind
+
+_READERS: dict[ToolKind, type[ArgumentsReader]] = {
+    "shell": ShellReader,
+    "apply_patch": PatchReader,
+    "local_shell": LocalShellReader,
+}
 
 
 def read_builtin_calls(reader: OutputReader, prompt_input: PromptInput) -> OutputReader:
@@ -69,10 +78,9 @@ class BuiltinCallReader:
         elif call is not None and type(segment) is Close:
             self._call = None
             call.finish(converted)
-        elif type(segment) is Call and segment.kind in ("shell", "apply_patch"):
-            self._call = (
-                ShellReader(segment, local=self._local_shell) if segment.kind == "shell" else PatchReader(segment)
-            )
+        elif type(segment) is Call and segment.kind in _READERS:
+            reader = _READERS[segment.kind]
+            self._call = reader(structs.replace(segment, local=self._local_shell))
             self._call.begin(converted)
         else:
             converted.append(segment)

@@ -23,10 +23,10 @@ _SETTINGS: dict[str, Literal["timeout_ms", "max_output_length"]] = {
 
 
 class ShellReader(ArgumentsReader):
-    """Reads one call of `shell`. `local`: the request's tool names the client's environment."""
+    """Reads one call of `shell`."""
 
-    def __init__(self, call: Call, *, local: bool) -> None:
-        super().__init__(Call(call.name, "shell", call.call_id, local=local))
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
         self._num_commands = 0
         self._is_inside_command = False
 

@@ -32,6 +32,8 @@ _TAIL = """
 | `namespace` | its functions and custom tools are offered; a call and a `tool_choice` name one with `namespace` |
 | `shell` | offered as a function; its calls are `shell_call` items, which the client runs. Other environments than `local` return 400 |
 | `apply_patch` | offered as a tool that takes raw text; each file of a patch is an `apply_patch_call` item |
+| `local_shell` | offered as a function; its calls are `local_shell_call` items, which the client runs |
+| `computer`, `computer-preview`, `computer_use`, `computer_use_preview` | 400: no model reads images yet |
 | {hosted} | accepted and echoed, but not offered to the model: they run elsewhere |
 
 Any other type returns 400 `invalid_value`.
@@ -53,8 +55,8 @@ thousands of properties are enforced as they are.
 |---|---|
 | `message`, also without `type` | rendered; images and files as placeholders (`[image]`); `input_audio` is refused |
 | `reasoning` | rendered if the model's template supports it |
-| `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call` | rendered; each must have an output |
-| `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output` | rendered; each must follow its call |
+| `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call` | rendered; each must have an output |
+| `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output`, `local_shell_call_output` | rendered; each must follow its call |
 | `item_reference` | replaced by the item with that id; 404 if there is none |
 | `additional_tools` | its tools are added to `tools` |
 | `compaction`, `compaction_summary` | its encrypted summary and items are rendered in place of the items before it; 400 if this API key cannot decrypt it |

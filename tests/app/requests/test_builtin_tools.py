@@ -9,7 +9,15 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.engine.protocol import Capabilities, EngineInfo
 from antiphon.events.builtin_calls import ApplyPatchCall, CreateFile, ShellAction, ShellCall
-from antiphon.events.inputs import InputPatchCall, InputPatchOutput, InputShellCall, InputShellOutput
+from antiphon.events.inputs import (
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputPatchCall,
+    InputPatchOutput,
+    InputShellCall,
+    InputShellOutput,
+)
+from antiphon.harmony.prompt.builtin_items import show_builtin_calls
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
 
 SHELL: dict[str, Any] = {"type": "shell"}
@@ -24,6 +32,7 @@ SHELL_OUTPUT = {
     "output": [{"stdout": "a", "stderr": "", "outcome": EXIT}],
 }
 PATCH_CALL = {"type": "apply_patch_call", "call_id": "c2", "operation": {"type": "delete_file", "path": "a"}}
+LOCAL_CALL = {"type": "local_shell_call", "call_id": "c5", "action": {"type": "exec", "command": ["ls"], "env": {}}}
 PATCH_OUTPUT = {"type": "apply_patch_call_output", "call_id": "c2", "status": "completed"}
 
 
@@ -95,6 +104,17 @@ REFUSED: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
     ({"input": [{**PATCH_CALL, "operation": {"type": "create_file", "path": "a"}}]},
      ("missing_required_parameter", "input[0].operation.diff", None)),
     ({"input": [PATCH_CALL, {**PATCH_OUTPUT, "status": "done"}]}, ("invalid_value", "input[1].status", None)),
+    ({"tools": [{"type": "computer"}]}, ("invalid_value", "tools[0].type", "This model reads no images, so it cannot use a computer.")),
+    ({"tools": [SHELL, {"type": "computer_use_preview", "display_width": 1, "display_height": 1, "environment": "browser"}]},
+     ("invalid_value", "tools[1].type", None)),
+    ({"tools": [{**RUN, "allowed_callers": ["programmatic"]}]},
+     ("unsupported_value", "tools[0].allowed_callers", "This server runs no programs. Add 'direct'.")),
+    ({"tools": [{**RUN, "allowed_callers": []}]}, ("unsupported_value", "tools[0].allowed_callers", None)),
+    ({"tools": [RUN], "tool_choice": {"type": "programmatic_tool_calling"}}, ("unsupported_parameter", "tool_choice", None)),
+    ({"input": [HI, {"type": "local_shell_call_output", "id": "c9", "output": "x"}]},
+     (None, "input", "No tool call found for local shell call output with call_id c9.")),
+    ({"input": [HI, LOCAL_CALL]}, (None, "input", "No tool output found for local shell call c5.")),
+    ({"input": [{**LOCAL_CALL, "action": {"type": "exec"}}]}, ("missing_required_parameter", "input[0].action.command", None)),
     ({"input": [{"id": "msg_1", **HI}, {"id": "msg_1", **HI}]},
      (None, "input", "Duplicate item found with id msg_1. Remove duplicate items from your input and try again.")),
 ]  # fmt: skip
@@ -173,3 +193,18 @@ def test_chat_has_none_of_these_tools() -> None:
     with pytest.raises(ApiError) as caught:
         read_chat_spec(tools=[SHELL])
     assert caught.value.param == "tools[0].type"
+
+
+@pytest.mark.parametrize("key", ["call_id", "id"])
+def test_output_of_a_local_shell_names_its_call_by_either_id(key: str) -> None:
+    output = {"type": "local_shell_call_output", key: "c5", "output": "a.txt"}
+    spec = read_responses_spec(tools=[{"type": "local_shell"}], input=[HI, LOCAL_CALL, output])
+    assert [tool.builtin for tool in spec.prompt_input.tools] == ["local_shell"]
+    call, result = show_builtin_calls(spec.prompt_input.items, spec.prompt_input.tools)[1:]
+    assert call == InputFunctionCall(call_id="c5", name="local_shell", arguments='{"command": ["ls"]}')
+    assert result == InputFunctionOutput(call_id="c5", output="a.txt")
+
+
+def test_tool_that_may_be_called_directly_is_offered() -> None:
+    spec = read_responses_spec(tools=[{**RUN, "allowed_callers": ["direct", "programmatic"], "output_schema": {}}])
+    assert [tool.name for tool in spec.prompt_input.tools] == ["shell"]

@@ -198,7 +198,7 @@ def read_arguments(reader: Any, text: str, cuts: Any = ()) -> list[Any]:
 
 
 def read_shell(text: str, cuts: Any = ()) -> list[Any]:
-    return read_arguments(ShellReader(Call("shell", "shell"), local=False), text, cuts)
+    return read_arguments(ShellReader(Call("shell", "shell")), text, cuts)
 
 
 def read_patch(text: str, cuts: Any = ()) -> list[Any]:

@@ -53,7 +53,7 @@ class StreamText:
             "instructions": None,
             "output": [],
             "error": None,
-            "tools": [WEATHER, PATCH, AGENTS, {"type": "shell"}, {"type": "apply_patch"}],
+            "tools": [WEATHER, PATCH, AGENTS, {"type": "shell"}, {"type": "apply_patch"}, {"type": "local_shell"}],
             "tool_choice": "auto",
             "truncation": "disabled",
             "parallel_tool_calls": True,

@@ -1,0 +1,51 @@
+"""Reader of the arguments of `local_shell`, which are emitted as a whole at the end of the call."""
+
+import msgspec
+
+from antiphon.events.builtin_calls import LocalShellAction
+from antiphon.harmony.calls.builtin.arguments import ArgumentsReader
+from antiphon.harmony.parsing.tape import MalformedText, Parser
+from antiphon.state.segments import Call, Segment
+
+
+class LocalShellReader(ArgumentsReader):
+    """Reads one call of `local_shell`. A model that no grammar binds may write its command as one string."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._texts: list[str] = []
+
+    def begin(self, segments: list[Segment]) -> None:
+        """Emits the call."""
+        super().begin(segments)
+        segments.append(self.call)
+
+    def feed(self, text: str, segments: list[Segment]) -> None:
+        """Keeps more arguments."""
+        self.segments = segments
+        self._texts.append(text)
+
+    def finish(self, segments: list[Segment]) -> None:
+        """Emits the arguments and the end of the call. Raises `MalformedText` if they are not those of the tool."""
+        super().finish(segments)
+        self.emit_text(msgspec.json.encode(_read_action("".join(self._texts))).decode())
+        self.emit_close()
+
+    def parse_arguments(self) -> Parser[None]:
+        """Parses nothing: the arguments are read at their end."""
+        yield from ()
+
+
+def _read_action(text: str) -> LocalShellAction:
+    try:
+        sent = msgspec.json.decode(text)
+        fields = {key: value for key, value in sent.items() if value is not None}
+        command = fields.get("command")
+        if isinstance(command, str):
+            fields["command"] = ["bash", "-lc", command]
+        action = msgspec.convert({**fields, "type": "exec"}, LocalShellAction)
+    except (msgspec.DecodeError, AttributeError, RecursionError):
+        raise MalformedText("arguments") from None
+    if not action.command:
+        raise MalformedText("no command")
+    return action
