@@ -190,6 +190,24 @@ class InputLocalShellOutput(InputOutput, frozen=True, kw_only=True, tag="local_s
     status: str | None = None
 
 
+class InputToolSearchCall(InputCall, frozen=True, kw_only=True, tag="tool_search_call"):
+    """An earlier search among deferred tools, by the client."""
+
+    label = "tool search call"
+    arguments: Any = None
+    execution: Literal["client"] = "client"
+    status: str | None = None
+
+
+class InputToolSearchOutput(InputOutput, frozen=True, kw_only=True, tag="tool_search_output"):
+    """The tools that a search found. They can be called from here on."""
+
+    label = "tool search call"
+    tools: tuple[Any, ...]
+    execution: Literal["client"] = "client"
+    status: str | None = None
+
+
 class ItemReference(InputItem, frozen=True, kw_only=True, tag="item_reference"):
     """A reference to a stored item, by id."""
 
@@ -230,6 +248,8 @@ AnyInput = (
     | InputPatchOutput
     | InputLocalShellCall
     | InputLocalShellOutput
+    | InputToolSearchCall
+    | InputToolSearchOutput
     | ItemReference
     | AdditionalToolsInput
     | CompactionInput
@@ -239,7 +259,7 @@ AnyInput = (
 HOSTED_ITEM_TYPES = frozenset(
     """code_interpreter_call computer_call computer_call_output configuration_update file_search_call
     image_generation_call mcp_approval_request mcp_approval_response mcp_call
-    mcp_list_tools program program_output tool_search_call tool_search_output web_search_call agent_message
+    mcp_list_tools program program_output web_search_call agent_message
     context_compaction""".split()
 )
 """Wire types that become a `HostedInput`."""
@@ -256,6 +276,8 @@ class FunctionTool(Tool, frozen=True, kw_only=True, tag="function"):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+    """True if the tool is not shown to the model before a search has found it."""
 
 
 class TextFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
@@ -275,6 +297,7 @@ class CustomTool(Tool, frozen=True, kw_only=True, tag="custom"):
     name: ToolName
     description: str | None = None
     format: TextFormat | GrammarFormat | None = None
+    defer_loading: bool | None = None
 
 
 class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):
@@ -283,6 +306,7 @@ class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):
     name: ToolName
     description: str | None = None
     tools: tuple[FunctionTool | CustomTool, ...]
+    defer_loading: bool | None = None
 
 
 class ShellSkill(Struct, frozen=True, kw_only=True):
@@ -313,14 +337,22 @@ class LocalShellTool(Tool, frozen=True, kw_only=True, tag="local_shell"):
     """A shell that the client runs (older form)."""
 
 
-BuiltinTool = ShellTool | PatchTool | LocalShellTool
+class ToolSearchTool(Tool, frozen=True, kw_only=True, tag="tool_search"):
+    """A search among deferred tools, which the client runs if `execution` says so."""
+
+    execution: Literal["client", "server"] = "server"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+BuiltinTool = ShellTool | PatchTool | LocalShellTool | ToolSearchTool
 
 
 COMPUTER_TOOL_TYPES = ("computer", "computer-preview", "computer_use", "computer_use_preview")
 """Types of tools for which a model must read images."""
 
 HOSTED_TOOL_TYPES = frozenset(
-    """code_interpreter file_search image_generation mcp programmatic_tool_calling tool_search web_search
+    """code_interpreter file_search image_generation mcp programmatic_tool_calling web_search
     web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11""".split()
 )
 """Types of tools that a server runs itself. This server runs none: it accepts them, and hides them from the model."""

@@ -5,9 +5,9 @@ A patch is text and not JSON, because models were trained to write it so. Its gr
 
 from typing import Any, Literal
 
-from antiphon.events.inputs import BuiltinTool, GrammarFormat, LocalShellTool, PatchTool, ShellTool
+from antiphon.events.inputs import BuiltinTool, GrammarFormat, LocalShellTool, PatchTool, ShellTool, ToolSearchTool
 
-BuiltinKind = Literal["shell", "apply_patch", "local_shell"]
+BuiltinKind = Literal["shell", "apply_patch", "local_shell", "tool_search"]
 MAX_COMMANDS = 32
 """Maximum number of commands in one call."""
 SHELL_DESCRIPTION = (
@@ -46,6 +46,13 @@ LOCAL_SHELL_PARAMETERS: dict[str, Any] = {
     "required": ["command"],
     "additionalProperties": False,
 }  # fmt: skip
+SEARCH_DESCRIPTION = "Searches for further tools, which can be called once they are found."
+SEARCH_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "What the tool should do."}},
+    "required": ["query"],
+    "additionalProperties": False,
+}
 PATCH_DESCRIPTION = """Creates, changes and deletes files. Paths are relative to the workspace.
 The text is a patch: a first line, one section for each file, and a last line.
 *** Begin Patch
@@ -81,6 +88,8 @@ def builtin_kind(tool: BuiltinTool) -> BuiltinKind:
             return "apply_patch"
         case LocalShellTool():
             return "local_shell"
+        case ToolSearchTool():
+            return "tool_search"
 
 
 def describe_shell(tool: ShellTool) -> str:
@@ -110,6 +119,13 @@ def builtin_fields(tool: BuiltinTool, *, single_call: bool) -> dict[str, Any]:
             "description": PATCH_DESCRIPTION,
             "format": GrammarFormat(syntax="lark", definition=patch_grammar(single_file=single_call)),
             "single_file": single_call,
+        }
+    if isinstance(tool, ToolSearchTool):
+        return {
+            "builtin": "tool_search",
+            "description": tool.description or SEARCH_DESCRIPTION,
+            "parameters": tool.parameters or SEARCH_PARAMETERS,
+            "strict": True,
         }
     if isinstance(tool, LocalShellTool):
         return {

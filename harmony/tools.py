@@ -53,6 +53,8 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     strict: bool = False
     format: TextFormat | GrammarFormat | None = None
     builtin: BuiltinKind | None = None
+    is_loaded: bool = False
+    """True if the prompt shows the tool where it was loaded, in the conversation, and not in the list of tools."""
     local_shell: bool = False
     single_file: bool = False
 
@@ -78,16 +80,26 @@ class ToolTable:
 
     @classmethod
     def from_request(
-        cls, tools: Sequence[FunctionTool | CustomTool | NamespaceTool | BuiltinTool], *, single_call: bool = False
+        cls,
+        tools: Sequence[FunctionTool | CustomTool | NamespaceTool | BuiltinTool],
+        *,
+        num_loaded: int = 0,
+        single_call: bool = False,
     ) -> "ToolTable":
         """Reads a request's tools. Raises `ToolError` for an invalid name or a duplicate.
 
+        The last `num_loaded` were loaded in the conversation; one of these replaces another of its name.
         `single_call`: the answer may have one call, so a patch may change one file.
         """
+        num_listed, loaded = len(tools) - num_loaded, set[ToolKey]()
         tools_by_key: dict[ToolKey, FunctionTool | CustomTool | BuiltinTool] = {}
         for index, tool in enumerate(tools):
             for key, leaf in _functions(tool):
-                _check_name(key, index, tools_by_key)
+                if index >= num_listed and (key not in tools_by_key or key in loaded):
+                    loaded.add(key)
+                elif index >= num_listed:
+                    continue  # the list of tools shows it already
+                _check_name(key, index, {} if key in loaded else tools_by_key)
                 tools_by_key[key] = leaf
         # Names without a namespace are as the client wrote them, so they take precedence.
         taken_names = {
@@ -105,8 +117,16 @@ class ToolTable:
             if namespace is not None or model_name != name:
                 model_name = _hash_name(namespace, name) if model_name in taken_names else model_name
                 taken_names.add(model_name)
-            specs.append(_create_spec(model_name, namespace, leaf))
+            spec = _create_spec(model_name, namespace, leaf)
+            specs.append(replace(spec, is_loaded=True) if (namespace, name) in loaded else spec)
         return cls(specs)
+
+    @property
+    def listed(self) -> "ToolTable":
+        """The tools that the prompt shows in its list."""
+        if not any(tool.is_loaded for tool in self):
+            return self
+        return ToolTable([tool for tool in self if not tool.is_loaded])
 
     def find_tool(self, model_name: str) -> ToolSpec | None:
         """Returns the tool with this model name, else the only one with this short name.

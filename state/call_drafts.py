@@ -13,6 +13,7 @@ from antiphon.events.builtin_calls import (
     ShellCall,
     create_operation,
 )
+from antiphon.events.hosted import ToolSearchCall
 from antiphon.events.items import CustomToolCall, FunctionCall, Status
 from antiphon.events.response import OutputItem
 from antiphon.state.drafts import ItemDraft, OutputSettings
@@ -40,6 +41,8 @@ def create_call_draft(
             return ShellCallDraft(position, emitter, call, call_id)
         case "local_shell":
             return LocalShellDraft(position, emitter, call, call_id)
+        case "tool_search":
+            return ToolSearchDraft(position, emitter, call, call_id)
         case "custom":
             return CustomCallDraft(position, emitter, call, call_id)
         case _:
@@ -249,12 +252,34 @@ class PatchCallDraft(TextCallDraft):
         return create_operation(self._call.operation, self._call.path, diff)
 
 
-class LocalShellDraft(TextCallDraft):
-    """A call of `local_shell`, which is emitted as a whole: its arguments, as JSON, are read when they are complete."""
+class WholeCallDraft(TextCallDraft):
+    """Base of the drafts of calls that are emitted as a whole. Their arguments, as JSON, are read at their end."""
 
     def grow(self, text: str) -> None:
         """Keeps a delta of the arguments."""
         self._text.append(text)
+
+
+class ToolSearchDraft(WholeCallDraft):
+    """A search among deferred tools, which the client runs."""
+
+    def close(self, status: Status) -> ToolSearchCall:
+        """Finishes the item. Raises `msgspec.DecodeError` for arguments that are no JSON."""
+        item = self._build_call(status, msgspec.json.decode("".join(self._text) or "{}"))
+        self._emit_item(ev.ItemDone, item)
+        return item
+
+    def _build_item(self, status: Status) -> ToolSearchCall:
+        return self._build_call(status, {})
+
+    def _build_call(self, status: Status, arguments: object) -> ToolSearchCall:
+        return ToolSearchCall(
+            id=self._position.item_id, status=status, arguments=arguments, call_id=self._call_id, execution="client"
+        )
+
+
+class LocalShellDraft(WholeCallDraft):
+    """A call of `local_shell`."""
 
     def close(self, status: Status) -> LocalShellCall:
         """Finishes the item. Raises `msgspec.DecodeError` for arguments that are not those of the tool."""

@@ -11,6 +11,7 @@ import msgspec
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.builtin_calls import ApplyPatchCall, DeleteFile, LocalShellCall, ShellCall
+from antiphon.events.hosted import ToolSearchCall
 from antiphon.events.items import (
     CustomToolCall,
     FunctionCall,
@@ -110,7 +111,7 @@ class _OpenItem:
                 commands = tuple("".join(command) for command in self._commands)
                 action = msgspec.structs.replace(item.action, commands=commands)
                 return msgspec.structs.replace(item, status="incomplete", action=action)
-            case LocalShellCall():
+            case LocalShellCall() | ToolSearchCall():
                 return msgspec.structs.replace(item, status="incomplete")
             case ApplyPatchCall(operation=operation) if not isinstance(operation, DeleteFile):
                 operation = msgspec.structs.replace(operation, diff="".join(self._text))

@@ -12,7 +12,7 @@ from antiphon.events.builtin_calls import PatchKind
 from antiphon.events.hosted import HostedItem
 from antiphon.events.items import Annotation, Compaction, Logprob, Phase
 
-ToolKind = Literal["function", "custom", "shell", "apply_patch", "local_shell"]
+ToolKind = Literal["function", "custom", "shell", "apply_patch", "local_shell", "tool_search"]
 
 
 class PlacedLogprob(Struct, frozen=True, gc=False):

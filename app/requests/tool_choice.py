@@ -67,7 +67,7 @@ def read_tool_choice(sent: Any, offered: RequestTools, *, single_call: bool = Fa
 def build_table(offered: RequestTools, *, single_call: bool = False) -> ToolTable:
     """Returns the offered tools as a table for the dialects. Raises `ApiError` if two tools have the same name."""
     try:
-        return ToolTable.from_request(offered.served, single_call=single_call)
+        return ToolTable.from_request(offered.served, num_loaded=offered.num_loaded, single_call=single_call)
     except ToolError as error:
         key = "type" if isinstance(offered.served[error.index], BuiltinTool) else "name"
         name_path = f"{offered.paths[error.index]}.{key}"

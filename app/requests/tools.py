@@ -18,6 +18,7 @@ from antiphon.events.inputs import (
     NamespaceTool,
     PatchTool,
     ShellTool,
+    ToolSearchTool,
 )
 
 RequestTool = FunctionTool | CustomTool | NamespaceTool | BuiltinTool
@@ -28,6 +29,7 @@ SERVED_TYPES: dict[str, type[RequestTool]] = {
     "shell": ShellTool,
     "apply_patch": PatchTool,
     "local_shell": LocalShellTool,
+    "tool_search": ToolSearchTool,
 }
 BUILTIN_TOOL_TYPES = ("shell", "apply_patch")
 """Built-in tools that `tool_choice` can name."""
@@ -39,12 +41,50 @@ class RequestTools(Struct, frozen=True):
     echo: tuple[dict[str, Any], ...] = ()
     served: tuple[RequestTool, ...] = ()
     paths: tuple[str, ...] = ()
+    num_loaded: int = 0
+    """Number of the last tools that were loaded in the conversation, where the prompt shows them."""
+    has_search: bool = False
+    """True if a search of the client finds the tools that are deferred."""
     schema_key: str = "parameters"
     """The request's name for the schema of a function's arguments, which errors name."""
 
     def __add__(self, more: "RequestTools") -> "RequestTools":
-        """Appends the tools of `more`. Tools of `additional_tools` items are not echoed: they are in the input."""
-        return structs.replace(self, served=self.served + more.served, paths=self.paths + more.paths)
+        """Appends the tools of `more`, which are not echoed: they are in the input. Loaded tools come last."""
+        parts = [(each.served[:end], each.paths[:end]) for each, end in _split_loaded(self, more)]
+        parts += [(each.served[end:], each.paths[end:]) for each, end in _split_loaded(self, more)]
+        return structs.replace(
+            self,
+            served=tuple(tool for served, _ in parts for tool in served),
+            paths=tuple(path for _, paths in parts for path in paths),
+            num_loaded=self.num_loaded + more.num_loaded,
+        )
+
+    def without_deferred(self) -> "RequestTools":
+        """Returns the tools without those that the client's search has yet to find."""
+        first_loaded = len(self.served) - self.num_loaded
+        kept = [
+            (shown, path)
+            for index, (tool, path) in enumerate(zip(self.served, self.paths, strict=True))
+            if (shown := tool if index >= first_loaded else _remove_deferred(tool)) is not None
+        ]
+        return structs.replace(self, served=tuple(tool for tool, _ in kept), paths=tuple(path for _, path in kept))
+
+
+def _split_loaded(*parts: RequestTools) -> list[tuple[RequestTools, int]]:
+    """Returns each part with the index of its first loaded tool."""
+    return [(part, len(part.served) - part.num_loaded) for part in parts]
+
+
+def _remove_deferred(tool: RequestTool) -> RequestTool | None:
+    """Returns a tool without the deferred ones in it; None if nothing is left."""
+    if isinstance(tool, BuiltinTool):
+        return tool
+    if tool.defer_loading:
+        return None
+    if isinstance(tool, NamespaceTool):
+        shown = tuple(leaf for leaf in tool.tools if not leaf.defer_loading)
+        return structs.replace(tool, tools=shown) if shown else None
+    return tool
 
 
 def read_tools(
@@ -54,15 +94,16 @@ def read_tools(
 
     `tool_paths` has the path of each entry, if that is not `path[index]`.
     """
-    echo, served, paths = [], [], []
+    echo, served, paths, has_search = [], [], [], False
     for index, tool in enumerate(tools):
         tool_path = tool_paths[index] if tool_paths is not None else f"{path}[{index}]"
         parsed_tool = _read_one(tool, tool_path, schema_key)
         echo.append(_echo_tool(tool, parsed_tool))
+        has_search = has_search or isinstance(parsed_tool, ToolSearchTool)
         if parsed_tool is not None:
             served.append(parsed_tool)
             paths.append(tool_path)
-    return RequestTools(tuple(echo), tuple(served), tuple(paths), schema_key)
+    return RequestTools(tuple(echo), tuple(served), tuple(paths), has_search=has_search, schema_key=schema_key)
 
 
 def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
@@ -80,6 +121,8 @@ def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
     if kind == "shell":
         _check_environment(tool.get("environment"), f"{path}.environment.type")
     parsed_tool: RequestTool = decode_value(tool, SERVED_TYPES[str(kind)], path)
+    if isinstance(parsed_tool, ToolSearchTool) and parsed_tool.execution == "server":
+        return None
     if isinstance(parsed_tool, BuiltinTool):
         return parsed_tool
     if isinstance(parsed_tool, NamespaceTool):

@@ -8,6 +8,7 @@ from msgspec import Struct
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.responses.input_items import read_item
 from antiphon.events.builtin_calls import ApplyPatchCall, LocalShellCall, ShellCall
+from antiphon.events.hosted import ToolSearchCall
 from antiphon.events.inputs import AnyInput
 from antiphon.events.items import CustomToolCall, FunctionCall
 from antiphon.events.response import OutputItem
@@ -24,7 +25,10 @@ def output_as_input(output: Iterable[OutputItem]) -> Iterator[AnyInput]:
 def _is_cut_call(item: OutputItem) -> bool:
     if isinstance(item, ApplyPatchCall):
         return item.status != "completed"
-    return isinstance(item, FunctionCall | CustomToolCall | ShellCall | LocalShellCall) and item.status == "incomplete"
+    return (
+        isinstance(item, FunctionCall | CustomToolCall | ShellCall | LocalShellCall | ToolSearchCall)
+        and item.status == "incomplete"
+    )
 
 
 def conversation_items(log: EventLog) -> list[AnyInput]:

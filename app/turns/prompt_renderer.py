@@ -12,8 +12,8 @@ from antiphon.app.base.errors import ApiError, unsupported_field
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
 from antiphon.app.requests.responses.compaction import (
-    CompactedConversation,
     ask_for_summary,
+    compact_items,
     encode_compacted,
     expand_compacted,
 )
@@ -132,7 +132,7 @@ class PromptRenderer:
         budget = int((spec.compact_threshold or context) * KEPT_SHARE)
         items = prompt.prompt_input.items[:-1] if spec.compact else prompt.prompt_input.items
         kept = KeptItems(items, budget, lambda text: len(model.format.encode(text))).select() if summary else items
-        content = encode_compacted(CompactedConversation(summary=summary, items=kept))
+        content = encode_compacted(compact_items(items, kept, summary))
         if spec.compact:
             return content, None
         if not summary:

@@ -36,6 +36,8 @@ ID_PREFIXES = {
     "apply_patch_call_output": "apco",
     "local_shell_call": "lsh",
     "local_shell_call_output": "lsho",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
 }
 """Id prefix for each item type; `item` for any other type."""
 MAX_CHAIN_ITEMS = 100_000

@@ -18,6 +18,7 @@ from antiphon.app.requests.responses.input_items import read_item
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.websocket.frames import CreateFrame
 from antiphon.events.builtin_calls import ApplyPatchCall, LocalShellCall, ShellCall
+from antiphon.events.hosted import ToolSearchCall
 from antiphon.events.inputs import AnyInput, InputMessage, InputOutput
 from antiphon.events.items import CustomToolCall, FunctionCall
 from antiphon.events.response import OutputItem, Response
@@ -126,6 +127,8 @@ def _find_stub(item: OutputItem) -> dict[str, Any] | None:
             return {"type": "shell_call_output", "call_id": item.call_id}
         case LocalShellCall():
             return {"type": "local_shell_call_output", "call_id": item.call_id}
+        case ToolSearchCall(execution="client"):
+            return {"type": "tool_search_output", "call_id": item.call_id, "execution": "client"}
         case ApplyPatchCall():
             return {"type": "apply_patch_call_output", "call_id": item.call_id}
         case _:

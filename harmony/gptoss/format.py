@@ -198,7 +198,7 @@ def _refuse_options(conversation: PromptInput) -> None:
 
 
 def _shown_tools(conversation: PromptInput) -> ToolTable:
-    return conversation.tools if conversation.tool_choice != "none" else ToolTable()
+    return conversation.tools.listed if conversation.tool_choice != "none" else ToolTable()
 
 
 def _head_messages(conversation: PromptInput, now: datetime) -> list[library.Message]:

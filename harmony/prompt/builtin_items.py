@@ -6,28 +6,44 @@ the model wrote, and the engine finds it in its prefix cache.
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from antiphon.events.builtin_calls import CreateFile, DeleteFile, PatchOperation, ShellExit, ShellTimeout
 from antiphon.events.inputs import (
+    AdditionalToolsInput,
     AnyInput,
+    InputCall,
     InputCustomCall,
     InputCustomOutput,
     InputFunctionCall,
     InputFunctionOutput,
     InputLocalShellCall,
     InputLocalShellOutput,
+    InputMessage,
+    InputOutput,
     InputPatchCall,
     InputPatchOutput,
     InputShellCall,
     InputShellOutput,
+    InputToolSearchCall,
+    InputToolSearchOutput,
 )
+from antiphon.harmony.prompt.tool_instructions import NO_PARAMETERS
 from antiphon.harmony.tools import ToolTable
 
 _BUILTIN_ITEMS = (
-    InputShellCall | InputShellOutput | InputPatchCall | InputPatchOutput | InputLocalShellCall | InputLocalShellOutput
+    InputShellCall
+    | InputShellOutput
+    | InputPatchCall
+    | InputPatchOutput
+    | InputLocalShellCall
+    | InputLocalShellOutput
+    | InputToolSearchCall
+    | InputToolSearchOutput
+    | AdditionalToolsInput
 )
 
 
@@ -50,8 +66,9 @@ class _BuiltinItems:
     """Converts the items of one conversation."""
 
     def __init__(self, items: Sequence[AnyInput], tools: ToolTable) -> None:
-        self._items = items
+        self._items, self._tools, self._has_begun = items, tools, False
         self._shell_name, self._patch_name = tools.builtin_name_of("shell"), tools.builtin_name_of("apply_patch")
+        self._search_name = tools.builtin_name_of("tool_search")
         self._local_shell_name = tools.builtin_name_of("local_shell")
         self._shell_calls = {item.call_id: item for item in items if isinstance(item, InputShellCall)}
         self._run_of_call: dict[str, _PatchRun] = {}
@@ -72,27 +89,48 @@ class _BuiltinItems:
     def convert_items(self) -> Iterator[AnyInput]:
         """Yields the items that the model reads."""
         for item in self._items:
-            match item:
-                case InputShellCall():
-                    arguments = _write_commands(item)
-                    yield InputFunctionCall(call_id=item.call_id, name=self._shell_name, arguments=arguments)
-                case InputShellOutput():
-                    text = _write_shell_output(item, self._shell_calls.get(item.call_id))
-                    yield InputFunctionOutput(call_id=item.call_id, output=text)
-                case InputLocalShellCall():
-                    arguments = _write_action(item)
-                    yield InputFunctionCall(call_id=item.call_id, name=self._local_shell_name, arguments=arguments)
-                case InputLocalShellOutput():
-                    yield InputFunctionOutput(call_id=item.call_id, output=item.output)
-                case InputPatchCall():
-                    calls = self._run_of_call[item.call_id].calls
-                    if calls[0] is item:
-                        patch = write_patch([call.operation for call in calls])
-                        yield InputCustomCall(call_id=item.call_id, name=self._patch_name, input=patch)
-                case InputPatchOutput():
-                    yield from self._convert_patch_output(item)
-                case _:
-                    yield item
+            self._has_begun = self._has_begun or begins_conversation(item)
+            if isinstance(item, InputCall):
+                yield from self._convert_call(item)
+            elif isinstance(item, InputOutput):
+                yield from self._convert_output(item)
+            elif not isinstance(item, AdditionalToolsInput):
+                yield item
+            elif self._has_begun:
+                yield InputMessage(role="user", content=describe_loaded_tools(item.tools, self._tools))
+
+    def _convert_call(self, item: AnyInput) -> Iterator[AnyInput]:
+        match item:
+            case InputShellCall():
+                arguments = _write_commands(item)
+                yield InputFunctionCall(call_id=item.call_id, name=self._shell_name, arguments=arguments)
+            case InputLocalShellCall():
+                arguments = _write_action(item)
+                yield InputFunctionCall(call_id=item.call_id, name=self._local_shell_name, arguments=arguments)
+            case InputToolSearchCall():
+                arguments = json.dumps(item.arguments or {}, ensure_ascii=False)
+                yield InputFunctionCall(call_id=item.call_id, name=self._search_name, arguments=arguments)
+            case InputPatchCall():
+                calls = self._run_of_call[item.call_id].calls
+                if calls[0] is item:
+                    patch = write_patch([call.operation for call in calls])
+                    yield InputCustomCall(call_id=item.call_id, name=self._patch_name, input=patch)
+            case _:
+                yield item
+
+    def _convert_output(self, item: AnyInput) -> Iterator[AnyInput]:
+        match item:
+            case InputShellOutput():
+                text = _write_shell_output(item, self._shell_calls.get(item.call_id))
+                yield InputFunctionOutput(call_id=item.call_id, output=text)
+            case InputLocalShellOutput():
+                yield InputFunctionOutput(call_id=item.call_id, output=item.output)
+            case InputToolSearchOutput():
+                yield InputFunctionOutput(call_id=item.call_id, output=describe_loaded_tools(item.tools, self._tools))
+            case InputPatchOutput():
+                yield from self._convert_patch_output(item)
+            case _:
+                yield item
 
     def _convert_patch_output(self, item: InputPatchOutput) -> Iterator[AnyInput]:
         run = self._run_of_call.get(item.call_id)
@@ -102,6 +140,33 @@ class _BuiltinItems:
             run.is_answered = True
             text = _write_outcome(item) if len(run.calls) == 1 else _write_outcomes(run)
             yield InputCustomOutput(call_id=run.calls[0].call_id, output=text)
+
+
+def begins_conversation(item: AnyInput) -> bool:
+    """Tells whether tools that follow this item are shown in the conversation, and not in the list of tools."""
+    is_instruction = isinstance(item, InputMessage) and item.role in ("system", "developer")
+    return not is_instruction and not isinstance(item, AdditionalToolsInput)
+
+
+def describe_loaded_tools(tools: Sequence[Any], table: ToolTable) -> str:
+    """Returns the definitions of tools as the model reads them where they were loaded: a line of JSON for each."""
+    lines = [json.dumps(_define_tool(*entry, table), ensure_ascii=False) for entry in _list_leaves(tools, None)]
+    return "\n".join(("These tools can be called from here on:", *lines)) if lines else "No tools were found."
+
+
+def _list_leaves(tools: Sequence[Any], namespace: str | None) -> Iterator[tuple[dict[str, Any], str | None]]:
+    for tool in tools:
+        if tool.get("type") == "namespace":
+            yield from _list_leaves(tool.get("tools", ()), tool.get("name"))
+        elif tool.get("type") in ("function", "custom"):
+            yield tool, namespace
+
+
+def _define_tool(tool: dict[str, Any], namespace: str | None, table: ToolTable) -> dict[str, Any]:
+    definition = {"name": table.model_name_of(tool["name"], namespace), "description": tool.get("description") or ""}
+    if tool["type"] == "custom":
+        return {**definition, "input": "raw text"}
+    return {**definition, "parameters": tool.get("parameters") or NO_PARAMETERS}
 
 
 def write_patch(operations: Sequence[PatchOperation]) -> str:

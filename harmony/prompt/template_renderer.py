@@ -157,7 +157,7 @@ class TemplateRenderer:
     def _build_context(
         self, conversation: PromptInput, escaper: SpecialTokenEscaper, shape: MessageShape, variant: ShapeVariant
     ) -> dict[str, Any]:
-        tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
+        tools = conversation.tools.listed if conversation.tool_choice != "none" else ToolTable()
         freeform_call = "" if self._has_custom_tools else self._dialect.freeform_call
         builder = MessageBuilder(
             escaper,

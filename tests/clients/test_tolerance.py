@@ -334,7 +334,7 @@ def test_items_of_hosted_tools_are_accepted(two_turns: TwoTurnClient) -> None:
     reasoning, message, call, output = split_output(two_turns.run_first_turn())
     foreign = [
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
-        {"type": "local_shell_call", "id": "lsh_1", "call_id": "s1", "status": "completed", "action": {}},
+        {"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "n", "arguments": "{}", "output": "x"},
     ]
     two_turns.run_second_turn([QUESTION, reasoning, message, *foreign, call, output])
 

@@ -126,6 +126,7 @@ def test_every_sdk_tool_type_is_offered_or_accepted() -> None:
         "shell",
         "apply_patch",
         "local_shell",
+        "tool_search",
     }
 
 

@@ -8,6 +8,13 @@ from tests.snapshots.cases import FAULT, RUN, WEATHER, Case
 SHELL = {"type": "shell", "environment": {"type": "local"}}
 PATCH = {"type": "apply_patch"}
 LOCAL_SHELL = {"type": "local_shell"}
+SEARCH = {"type": "tool_search", "execution": "client"}
+DEFERRED_WEATHER = {**WEATHER, "defer_loading": True}
+FOUND_WEATHER = [
+    {"role": "user", "content": "How is the weather?"},
+    {"type": "tool_search_call", "call_id": "call_search", "execution": "client", "arguments": {"query": "weather"}},
+    {"type": "tool_search_output", "call_id": "call_search", "execution": "client", "tools": [WEATHER]},
+]
 CREATE = "*** Add File: a.md\n+# Title\n+\n"
 UPDATE = "*** Update File: src/b.py\n@@ def greet():\n-    print('Hi')\n+    print('Hello')\n"
 DELETE = "*** Delete File: old.txt\n"
@@ -93,6 +100,11 @@ BUILTIN_CASES = [
     make_case("local_shell_command_as_text", [write_call("local_shell", {"command": "ls | wc"})], tools=(LOCAL_SHELL,)),
     make_case("local_shell_cut", cut_text(PROGRAM, "-a")[:1], finish="length", tools=(LOCAL_SHELL,)),
     make_case("local_shell_without_command", [write_call("local_shell", {"command": []})], fails=True, tools=(LOCAL_SHELL,)),
+    make_case("tool_search", cut_text(write_call("tool_search", {"query": "weather"}), "query", "weather"), tools=(SEARCH, DEFERRED_WEATHER)),
+    make_case("tool_search_cut", ['<tool_call>\n{"name": "tool_search", "arguments": {"que'], finish="length", tools=(SEARCH,)),
+    make_case("found_tool_called", [write_call("get_weather", {"city": "Oslo"})], "a search has found it", tools=(SEARCH, DEFERRED_WEATHER),
+              responses={"input": FOUND_WEATHER}),
+    make_case("deferred_tool_called", [write_call("get_weather", {"city": "Oslo"})], "as a call of an unknown tool", tools=(SEARCH, DEFERRED_WEATHER)),
     make_case("builtin_tools_not_offered", [ONE_COMMAND], "a call of an unknown function", tools=(WEATHER,)),
 ]  # fmt: skip
 

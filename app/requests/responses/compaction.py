@@ -4,13 +4,14 @@ The content holds the summary and the newest items as they are, so a client that
 nothing. Content without the mark was written by an earlier version: it is a summary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.events.inputs import AdditionalToolsInput, AnyInput, InputMessage
+from antiphon.events.inputs import AdditionalToolsInput, AnyInput, InputMessage, InputToolSearchOutput
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.prompt.messages import is_instruction
 
 COMPACTION_PROMPT = (
     "Our conversation is about to be cut short: whoever goes on with it will see none of the above, only what you "
@@ -55,8 +56,8 @@ def encode_compacted(conversation: CompactedConversation) -> str:
 def expand_compacted(content: str, before: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
     """Returns the items that a compaction with this decrypted content stands for, in place of those `before` it.
 
-    Instructions and tools are those before it if there are any, since the client may have changed them. Raises
-    `ValueError` for content that is damaged.
+    Instructions are those before it if there are any, since the client may have changed them. Tools that were added
+    stay. Raises `ValueError` for content that is damaged.
     """
     if not content.startswith(_MARK):
         return (*before, summary_message(content))
@@ -64,9 +65,12 @@ def expand_compacted(content: str, before: Sequence[AnyInput]) -> tuple[AnyInput
         compacted = msgspec.json.decode(content.removeprefix(_MARK), type=CompactedConversation)
     except msgspec.DecodeError as error:
         raise ValueError("The content is not a compacted conversation.") from error
-    lasting = tuple(filter(outlasts_compaction, before)) or tuple(filter(outlasts_compaction, compacted.items))
+    instructions = tuple(filter(is_instruction, before)) or tuple(filter(is_instruction, compacted.items))
+    tools = [item for item in before if isinstance(item, AdditionalToolsInput)]
+    added = (item for item in compacted.items if isinstance(item, AdditionalToolsInput))
+    tools += [item for item in added if not any(item.tools == each.tools for each in tools)]
     summary = (summary_message(compacted.summary),) if compacted.summary else ()
-    return (*lasting, *summary, *(item for item in compacted.items if not outlasts_compaction(item)))
+    return (*instructions, *tools, *summary, *(item for item in compacted.items if not outlasts_compaction(item)))
 
 
 def summary_message(summary: str) -> InputMessage:
@@ -81,10 +85,12 @@ def is_summary(item: AnyInput) -> bool:
 
 def outlasts_compaction(item: AnyInput) -> bool:
     """Tells whether an item counts for all of the conversation: instructions and added tools."""
-    is_instruction = isinstance(item, InputMessage) and item.role in ("system", "developer")
-    return is_instruction or isinstance(item, AdditionalToolsInput)
+    return is_instruction(item) or isinstance(item, AdditionalToolsInput)
 
 
-def compact_items(items: Iterable[AnyInput], kept: Iterable[AnyInput], summary: str) -> CompactedConversation:
-    """Returns the conversation of `items` as its summary and the items `kept`; all of them without a summary."""
-    return CompactedConversation(summary=summary, items=tuple(kept if summary else items))
+def compact_items(items: Sequence[AnyInput], kept: Sequence[AnyInput], summary: str) -> CompactedConversation:
+    """Returns the conversation of `items` as its summary and the items `kept`. Tools that were loaded before stay."""
+    kept_calls = {item.call_id for item in kept if isinstance(item, InputToolSearchOutput)}
+    lost = [item for item in items if isinstance(item, InputToolSearchOutput) and item.call_id not in kept_calls]
+    loaded = [AdditionalToolsInput(tools=item.tools) for item in lost]
+    return CompactedConversation(summary=summary, items=(*loaded, *kept))

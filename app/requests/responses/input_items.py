@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.app.base.errors import (
     ApiError,
@@ -44,8 +44,11 @@ from antiphon.events.inputs import (
     InputReasoning,
     InputShellCall,
     InputShellOutput,
+    InputToolSearchCall,
+    InputToolSearchOutput,
     ItemReference,
 )
+from antiphon.harmony.prompt.builtin_items import begins_conversation
 
 ITEM_TYPES: dict[str, type[AnyInput]] = {
     "message": InputMessage,
@@ -60,6 +63,8 @@ ITEM_TYPES: dict[str, type[AnyInput]] = {
     "apply_patch_call_output": InputPatchOutput,
     "local_shell_call": InputLocalShellCall,
     "local_shell_call_output": InputLocalShellOutput,
+    "tool_search_call": InputToolSearchCall,
+    "tool_search_output": InputToolSearchOutput,
     "item_reference": ItemReference,
     "additional_tools": AdditionalToolsInput,
     "compaction": CompactionInput,
@@ -109,11 +114,13 @@ def is_trigger(entry: Any) -> bool:
 
 
 def additional_tools(items: Iterable[AnyInput]) -> RequestTools:
-    """Returns the tools that the `additional_tools` items add."""
-    result = RequestTools()
+    """Returns the tools that items add. Those added after the conversation has begun are loaded tools."""
+    result, has_begun = RequestTools(), False
     for index, item in enumerate(items):
-        if isinstance(item, AdditionalToolsInput):
-            result += tools_of.read_tools(item.tools, f"input[{index}].tools")
+        has_begun = has_begun or begins_conversation(item)
+        if isinstance(item, AdditionalToolsInput | InputToolSearchOutput):
+            added = tools_of.read_tools(item.tools, f"input[{index}].tools")
+            result += structs.replace(added, num_loaded=len(added.served)) if has_begun else added
     return result
 
 
@@ -123,7 +130,8 @@ def read_item(entry: Any, path: str) -> AnyInput:
         raise invalid_type(path, "an object", entry)
     fields = {key: value for key, value in entry.items() if value is not None}
     kind = fields["type"] = _item_type(fields, path)
-    if kind in HOSTED_ITEM_TYPES:
+    is_search = kind in ("tool_search_call", "tool_search_output")
+    if kind in HOSTED_ITEM_TYPES or (is_search and ("call_id" not in fields or fields.get("execution") != "client")):
         check_string(fields.get("id", ""), f"{path}.id")
         return HostedInput(id=fields.get("id"), kind=kind, payload=entry)
     if kind == "local_shell_call_output" and "call_id" not in fields:

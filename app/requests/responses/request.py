@@ -46,6 +46,8 @@ def read_responses_request(
     request_tools = tools.read_tools(body.tools or (), "tools")
     conversation = read_conversation(body, history, refuse_media=settings.unsupported_media == "refuse")
     all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
+    if all_tools.has_search:
+        all_tools = all_tools.without_deferred()
     tool_choice = read_tool_choice(body.tool_choice, all_tools, single_call=body.parallel_tool_calls is False)
     refuse_unsupported(body)
     prompt_input = _prompt_input(body, conversation, tool_choice, settings)

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from antiphon.events.items import Logprob
 from antiphon.harmony.calls.builtin.arguments import ArgumentsReader
-from antiphon.harmony.calls.builtin.local_shell import LocalShellReader
 from antiphon.harmony.calls.builtin.patch import PatchReader
 from antiphon.harmony.calls.builtin.shell import ShellReader
+from antiphon.harmony.calls.builtin.whole import LocalShellReader, ToolSearchReader
 from antiphon.harmony.format import OutputReader, PromptInput
 from antiphon.harmony.parsing.tape import MalformedText
 from antiphon.harmony.tools import ToolTable
@@ -23,6 +23,7 @@ _READERS: dict[ToolKind, type[ArgumentsReader]] = {
     "shell": ShellReader,
     "apply_patch": PatchReader,
     "local_shell": LocalShellReader,
+    "tool_search": ToolSearchReader,
 }
 
 

@@ -33,6 +33,7 @@ _TAIL = """
 | `shell` | offered as a function; its calls are `shell_call` items, which the client runs. Other environments than `local` return 400 |
 | `apply_patch` | offered as a tool that takes raw text; each file of a patch is an `apply_patch_call` item |
 | `local_shell` | offered as a function; its calls are `local_shell_call` items, which the client runs |
+| `tool_search` | with `execution: "client"` offered as a function; tools with `defer_loading` are then shown and callable once a `tool_search_output` has them. Otherwise accepted, and all tools are offered |
 | `computer`, `computer-preview`, `computer_use`, `computer_use_preview` | 400: no model reads images yet |
 | {hosted} | accepted and echoed, but not offered to the model: they run elsewhere |
 
@@ -55,10 +56,10 @@ thousands of properties are enforced as they are.
 |---|---|
 | `message`, also without `type` | rendered; images and files as placeholders (`[image]`); `input_audio` is refused |
 | `reasoning` | rendered if the model's template supports it |
-| `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call` | rendered; each must have an output |
-| `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output`, `local_shell_call_output` | rendered; each must follow its call |
+| `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call`, `tool_search_call` of the client | rendered; each must have an output |
+| `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output`, `local_shell_call_output`, `tool_search_output` of the client | rendered; each must follow its call |
 | `item_reference` | replaced by the item with that id; 404 if there is none |
-| `additional_tools` | its tools are added to `tools` |
+| `additional_tools` | its tools are added to `tools`; after the first message they are shown at this place, so that the prompt before it stays the same |
 | `compaction`, `compaction_summary` | its encrypted summary and items are rendered in place of the items before it; 400 if this API key cannot decrypt it |
 | `compaction_trigger` | must be the last item; the reply is one `compaction` that summarizes everything before it |
 | {items} | accepted, but not rendered: they belong to tools that run elsewhere |

@@ -1,4 +1,4 @@
-"""Reader of the arguments of `local_shell`, which are emitted as a whole at the end of the call."""
+"""Readers of the arguments of `local_shell` and `tool_search`, which are emitted as a whole at the end of the call."""
 
 import msgspec
 
@@ -8,8 +8,8 @@ from antiphon.harmony.parsing.tape import MalformedText, Parser
 from antiphon.state.segments import Call, Segment
 
 
-class LocalShellReader(ArgumentsReader):
-    """Reads one call of `local_shell`. A model that no grammar binds may write its command as one string."""
+class WholeArgumentsReader(ArgumentsReader):
+    """Base class: keeps the arguments, and reads them at their end."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
@@ -28,12 +28,38 @@ class LocalShellReader(ArgumentsReader):
     def finish(self, segments: list[Segment]) -> None:
         """Emits the arguments and the end of the call. Raises `MalformedText` if they are not those of the tool."""
         super().finish(segments)
-        self.emit_text(msgspec.json.encode(_read_action("".join(self._texts))).decode())
+        self.emit_text(self.read_arguments("".join(self._texts)))
         self.emit_close()
 
     def parse_arguments(self) -> Parser[None]:
         """Parses nothing: the arguments are read at their end."""
         yield from ()
+
+    def read_arguments(self, text: str) -> str:
+        """Returns the arguments as JSON. Raises `MalformedText`."""
+        raise NotImplementedError
+
+
+class LocalShellReader(WholeArgumentsReader):
+    """Reads one call of `local_shell`. A model that no grammar binds may write its command as one string."""
+
+    def read_arguments(self, text: str) -> str:
+        """Returns the action as JSON. Raises `MalformedText`."""
+        return msgspec.json.encode(_read_action(text)).decode()
+
+
+class ToolSearchReader(WholeArgumentsReader):
+    """Reads one call of `tool_search`, whose arguments are any object."""
+
+    def read_arguments(self, text: str) -> str:
+        """Returns the object as it was written. Raises `MalformedText`."""
+        try:
+            arguments = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            raise MalformedText("arguments") from None
+        if not isinstance(arguments, dict):
+            raise MalformedText("no object")
+        return text
 
 
 def _read_action(text: str) -> LocalShellAction:
