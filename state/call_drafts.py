@@ -26,6 +26,7 @@ CALL_ID_PREFIXES: dict[ToolKind, str] = {
     "shell": "sh",
     "apply_patch": "apc",
     "local_shell": "lsh",
+    "tool_search": "tsc",
 }
 """Prefix of an item's id by the kind of call."""
 

@@ -25,7 +25,7 @@ def check_output(response: JsonResponse, items: ItemsChecker, findings: FindingL
             findings.add("item-never-done", "output_item.done before response.completed", "none", tracked.label)
     elif status == "incomplete":
         for tracked in frozen:
-            if tracked.type not in (*CALL_TYPES, "compaction"):
+            if tracked.type not in (*CALL_TYPES, "compaction", "tool_search_call"):
                 findings.add("item-never-done", "output_item.done of an item that was cut", "none", tracked.label)
     rest = _compare_output(items.done_items, output, [tracked.id for tracked in frozen], findings)
     _check_rest(rest, items, findings)
