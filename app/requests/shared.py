@@ -10,7 +10,7 @@ from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.fields.vllm import CompletionBody
 from antiphon.app.requests.messages.body import MessagesBody
 from antiphon.app.requests.responses.body import ResponsesBody
-from antiphon.engine.protocol import EngineInfo, Sampling
+from antiphon.engine.protocol import Capabilities, EngineInfo, Sampling
 from antiphon.events.response import ReasoningConfig, Response
 
 PLAIN_TEXT_CONFIG: dict[str, Any] = {"format": {"type": "text"}}
@@ -23,6 +23,8 @@ _SAMPLING_FIELDS = (
     "repetition_penalty",
     "seed",
 )
+FLEX_PRIORITY = -50
+"""Engine priority of the tier `flex`: below every request without a priority."""
 CompletionLike = ChatBody | TextCompletionBody
 
 
@@ -92,6 +94,16 @@ def read_priority(body: CompletionBody) -> int:
     return -(body.priority or 0)
 
 
+def read_tier(body: ResponsesBody | ChatBody, capabilities: Capabilities) -> str:
+    """Returns the service tier that a request gets: `flex` if it asks for that and the engine has priorities."""
+    return "flex" if body.service_tier == "flex" and capabilities.priority else "default"
+
+
+def tier_priority(tier: str | None) -> int:
+    """Returns the engine's priority of a service tier."""
+    return FLEX_PRIORITY if tier == "flex" else 0
+
+
 def check_stream_options(body: ResponsesBody | CompletionLike) -> None:
     """Raises `ApiError` 400 if `stream_options` is sent without `stream`."""
     if body.stream_options is not None and not body.stream:
@@ -100,11 +112,16 @@ def check_stream_options(body: ResponsesBody | CompletionLike) -> None:
         )
 
 
-def base_response(body: ResponsesBody | CompletionLike | MessagesBody, chosen: Sampling, **more: Any) -> Response:
+def base_response(
+    body: ResponsesBody | CompletionLike | MessagesBody,
+    chosen: Sampling,
+    capabilities: Capabilities = Capabilities(),  # noqa: B008  # it is frozen
+    **more: Any,
+) -> Response:
     """Returns the Response before the first event, which echoes the request. `more` has one endpoint's own fields."""
     fields: dict[str, Any] = {"text": PLAIN_TEXT_CONFIG, "reasoning": ReasoningConfig(), "metadata": {}, **more}
     if isinstance(body, ResponsesBody | ChatBody):
-        fields |= _echo_labels(body)
+        fields |= _echo_labels(body, capabilities)
     return Response(
         id="",
         created_at=0,
@@ -118,11 +135,11 @@ def base_response(body: ResponsesBody | CompletionLike | MessagesBody, chosen: S
     )
 
 
-def _echo_labels(body: ResponsesBody | ChatBody) -> dict[str, Any]:
+def _echo_labels(body: ResponsesBody | ChatBody, capabilities: Capabilities) -> dict[str, Any]:
     return {
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
+        "service_tier": read_tier(body, capabilities),
         "metadata": body.metadata or {},
         "safety_identifier": body.safety_identifier,
         "prompt_cache_key": body.prompt_cache_key,

@@ -55,8 +55,9 @@ class ChatBody(CompletionBody, frozen=True, kw_only=True):
     prompt_cache_retention: CacheRetentionField = None
     prompt_cache_options: CacheOptionsField = None
     moderation: ModerationField = None
-    service_tier: Accepted[ServiceTier] = None
-    """There is only one tier; a Response returns `default` for `auto`."""
+    service_tier: Honoured[ServiceTier] = None
+    """`flex`: requests of other tiers run first, if the model's engine has priorities. Every other value is `default`,
+    since no client overtakes another. If `priority` is set, too, the lower one counts."""
     safety_identifier: Accepted[Label128] = None
     """At most 128 characters."""
     prompt_cache_key: Accepted[Label64] = None

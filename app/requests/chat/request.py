@@ -70,8 +70,9 @@ def read_chat_request(
     )
     scored = 0 if top_logprobs is None and form.options.num_returned is not None else top_logprobs
     sampling = _read_sampling(body, model.engine.info, settings, scored)
+    base_response = _base_response(body, model.engine.info, sampling, offered.tools, effort)
     spec = TurnSpec(
-        base_response=_base_response(body, sampling, offered.tools, effort),
+        base_response=base_response,
         prompt_input=prompt_input,
         prompt_param="messages",
         constraints=list_constraints(offered.tools, prompt_input, constraint.constraints),
@@ -84,7 +85,7 @@ def read_chat_request(
         details=chat_details(form),
         stored_chat=StoredChat(messages_to_store(body), form) if body.store else None,
         cache_salt=body.cache_salt or "",
-        priority=shared.read_priority(body),
+        priority=min(shared.read_priority(body), shared.tier_priority(base_response.service_tier)),
     )
     return accept_spec(model, spec, form, constraint_param=constraint.param)
 
@@ -96,10 +97,13 @@ def _read_sampling(body: ChatBody, info: EngineInfo, settings: Settings, top_log
     return shared.read_engine_fields(body, info, shared.read_sampling(body, info, limit, top_logprobs))
 
 
-def _base_response(body: ChatBody, sampling: Sampling, request_tools: RequestTools, effort: str | None) -> Response:
+def _base_response(
+    body: ChatBody, info: EngineInfo, sampling: Sampling, request_tools: RequestTools, effort: str | None
+) -> Response:
     return shared.base_response(
         body,
         sampling,
+        info.capabilities,
         tools=request_tools.echo,
         max_output_tokens=_token_limit(body),
         reasoning=ReasoningConfig(effort=effort),

@@ -106,8 +106,9 @@ class ResponsesBody(SampledBody, frozen=True, kw_only=True):
     prompt_cache_retention: CacheRetentionField = None
     prompt_cache_options: CacheOptionsField = None
     moderation: ModerationField = None
-    service_tier: Echoed[ServiceTier] = None
-    """There is only one tier; a Response returns `default` for `auto`."""
+    service_tier: Honoured[ServiceTier] = None
+    """`flex`: requests of other tiers run first, if the model's engine has priorities; the Response then returns
+    `flex`. Every other value is `default`, since no client overtakes another."""
     metadata: Echoed[Metadata] = None
     """At most 16 pairs; keys of up to 64 characters, values of up to 512."""
     safety_identifier: Echoed[Label128] = None

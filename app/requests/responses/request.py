@@ -21,7 +21,7 @@ from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
-from antiphon.engine.protocol import Sampling
+from antiphon.engine.protocol import Capabilities, Sampling
 from antiphon.events.response import ConversationRef, ReasoningConfig, Response
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.grammar import OutputConstraint
@@ -53,8 +53,11 @@ def read_responses_request(
     prompt_input = _prompt_input(body, conversation, tool_choice, settings)
     compact_threshold = None if conversation.compact else _compact_threshold(body, model.engine.info.max_model_len)
     sampling = _read_sampling(body, model, settings, compact=conversation.compact)
+    capabilities = model.engine.info.capabilities
+    base_response = _base_response(body, sent, sampling, capabilities, request_tools.echo, conversation.id)
     spec = TurnSpec(
-        base_response=_base_response(body, sent, sampling, request_tools.echo, conversation.id),
+        base_response=base_response,
+        priority=shared.tier_priority(base_response.service_tier),
         prompt_input=prompt_input,
         input_items=conversation.sent_items,
         sampling=sampling,
@@ -70,7 +73,7 @@ def read_responses_request(
         compact=conversation.compact,
         compact_threshold=compact_threshold,
     )
-    check_capabilities(spec, model.engine.info.capabilities, constraint_param="text.format")
+    check_capabilities(spec, capabilities, constraint_param="text.format")
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
     form = ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
     return ParsedRequest(model, spec, form, conversation.earlier_items)
@@ -131,6 +134,7 @@ def _base_response(
     body: ResponsesBody,
     sent: Mapping[str, Any],
     chosen: Sampling,
+    capabilities: Capabilities,
     echo: tuple[dict[str, Any], ...],
     conversation_id: str | None,
 ) -> Response:
@@ -139,6 +143,7 @@ def _base_response(
     return shared.base_response(
         body,
         chosen,
+        capabilities,
         instructions=body.instructions,
         tools=echo,
         text=shared.PLAIN_TEXT_CONFIG | {key: value for key, value in text.items() if value is not None},

@@ -13,16 +13,16 @@ from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.requests.responses.history import NO_HISTORY
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
-from antiphon.engine.protocol import EngineInfo, Sampling
+from antiphon.engine.protocol import Capabilities, EngineInfo, Sampling
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.events.inputs import CompactionInput, InputReasoning
 
 DEFAULT_SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 
 
-def make_registry() -> ModelRegistry:
+def make_registry(capabilities: Capabilities = Capabilities()) -> ModelRegistry:  # noqa: B008  # it is frozen
     replies = parse_script({"reply": [{"name": "hello", "output": ["Hello."]}]})
-    info = EngineInfo(max_model_len=4096, vocab_size=256, default_sampling=DEFAULT_SAMPLING)
+    info = EngineInfo(max_model_len=4096, vocab_size=256, default_sampling=DEFAULT_SAMPLING, capabilities=capabilities)
     engine = ScriptedEngine(replies, encode=lambda text: list(text.encode()), info=info)
     # Reading a request uses the engine's defaults, and never the format.
     return ModelRegistry([ServedModel(names=("tiny", "gpt-tiny"), engine=engine, format=cast("Any", None), created=1)])
