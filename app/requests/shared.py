@@ -9,7 +9,7 @@ from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.fields.vllm import CompletionBody
 from antiphon.app.requests.messages.body import MessagesBody
-from antiphon.app.requests.responses.body import ResponsesBody
+from antiphon.app.requests.responses.body import BackgroundOptions, ResponsesBody
 from antiphon.engine.protocol import Capabilities, EngineInfo, Sampling
 from antiphon.events.response import ReasoningConfig, Response
 
@@ -25,6 +25,10 @@ _SAMPLING_FIELDS = (
 )
 FLEX_PRIORITY = -50
 """Engine priority of the tier `flex`: below every request without a priority."""
+BATCH_PRIORITY = -100
+"""Engine priority of a turn that may take hours."""
+LATE_WINDOWS = ("2h", "8h")
+"""Completion windows in which a turn waits for all others."""
 CompletionLike = ChatBody | TextCompletionBody
 
 
@@ -102,6 +106,12 @@ def read_tier(body: ResponsesBody | ChatBody, capabilities: Capabilities) -> str
 def tier_priority(tier: str | None) -> int:
     """Returns the engine's priority of a service tier."""
     return FLEX_PRIORITY if tier == "flex" else 0
+
+
+def window_priority(options: BackgroundOptions | None, capabilities: Capabilities) -> int:
+    """Returns the engine's priority of a background turn; 0 if the engine has no priorities."""
+    is_late = options is not None and options.completion_window in LATE_WINDOWS
+    return BATCH_PRIORITY if is_late and capabilities.priority else 0
 
 
 def check_stream_options(body: ResponsesBody | CompletionLike) -> None:

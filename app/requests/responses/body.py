@@ -14,6 +14,7 @@ from antiphon.app.requests.fields.common import (
     JsonObjectFormat,
     Label64,
     Label128,
+    Label256,
     Metadata,
     ModerationField,
     Objects,
@@ -90,6 +91,13 @@ class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True):
     id: ConversationId
 
 
+class BackgroundOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a background response must be complete."""
+
+    completion_window: Literal["soonest", "2h", "8h"] | None = None
+    continuation_id: Label256 | None = None
+
+
 class CompactionEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """The number of tokens in a prompt above which the conversation is compacted."""
 
@@ -146,6 +154,9 @@ class ResponsesBody(SampledBody, frozen=True, kw_only=True):
     background: Honoured[bool] = None
     """True: the reply is returned at once with status `queued`, and the turn runs whether or not a client reads it. Not
     with `store` false."""
+    background_options: Honoured[BackgroundOptions] = None
+    """`completion_window`: `2h` and `8h` need `background`, and exclude `stream`; the engine then runs the turn after
+    those of all other requests, `flex` included. `soonest` changes nothing. `continuation_id` is accepted."""
     previous_response_id: Honoured[ResponseId] = None
     """Prepends the input and output items of that response and its predecessors. Instructions are not inherited."""
     conversation: Honoured[ConversationId | ConversationReference] = None

@@ -57,7 +57,10 @@ def read_responses_request(
     base_response = _base_response(body, sent, sampling, capabilities, request_tools.echo, conversation.id)
     spec = TurnSpec(
         base_response=base_response,
-        priority=shared.tier_priority(base_response.service_tier),
+        priority=min(
+            shared.tier_priority(base_response.service_tier),
+            shared.window_priority(body.background_options, capabilities),
+        ),
         prompt_input=prompt_input,
         input_items=conversation.sent_items,
         sampling=sampling,
@@ -112,6 +115,19 @@ def _check_combinations(body: ResponsesBody) -> None:
         raise ApiError(400, "mutually_exclusive_parameters", message, "previous_response_id")
     if body.background and body.store is False:
         raise invalid_value("background", "Background responses are read from the store. Set 'store' to true.")
+    if body.background_options is not None:
+        _check_window(body, body.background_options.completion_window)
+
+
+def _check_window(body: ResponsesBody, window: str | None) -> None:
+    """Checks that a turn which may wait for hours has no client that waits for it. Raises `ApiError` 400."""
+    param = "background_options.completion_window"
+    if window not in shared.LATE_WINDOWS:
+        return
+    if not body.background:
+        raise invalid_value(param, f"Invalid '{param}': '{window}' is only for background responses. Set 'background'.")
+    if body.stream:
+        raise invalid_value(param, f"Invalid '{param}': '{window}' is not allowed when 'stream' is enabled.")
 
 
 def _output_constraint(body: ResponsesBody) -> OutputConstraint | None:

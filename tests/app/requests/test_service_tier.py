@@ -1,18 +1,19 @@
-"""Fields that decide when the engine runs a request: `service_tier`, and `priority` of vLLM's API."""
+"""Fields that decide when the engine runs a request: `service_tier`, `background_options`, and vLLM's `priority`."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.engine.protocol import Capabilities
-from tests.app.requests.request_builders import make_registry
+from tests.app.requests.request_builders import make_registry, read_responses_spec, summarize_error
 
 FLEX, PLAIN = ("flex", -50), ("default", 0)
-TIERS = {tier: PLAIN for tier in (None, "auto", "default", "priority", "fast", "ultrafast", "scale")} | {"flex": FLEX}
+TIERS = dict.fromkeys((None, "auto", "default", "priority", "fast", "ultrafast", "scale"), PLAIN) | {"flex": FLEX}
 NO_PRIORITY = Capabilities(priority=False)
 
 
@@ -46,3 +47,50 @@ def test_flex_is_accepted_as_default_by_an_engine_without_priorities(api: str) -
 )
 def test_lower_priority_counts(priority: int, tier: str, expected: int) -> None:
     assert read_spec("chat", {"service_tier": tier, "priority": priority}).priority == expected
+
+
+@pytest.mark.parametrize(
+    ("window", "tier", "expected"),
+    [
+        ("soonest", "auto", 0),
+        ("soonest", "flex", -50),
+        ("2h", "auto", -100),
+        ("8h", "auto", -100),
+        ("2h", "flex", -100),
+    ],
+)
+def test_late_windows_run_after_all_others(window: str, tier: str, expected: int) -> None:
+    sent = {"background": True, "background_options": {"completion_window": window}, "service_tier": tier}
+    assert read_spec("responses", sent).priority == expected
+    assert read_spec("responses", sent, NO_PRIORITY).priority == 0
+
+
+@pytest.mark.parametrize(
+    "sent", [{}, {"completion_window": None}, {"completion_window": "soonest"}, {"continuation_id": "c" * 256}]
+)
+@pytest.mark.parametrize("background", [None, True])
+def test_other_background_options_are_accepted_anywhere(sent: dict[str, Any], background: bool | None) -> None:
+    spec = read_responses_spec(background_options=sent, background=background)
+    assert spec.priority == 0
+    read_responses_spec(background_options=sent, background=background, stream=True)
+
+
+WINDOW = "background_options.completion_window"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "param"),
+    [
+        ({"background_options": {"completion_window": "2h"}}, "invalid_value", WINDOW),
+        ({"background_options": {"completion_window": "8h"}, "background": False}, "invalid_value", WINDOW),
+        ({"background_options": {"completion_window": "8h"}, "background": True, "stream": True}, "invalid_value", WINDOW),
+        ({"background_options": {"completion_window": "24h"}, "background": True}, "invalid_value", WINDOW),
+        ({"background_options": {"continuation_id": "c" * 257}}, "string_above_max_length", "background_options.continuation_id"),
+        ({"background_options": {"window": "2h"}}, "unknown_parameter", "background_options.window"),
+        ({"background_options": "2h"}, "invalid_type", "background_options"),
+    ],
+)  # fmt: skip
+def test_invalid_background_options_are_named(sent: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_responses_spec(**sent)
+    assert summarize_error(caught.value) == (400, code, param)
