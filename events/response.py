@@ -1,6 +1,6 @@
 """The Response object, which every lifecycle event carries and every reply ends with.
 
-Every key but `conversation` and `user` is present in every snapshot, null if it has no value yet: clients check for
+Every key but the last ones is present in every snapshot, null if it has no value yet: clients check for
 that. Settings that are only echoed (`tools`, `tool_choice`, `text`) are kept as plain JSON values.
 """
 
@@ -86,6 +86,13 @@ class ConversationRef(Struct, frozen=True, kw_only=True):
     id: str
 
 
+class PromptCacheOptions(Struct, frozen=True, kw_only=True):
+    """The requested options of the prompt cache, with the API's defaults."""
+
+    mode: str = "implicit"
+    ttl: str = "30m"
+
+
 class Response(Struct, frozen=True, kw_only=True):
     """One turn of a model. The state machine builds it, item by item, while it emits the events.
 
@@ -126,3 +133,4 @@ class Response(Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     conversation: ConversationRef | None | UnsetType = UNSET
     user: str | None | UnsetType = UNSET
+    prompt_cache_options: PromptCacheOptions | None | UnsetType = UNSET

@@ -107,7 +107,7 @@ class ParsedRequest(Struct, Generic[Form], frozen=True):
 
 
 def as_prefill(spec: TurnSpec) -> TurnSpec:
-    """Returns the turn that only prefills the prompt of this one.
+    """Returns the turn that only prefills the prompt of this one. It is not compacted, since a summary is output.
 
     Many templates reject a conversation without a user message, and a client that warms up often has none yet. A
     placeholder is added then.
@@ -116,6 +116,7 @@ def as_prefill(spec: TurnSpec) -> TurnSpec:
     if not any(isinstance(item, InputMessage) and item.role == "user" for item in items):
         items = (*items, InputMessage(role="user", content="."))
     prompt_input = structs.replace(spec.prompt_input, items=items)
+    sampling = structs.replace(spec.sampling, max_tokens=1)
     return structs.replace(
-        spec, prompt_input=prompt_input, sampling=structs.replace(spec.sampling, max_tokens=1), prefill_only=True
+        spec, prompt_input=prompt_input, sampling=sampling, compact_threshold=None, prefill_only=True
     )

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, structs
 
 from antiphon.app.requests.fields import Accepted, Echoed, Honoured, RequestBody, refused
 from antiphon.app.requests.fields.common import (
-    CacheOptionsField,
+    CacheOptions,
     CacheRetentionField,
     Effort,
     JsonObjectFormat,
@@ -91,6 +91,12 @@ class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True):
     id: ConversationId
 
 
+class ResponsesCacheOptions(CacheOptions, frozen=True, forbid_unknown_fields=True):
+    """Settings of the prompt cache, and what a request asks of it."""
+
+    prewarm: bool | None = None
+
+
 class BackgroundOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """When a background response must be complete."""
 
@@ -112,7 +118,10 @@ class ResponsesBody(SampledBody, frozen=True, kw_only=True):
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: ParallelCallsField = None
     prompt_cache_retention: CacheRetentionField = None
-    prompt_cache_options: CacheOptionsField = None
+    prompt_cache_options: Honoured[ResponsesCacheOptions] = None
+    """`prewarm`: the prompt is processed for a later request, and nothing is generated. `mode` and `ttl` are returned,
+    and change nothing: every prompt is cached as long as there is room. So are the parts of the input that have a
+    `prompt_cache_breakpoint`."""
     moderation: ModerationField = None
     service_tier: Honoured[ServiceTier] = None
     """`flex`: requests of other tiers run first, if the model's engine has priorities; the Response then returns

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.base.reply_form import ReplyForm
@@ -20,9 +20,9 @@ from antiphon.app.requests.responses.conversation import Conversation, read_conv
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
-from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec, as_prefill
 from antiphon.engine.protocol import Capabilities, Sampling
-from antiphon.events.response import ConversationRef, ReasoningConfig, Response
+from antiphon.events.response import ConversationRef, PromptCacheOptions, ReasoningConfig, Response
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.grammar import OutputConstraint
 
@@ -77,9 +77,19 @@ def read_responses_request(
         compact_threshold=compact_threshold,
     )
     check_capabilities(spec, capabilities, constraint_param="text.format")
+    if body.prompt_cache_options is not None and body.prompt_cache_options.prewarm:
+        spec = _prewarm(spec)
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
     form = ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
     return ParsedRequest(model, spec, form, conversation.earlier_items)
+
+
+def _prewarm(spec: TurnSpec) -> TurnSpec:
+    """Returns the turn without its output. Raises `ApiError` 400 for a compaction, which is nothing but output."""
+    if spec.compact:
+        param = "prompt_cache_options.prewarm"
+        raise invalid_value(param, f"Invalid '{param}': a compaction cannot be processed ahead of time.")
+    return as_prefill(spec)
 
 
 def _prompt_input(
@@ -170,5 +180,11 @@ def _base_response(
         store=body.store is not False,
         background=bool(body.background),
         previous_response_id=body.previous_response_id,
+        prompt_cache_options=_echo_cache_options(body),
         conversation=UNSET if conversation_id is None else ConversationRef(id=conversation_id),
     )
+
+
+def _echo_cache_options(body: ResponsesBody) -> PromptCacheOptions | UnsetType:
+    sent = body.prompt_cache_options
+    return UNSET if sent is None else PromptCacheOptions(mode=sent.mode or "implicit", ttl=sent.ttl or "30m")
