@@ -91,6 +91,42 @@ class PromptCacheOptions(Struct, frozen=True, kw_only=True):
 
     mode: str = "implicit"
     ttl: str = "30m"
+    comparison_response_id: str | UnsetType = UNSET
+
+
+CacheMissReason = Literal[
+    "model_changed",
+    "tools_changed",
+    "text_format_changed",
+    "reasoning_effort_changed",
+    "verbosity_changed",
+    "context_compacted",
+    "input_changed",
+]
+"""First setting in which a request differs from the one that it was compared with."""
+
+
+class CacheHit(Struct, frozen=True, kw_only=True, tag_field="type", tag="cache_hit"):
+    """The prompt begins with all that was computed for the compared response, and it was read from the cache."""
+
+
+class CacheMiss(Struct, frozen=True, kw_only=True, tag_field="type", tag="cache_miss"):
+    """The prompt differs from the compared response after `comparison_reusable_tokens` tokens."""
+
+    reason: CacheMissReason
+    cache_missed_tokens: int
+    comparison_reusable_tokens: int
+
+
+class ComparisonNotFound(Struct, frozen=True, kw_only=True, tag_field="type", tag="comparison_response_not_found"):
+    """There is no response with this id."""
+
+
+class CacheUnavailable(Struct, frozen=True, kw_only=True, tag_field="type", tag="unavailable"):
+    """The tokens of the compared response are not known any more, or the cache does not have them any more."""
+
+
+PromptCacheDiagnostics = CacheHit | CacheMiss | ComparisonNotFound | CacheUnavailable
 
 
 class Response(Struct, frozen=True, kw_only=True):
@@ -134,3 +170,4 @@ class Response(Struct, frozen=True, kw_only=True):
     conversation: ConversationRef | None | UnsetType = UNSET
     user: str | None | UnsetType = UNSET
     prompt_cache_options: PromptCacheOptions | None | UnsetType = UNSET
+    prompt_cache_diagnostics: PromptCacheDiagnostics | None | UnsetType = UNSET

@@ -24,11 +24,19 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.items import Status
-from antiphon.events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
+from antiphon.events.response import (
+    IncompleteDetails,
+    OutputItem,
+    PromptCacheDiagnostics,
+    Response,
+    ResponseError,
+    Usage,
+)
 from antiphon.state.call_drafts import CALL_ID_PREFIXES, ShellCallDraft, TextCallDraft, create_call_draft
 from antiphon.state.drafts import (
     CompactionDraft,
@@ -83,8 +91,9 @@ class _EndingDetails(msgspec.Struct, frozen=True, kw_only=True):
 class Machine:
     """Turns one response's segments into its events.
 
-    `base_response` is the Response with every echoed field set. `clock` returns whole seconds since 1970. `usage` is
-    called once, for the terminal event. `seal(text)` returns a reasoning item's `encrypted_content`.
+    `base_response` is the Response with every echoed field set. `clock` returns whole seconds since 1970. `usage` and
+    `diagnose` are called once, for the terminal event; `diagnose` returns the diagnosis of the prompt cache.
+    `seal(text)` returns a reasoning item's `encrypted_content`.
     """
 
     def __init__(
@@ -94,6 +103,7 @@ class Machine:
         new_id: NewId,
         clock: Callable[[], int],
         usage: Callable[[], Usage | None] = lambda: None,
+        diagnose: Callable[[], PromptCacheDiagnostics | UnsetType] = lambda: UNSET,
         seal: Seal | None = None,
         settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
     ) -> None:
@@ -104,6 +114,7 @@ class Machine:
         self.trace: deque[tuple[State, Input]] = deque(maxlen=64)
         """The latest (state, input) steps, logged on an internal error."""
         self._ids, self._clock, self._usage = IdFactory(new_id), clock, usage
+        self._diagnose = diagnose
         self._seal, self._settings = seal, settings
         self._emitter = EventEmitter()
         self._output: list[OutputItem] = []
@@ -345,24 +356,27 @@ class Machine:
         self._emitter.emit(event, response=self.response)
 
     def _complete(self) -> None:
-        self._update_response(status="completed", completed_at=self._clock(), usage=self._usage())
+        self._end_response(status="completed", completed_at=self._clock())
         self._emitter.emit(ev.Completed, response=self.response)
 
     def _incomplete(self) -> None:
         details = IncompleteDetails(reason=self._ending.reason)
-        self._update_response(status="incomplete", incomplete_details=details, usage=self._usage())
+        self._end_response(status="incomplete", incomplete_details=details)
         self._emitter.emit(ev.Incomplete, response=self.response)
 
     def _fail(self) -> None:
         error = ResponseError(code=self._ending.code, message=self._ending.message)
-        self._update_response(status="failed", error=error, usage=self._usage())
+        self._end_response(status="failed", error=error)
         self._emitter.emit_error(error.code, error.message)
         self._emitter.emit(ev.Failed, response=self.response)
 
     def _cancel(self) -> None:
         # No SDK has a cancelled event, and a reader must not hang; no SDK takes `incomplete` for a failure.
-        self._update_response(status="cancelled", usage=self._usage())
+        self._end_response(status="cancelled")
         self._emitter.emit(ev.Incomplete, response=self.response)
+
+    def _end_response(self, **changes: object) -> None:
+        self._update_response(usage=self._usage(), prompt_cache_diagnostics=self._diagnose(), **changes)
 
     def _update_response(self, **changes: object) -> None:
         self.response = msgspec.structs.replace(self.response, output=tuple(self._output), **changes)

@@ -77,6 +77,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """True if the model writes a summary, which is returned as one encrypted item."""
     compact_threshold: int | None = None
     """Number of tokens in a prompt above which the conversation is compacted before the model answers; None: never."""
+    comparison_id: str | None = None
+    """Id of the response with which the prompt is compared, to diagnose the prompt cache; None: with none."""
     truncate: bool = False
     """True if the oldest items are left out when the prompt does not fit."""
     prefill_only: bool = False

@@ -17,6 +17,7 @@ from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turns.cache_diagnostics import list_settings
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
 from antiphon.app.turns.jobs import build_job, build_summary_spec
@@ -27,6 +28,7 @@ from antiphon.app.turns.stored_history import with_ids
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
 from antiphon.events.inputs import AnyInput
 from antiphon.events.items import Compaction
+from antiphon.events.response import CacheUnavailable, ComparisonNotFound
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 
@@ -94,8 +96,7 @@ class TurnManager:
         turns: list[Turn] = []
         try:
             on_admitted()
-            render = partial(self._renderer.render_and_check, is_large=is_large)
-            prompts = [await render(model, each, owner, self.clock()) for each in specs]
+            prompts = [await self._render(model, each, owner, is_large=is_large) for each in specs]
             choices = [
                 (each, prompt, number) for each, prompt in zip(specs, prompts, strict=True) for number in range(each.n)
             ]
@@ -114,6 +115,19 @@ class TurnManager:
         if spec.base_response.background:
             await self._wait_stored(turns)
         return [turn.log for turn in turns]
+
+    async def _render(self, model: ServedModel, spec: TurnSpec, owner: str, *, is_large: bool) -> TurnPrompt:
+        """Returns the prompt of a turn. Raises `ApiError`."""
+        prompt = await self._renderer.render_and_check(model, spec, owner, self.clock(), is_large=is_large)
+        if spec.comparison_id is None or prompt.diagnostics is not None:
+            return prompt
+        try:
+            await self.store.prepare_read(owner, spec.comparison_id)
+            is_stored = await self.store.read_log(owner, spec.comparison_id) is not None
+        except ApiError:  # the store cannot be read now
+            is_stored = True
+        diagnostics = CacheUnavailable() if is_stored else ComparisonNotFound()
+        return msgspec.structs.replace(prompt, diagnostics=diagnostics)
 
     async def _wait_stored(self, turns: Sequence[Turn]) -> None:
         """Waits until the first events are stored. Raises `ApiError` 503, and cancels the turns, if that takes long.
@@ -235,7 +249,7 @@ class TurnManager:
             self._create_compaction(model, spec, input_items, prompt),
         )
         self._running[base_response.id] = turn
-        turn.task.add_done_callback(lambda _: self._on_turn_end(turn, prompt, processor, slot))
+        turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, prompt, processor, slot))
         return turn
 
     def _create_compaction(
@@ -254,7 +268,9 @@ class TurnManager:
 
         return CompactionJob(job=build_job(model, summary_spec, summary_prompt, 0, input_items), finish=finish)
 
-    def _on_turn_end(self, turn: Turn, prompt: TurnPrompt, processor: OutputProcessor, slot: TurnSlot) -> None:
+    def _on_turn_end(
+        self, model: ServedModel, turn: Turn, prompt: TurnPrompt, processor: OutputProcessor, slot: TurnSlot
+    ) -> None:
         slot.release()
         del self._running[turn.log.id]
         response = processor.machine.response
@@ -265,7 +281,10 @@ class TurnManager:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
             prompt = (turn.compacted.prompt if turn.compacted else None) or prompt
             output = tuple(item for item in response.output if not isinstance(item, Compaction))
-            finished = FinishedTurn(prompt, tuple(processor.generated_tokens), output, request_bytes)
+            settings = list_settings(model.names[0], turn.log.base_response.text)
+            finished = FinishedTurn(
+                prompt, tuple(processor.generated_tokens), output, request_bytes, turn.log.id, settings
+            )
             self._renderer.token_history.add_turn(finished)
 
     async def _abort_turns(self, turns: Iterable[Turn]) -> None:

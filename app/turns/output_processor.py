@@ -7,9 +7,12 @@ complete, a call can no longer be completed) and stops the machine. It knows no 
 import contextlib
 from collections.abc import Callable, Sequence
 
+from msgspec import UnsetType
+
 from antiphon.app.base.encryption import Purpose
 from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.turns.cache_diagnostics import diagnose_cache
 from antiphon.app.turns.compaction import SummaryReader
 from antiphon.app.turns.prompt_token_cache import TurnPrompt
 from antiphon.app.turns.stop_strings import StopStringFilter
@@ -17,7 +20,7 @@ from antiphon.app.turns.token_details import DetailCollector
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.base import Event
 from antiphon.events.items import Logprob, TopLogprob
-from antiphon.events.response import InputTokensDetails, OutputTokensDetails, Usage
+from antiphon.events.response import InputTokensDetails, OutputTokensDetails, PromptCacheDiagnostics, Usage
 from antiphon.harmony.format import ModelFormat
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
@@ -46,7 +49,7 @@ class OutputProcessor:
         seal: Callable[[Purpose, str], str] = lambda _, text: text,
     ) -> None:
         prompt = turn_prompt.prompt
-        self._format, self._spec, self._prompt = form, spec, prompt
+        self._format, self._spec, self._prompt, self._turn_prompt = form, spec, prompt, turn_prompt
         summary_prompt = turn_prompt if spec.compact else turn_prompt.summary
         self._summary = SummaryReader(form, summary_prompt) if summary_prompt else None
         self._is_compacting = self._summary is not None
@@ -71,6 +74,7 @@ class OutputProcessor:
             new_id=new_id,
             clock=clock,
             usage=self._build_usage,
+            diagnose=self._diagnose_cache,
             seal=(lambda text: seal("reasoning", text)) if spec.encrypt_reasoning else None,
             settings=settings,
         )
@@ -165,7 +169,7 @@ class OutputProcessor:
         if turn_prompt is None:
             self._events += self.machine.stop()
             return
-        self._prompt = turn_prompt.prompt
+        self._prompt, self._turn_prompt = turn_prompt.prompt, turn_prompt
         self._reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
 
     def _steer(self) -> None:
@@ -250,6 +254,11 @@ class OutputProcessor:
             output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
             total_tokens=num_prompt + num_generated,
         )
+
+    def _diagnose_cache(self) -> PromptCacheDiagnostics | UnsetType:
+        summary = self._summary if self._spec.compact else None
+        cached = self._cached if summary is None else summary.num_cached_tokens
+        return diagnose_cache(self._turn_prompt, cached)
 
     def _decode_logprob(self, entry: TokenLogprob) -> Logprob:
         text, data = self._format.decode_token(entry.id)

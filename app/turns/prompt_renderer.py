@@ -22,6 +22,7 @@ from antiphon.app.sandbox.messages import CPU_LIMIT_S
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
+from antiphon.app.turns.cache_diagnostics import compare_prompt, list_settings
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.kept_items import KeptItems
 from antiphon.app.turns.prompt_token_cache import TokenHistory, TurnPrompt
@@ -112,7 +113,7 @@ class PromptRenderer:
         prompt = self._fit_context(model, spec, prompt)
         if spec.max_prompt_tokens is not None:
             prompt = _keep_last_tokens(prompt, spec.max_prompt_tokens)
-        prompt = _add_grammar(model, prompt)
+        prompt = self._compare(model, spec, _add_grammar(model, prompt))
         if spec.compact_threshold is not None and len(prompt.prompt.tokens) > spec.compact_threshold:
             return msgspec.structs.replace(prompt, summary=self._render_summary(model, prompt))
         return prompt
@@ -145,7 +146,17 @@ class PromptRenderer:
                 f"This model's maximum context length is {context} tokens, and a summary of the conversation has more."
             )
             raise ApiError(400, "context_length_exceeded", message, spec.prompt_param)
-        return content, _add_grammar(model, rendered)
+        compared = msgspec.structs.replace(rendered, diagnostics=prompt.diagnostics)
+        return content, self._compare(model, spec, _add_grammar(model, compared))
+
+    def _compare(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:
+        """Adds the diagnosis of the prompt cache, if the request names a response that is remembered."""
+        if spec.comparison_id is None:
+            return prompt
+        earlier = self.token_history.find_turn(prompt.owner, spec.comparison_id)
+        if earlier is None:
+            return prompt
+        return compare_prompt(prompt, list_settings(model.names[0], spec.base_response.text), earlier)
 
     def _render_completion(self, model: ServedModel, turn: CompletionTurn, owner: str, now: datetime) -> TurnPrompt:
         passthrough = model.format.passthrough

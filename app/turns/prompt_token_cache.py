@@ -19,13 +19,14 @@ from functools import cached_property
 from hashlib import blake2b
 from heapq import nlargest
 from itertools import islice
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses.input_items import read_item
-from antiphon.events.response import OutputItem
+from antiphon.events.response import OutputItem, PromptCacheDiagnostics
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 
@@ -61,6 +62,10 @@ class TurnPrompt(Struct, frozen=True, kw_only=True):
     """Grammar that constrains the output, or None."""
     summary: "TurnPrompt | None" = None
     """Prompt of a summary that is generated first, because this one is too long; None: the turn begins with this."""
+    diagnostics: PromptCacheDiagnostics | None = None
+    """Diagnosis of the prompt cache before the engine has the prompt; None if the request asks for none."""
+    num_comparable: int = 0
+    """Number of tokens that the engine has computed for the compared response."""
 
 
 class FinishedTurn(Struct, frozen=True):
@@ -71,6 +76,9 @@ class FinishedTurn(Struct, frozen=True):
     output: tuple[OutputItem, ...]
     request_bytes: int = 0
     """Size of the request's echo as JSON: tools count, whether they were rendered or not."""
+    response_id: str = ""
+    settings: dict[str, Any] = {}
+    """What the prompt depends on besides its conversation, for comparisons with later prompts."""
 
 
 class _ReplayPrefix(Struct, frozen=True):
@@ -92,6 +100,7 @@ class TokenHistory:
         self._count = 0
         self._turns: deque[_HistoryEntry] = deque()
         self._by_start: dict[_PrefixKey, deque[_HistoryEntry]] = {}
+        self._by_id: dict[tuple[str, str], FinishedTurn] = {}
         self._lock = threading.Lock()
 
     def render(self, form: ModelFormat, owner: str, conversation: PromptInput, now: datetime) -> TurnPrompt:
@@ -114,20 +123,30 @@ class TokenHistory:
     def add_turn(self, turn: FinishedTurn) -> None:
         """Remembers a turn and evicts the oldest ones. Takes the same time for every length."""
         start = turn.turn_prompt.start
-        if not turn.generated_tokens or start is None:
+        if start is None or not (turn.generated_tokens or turn.response_id):
             return
         with self._lock:
             self._count += 1
             entry = _HistoryEntry(turn, start, self._count)
             self._turns.append(entry)
-            self._by_start.setdefault(entry.start, deque()).append(entry)
+            self._by_id[turn.turn_prompt.owner, turn.response_id] = turn
+            if turn.generated_tokens:  # a prefill can be compared, and has nothing to replay
+                self._by_start.setdefault(entry.start, deque()).append(entry)
             self._size += _size_tokens(turn)
             while self._size > self._bound:
                 self._evict_oldest()
 
+    def find_turn(self, owner: str, response_id: str) -> FinishedTurn | None:
+        """Returns the remembered turn of this owner's response; None if there is none."""
+        with self._lock:
+            return self._by_id.get((owner, response_id))
+
     def _evict_oldest(self) -> None:
         oldest = self._turns.popleft()
         self._size -= _size_tokens(oldest.turn)
+        self._by_id.pop((oldest.turn.turn_prompt.owner, oldest.turn.response_id), None)
+        if not oldest.turn.generated_tokens:
+            return
         same_start = self._by_start[oldest.start]
         same_start.popleft()
         if not same_start:
@@ -178,7 +197,7 @@ def _compare_renderings(turn: FinishedTurn) -> _ReplayPrefix | None:
         rendered = form.render_prompt(next_input, now=prompt.now, owner=prompt.owner).tokens
     except (ApiError, RenderError):
         return None
-    shared, end = _common_length(rendered, prompt.rendered_tokens), _last_message_end(form, rendered)
+    shared, end = common_length(rendered, prompt.rendered_tokens), _last_message_end(form, rendered)
     if len(prompt.rendered_tokens) - shared > MAX_OMITTED_TOKENS or end <= shared:
         return None
     # They differ if history drops reasoning, clips text, or writes a header in another order.
@@ -219,7 +238,7 @@ def _last_message_end(form: ModelFormat, tokens: Sequence[int]) -> int:
     return next((position for position in reversed(range(len(tokens))) if tokens[position] in form.end_ids), -1)
 
 
-def _common_length(tokens: Sequence[int], others: Sequence[int]) -> int:
+def common_length(tokens: Sequence[int], others: Sequence[int]) -> int:
     """Returns the length of the common prefix."""
     pairs = enumerate(zip(tokens, others, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(tokens), len(others)))

@@ -95,6 +95,7 @@ class ResponsesCacheOptions(CacheOptions, frozen=True, forbid_unknown_fields=Tru
     """Settings of the prompt cache, and what a request asks of it."""
 
     prewarm: bool | None = None
+    comparison_response_id: Label128 | None = None
 
 
 class BackgroundOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,7 +120,9 @@ class ResponsesBody(SampledBody, frozen=True, kw_only=True):
     parallel_tool_calls: ParallelCallsField = None
     prompt_cache_retention: CacheRetentionField = None
     prompt_cache_options: Honoured[ResponsesCacheOptions] = None
-    """`prewarm`: the prompt is processed for a later request, and nothing is generated. `mode` and `ttl` are returned,
+    """`prewarm`: the prompt is processed for a later request, and nothing is generated.
+    `comparison_response_id`: the final Response has `prompt_cache_diagnostics`, which say how much of the prompt the
+    compared response has computed, and which setting differs first. `mode` and `ttl` are returned,
     and change nothing: every prompt is cached as long as there is room. So are the parts of the input that have a
     `prompt_cache_breakpoint`."""
     moderation: ModerationField = None

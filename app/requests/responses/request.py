@@ -14,7 +14,7 @@ from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.common import PlainTextFormat
-from antiphon.app.requests.responses.body import ReasoningSettings, ResponsesBody
+from antiphon.app.requests.responses.body import ReasoningSettings, ResponsesBody, ResponsesCacheOptions
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS, ask_for_summary
 from antiphon.app.requests.responses.conversation import Conversation, read_conversation
 from antiphon.app.requests.responses.history import NO_HISTORY, History
@@ -75,6 +75,7 @@ def read_responses_request(
         encrypt_reasoning=INCLUDE_ENCRYPTED_REASONING in (body.include or ()),
         compact=conversation.compact,
         compact_threshold=compact_threshold,
+        comparison_id=None if body.prompt_cache_options is None else body.prompt_cache_options.comparison_response_id,
     )
     check_capabilities(spec, capabilities, constraint_param="text.format")
     if body.prompt_cache_options is not None and body.prompt_cache_options.prewarm:
@@ -180,11 +181,16 @@ def _base_response(
         store=body.store is not False,
         background=bool(body.background),
         previous_response_id=body.previous_response_id,
-        prompt_cache_options=_echo_cache_options(body),
+        prompt_cache_options=_echo_cache_options(body.prompt_cache_options),
         conversation=UNSET if conversation_id is None else ConversationRef(id=conversation_id),
     )
 
 
-def _echo_cache_options(body: ResponsesBody) -> PromptCacheOptions | UnsetType:
-    sent = body.prompt_cache_options
-    return UNSET if sent is None else PromptCacheOptions(mode=sent.mode or "implicit", ttl=sent.ttl or "30m")
+def _echo_cache_options(sent: ResponsesCacheOptions | None) -> PromptCacheOptions | UnsetType:
+    if sent is None:
+        return UNSET
+    return PromptCacheOptions(
+        mode=sent.mode or "implicit",
+        ttl=sent.ttl or "30m",
+        comparison_response_id=sent.comparison_response_id or UNSET,
+    )

@@ -7,7 +7,7 @@ from antiphon.app.turns.prompt_token_cache import (
     FinishedTurn,
     TokenHistory,
     TurnPrompt,
-    _common_length,
+    common_length,
 )
 from antiphon.events.inputs import AnyInput, InputFunctionCall
 from antiphon.events.items import FunctionCall
@@ -53,9 +53,9 @@ def render_two_turns(model: TemplateModel) -> tuple[tuple[int, ...], tuple[int, 
 def test_second_prompt_shares_the_first_up_to_the_answer(model: TemplateModel) -> None:
     """The start of the answer, such as an opened reasoning, is a part of the prompt that history may leave out."""
     first, _, second = render_two_turns(model)
-    assert _common_length(first, second) >= len(first) - MAX_OMITTED_TOKENS
+    assert common_length(first, second) >= len(first) - MAX_OMITTED_TOKENS
     third = render(TokenHistory(), model, QUESTION, *CALL_ITEMS, *OUTPUT_ITEMS, ANSWER, QUESTION).prompt.tokens
-    assert _common_length(second, third) >= len(first) - MAX_OMITTED_TOKENS
+    assert common_length(second, third) >= len(first) - MAX_OMITTED_TOKENS
 
 
 def test_templates_with_one_call_in_a_message_are_known() -> None:
@@ -78,7 +78,7 @@ def test_template_with_one_call_in_a_message_shares_at_most_the_first_call(name:
     model = MODELS[name]
     first, generated, second = render_two_turns(model)
     model_format = load_model(model)
-    shared = _common_length((*first, *generated), second)
+    shared = common_length((*first, *generated), second)
     assert shared >= len(first)
     shared_calls = model_format.decode(second[len(first) : shared])
     remaining = model_format.decode(second[shared:])

@@ -1,0 +1,73 @@
+"""Diagnosis of the prompt cache: what a prompt has in common with an earlier response, and which setting differs.
+
+It compares the token ids that the model reads with those that it read and generated, so the numbers are exact and do
+not depend on the engine. Only one thing does: whether the engine still has the common tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from antiphon.app.requests.responses.compaction import is_summary
+from antiphon.app.turns.prompt_token_cache import FinishedTurn, TurnPrompt, common_length
+from antiphon.events.inputs import AnyInput
+from antiphon.events.response import CacheHit, CacheMiss, CacheMissReason, CacheUnavailable, PromptCacheDiagnostics
+
+MAX_ROUNDING_TOKENS = 256
+"""Common tokens that an engine may compute again: caches are reused in pages, or up to positions that were planned."""
+
+
+def compare_prompt(prompt: TurnPrompt, settings: dict[str, Any], earlier: FinishedTurn) -> TurnPrompt:
+    """Returns the prompt with its diagnosis, as if the engine still had all that it has computed for an earlier turn.
+
+    `settings` are those of the prompt, from `list_settings`.
+    """
+    tokens = prompt.prompt.tokens
+    # The engine computes nothing for the last token that it generates.
+    computed = (*earlier.turn_prompt.prompt.tokens, *earlier.generated_tokens[:-1])
+    common = common_length(computed, tokens) if settings["model"] == earlier.settings["model"] else 0
+    diagnostics: PromptCacheDiagnostics = CacheHit()
+    if common < min(len(computed), len(tokens)):
+        diagnostics = CacheMiss(
+            reason=_find_reason(prompt, settings, earlier),
+            cache_missed_tokens=len(tokens) - common,
+            comparison_reusable_tokens=common,
+        )
+    return msgspec.structs.replace(prompt, diagnostics=diagnostics, num_comparable=min(common, len(tokens) - 1))
+
+
+def list_settings(model_name: str, text: Any) -> dict[str, Any]:
+    """Returns what a prompt depends on besides its conversation. `text`: the text settings of its Response."""
+    sent = text or {}
+    return {"model": model_name, "format": sent.get("format"), "verbosity": sent.get("verbosity")}
+
+
+def diagnose_cache(prompt: TurnPrompt, num_cached: int) -> PromptCacheDiagnostics | UnsetType:
+    """Returns the diagnosis of a prompt of which the engine had this number of tokens; UNSET if none was asked for."""
+    if isinstance(prompt.diagnostics, CacheHit) and num_cached < max(prompt.num_comparable - MAX_ROUNDING_TOKENS, 1):
+        return CacheUnavailable()  # the tokens are common, but the engine no longer has them, or does not say so
+    return UNSET if prompt.diagnostics is None else prompt.diagnostics
+
+
+def _find_reason(prompt: TurnPrompt, settings: dict[str, Any], earlier: FinishedTurn) -> CacheMissReason:
+    """Returns the first setting that differs, in the order of the API."""
+    now, before = prompt.prompt_input, earlier.turn_prompt.prompt_input
+    same: dict[CacheMissReason, bool] = {
+        "model_changed": settings["model"] == earlier.settings["model"],
+        "tools_changed": _list_shown_tools(prompt) == _list_shown_tools(earlier.turn_prompt),
+        "text_format_changed": settings["format"] == earlier.settings["format"],
+        "reasoning_effort_changed": now.effort == before.effort,
+        "verbosity_changed": settings["verbosity"] == earlier.settings["verbosity"],
+        "context_compacted": _list_summaries(now.items) == _list_summaries(before.items),
+    }
+    return next((reason for reason, is_same in same.items() if not is_same), "input_changed")
+
+
+def _list_shown_tools(prompt: TurnPrompt) -> Sequence[Any]:
+    return () if prompt.prompt_input.tool_choice == "none" else tuple(prompt.prompt_input.tools)
+
+
+def _list_summaries(items: Sequence[AnyInput]) -> list[AnyInput]:
+    return [item for item in items if is_summary(item)]
