@@ -10,8 +10,9 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from antiphon.events.inputs import AnyInput, GrammarFormat
+from antiphon.events.inputs import AnyInput
 from antiphon.events.items import Logprob
+from antiphon.events.tools import GrammarFormat
 from antiphon.harmony.grammar import AnswerConstraints, OutputConstraint
 from antiphon.harmony.passthrough import Passthrough
 from antiphon.harmony.rendered_prompt import RenderedPrompt

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.events.inputs import GrammarFormat
+from antiphon.events.tools import GrammarFormat
 from antiphon.harmony.builtin_tools import patch_grammar
 from antiphon.harmony.patterns import escape_slashes, has_end_anchor, matches_empty
 from antiphon.harmony.strict_schema import close_objects

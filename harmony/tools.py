@@ -14,7 +14,14 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from antiphon.events.inputs import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
+from antiphon.events.tools import (
+    BuiltinTool,
+    CustomTool,
+    FunctionTool,
+    GrammarFormat,
+    NamespaceTool,
+    TextFormat,
+)
 from antiphon.harmony.builtin_tools import SHELL_SCHEMA, BuiltinKind, builtin_fields, builtin_kind
 
 MAX_TOOL_NAME_CHARS = 64

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.events.inputs import HOSTED_TOOL_TYPES
+from antiphon.events.tools import HOSTED_TOOL_TYPES
 
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@")
 """User and password of a URL."""

@@ -9,7 +9,7 @@ from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsuppo
 from antiphon.app.requests.fields.checks import build_check, check_choice, check_string, require_key
 from antiphon.app.requests.fields.common import ToolObjects
 from antiphon.app.requests.tools import BUILTIN_TOOL_TYPES, RequestTools
-from antiphon.events.inputs import BuiltinTool
+from antiphon.events.tools import BuiltinTool
 from antiphon.harmony.tools import VALID_NAME, ToolError, ToolTable
 
 NAMED_TOOL_TYPES = ("function", "custom")

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
-from antiphon.events.inputs import (
+from antiphon.events.tools import (
     COMPUTER_TOOL_TYPES,
     HOSTED_TOOL_TYPES,
     BuiltinTool,

@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from antiphon.events.inputs import AnyInput, InputCall, InputMessage, InputOutput, InputReasoning
+from antiphon.events.inputs import (
+    AnyInput,
+    InputCall,
+    InputMessage,
+    InputOutput,
+    InputReasoning,
+)
 from antiphon.harmony.format import PromptInput
 
 

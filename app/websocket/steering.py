@@ -19,7 +19,11 @@ from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.websocket.frames import CreateFrame
 from antiphon.events.builtin_calls import ApplyPatchCall, LocalShellCall, ShellCall
 from antiphon.events.hosted import ToolSearchCall
-from antiphon.events.inputs import AnyInput, InputMessage, InputOutput
+from antiphon.events.inputs import (
+    AnyInput,
+    InputMessage,
+    InputOutput,
+)
 from antiphon.events.items import CustomToolCall, FunctionCall
 from antiphon.events.response import OutputItem, Response
 

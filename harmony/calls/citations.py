@@ -9,7 +9,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall
+from antiphon.events.inputs import (
+    AnyInput,
+    InputCustomCall,
+    InputFunctionCall,
+)
 from antiphon.events.items import FileCitation
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, literals

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from antiphon.events.inputs import (
     AnyInput,
-    FunctionTool,
     InputCustomCall,
     InputCustomOutput,
     InputFunctionCall,
     InputFunctionOutput,
     InputMessage,
 )
+from antiphon.events.tools import FunctionTool
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt.message_shape import MessageShape
 from antiphon.harmony.tools import ToolTable

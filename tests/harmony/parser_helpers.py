@@ -10,9 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from antiphon.events.inputs import CustomTool, FunctionTool, NamespaceTool
 from antiphon.events.items import Logprob
 from antiphon.events.response import Response
+from antiphon.events.tools import (
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+)
 from antiphon.harmony.detect import DIALECTS, bytes_format
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.parsing.reader import TapeReader

@@ -15,7 +15,12 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, InputMessage
+from antiphon.events.inputs import InputMessage
+from antiphon.events.tools import (
+    CustomTool,
+    FunctionTool,
+    GrammarFormat,
+)
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import ModelFormat

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat
+from antiphon.events.tools import (
+    CustomTool,
+    FunctionTool,
+    GrammarFormat,
+)
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.grammar import OutputConstraint

@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from antiphon.app.sandbox.grammar_worker import _byte_tokenizer
-from antiphon.events.inputs import FunctionTool
+from antiphon.events.tools import FunctionTool
 from antiphon.harmony.patterns import escape_slashes, find_complex_part, has_end_anchor, matches_empty
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tools import ToolTable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.events.inputs import FunctionTool
+from antiphon.events.tools import FunctionTool
 from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.strict_schema import MAX_STEPS, close_objects
 from antiphon.harmony.tools import ToolTable

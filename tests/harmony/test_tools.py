@@ -2,7 +2,11 @@
 
 import pytest
 
-from antiphon.events.inputs import CustomTool, FunctionTool, NamespaceTool
+from antiphon.events.tools import (
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+)
 from antiphon.harmony.tools import MAX_TOOL_NAME_CHARS, ToolError, ToolTable
 
 

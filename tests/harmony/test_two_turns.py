@@ -8,13 +8,15 @@ import pytest
 
 from antiphon.events.inputs import (
     AnyInput,
-    CustomTool,
-    FunctionTool,
     InputCustomCall,
     InputCustomOutput,
     InputFunctionCall,
     InputFunctionOutput,
     InputMessage,
+)
+from antiphon.events.tools import (
+    CustomTool,
+    FunctionTool,
 )
 from antiphon.harmony.detect import load_format
 from antiphon.harmony.format import ModelFormat, PromptInput

@@ -37,7 +37,7 @@ from antiphon.app.requests.fields.prompt import (
     VariablesField,
 )
 from antiphon.app.requests.fields.vllm import CompletionBody, ResponseFormat, UsageOptions, check_truncation
-from antiphon.events.inputs import ToolName
+from antiphon.events.tools import ToolName
 
 
 class NamedFunction(Struct, frozen=True, forbid_unknown_fields=True):

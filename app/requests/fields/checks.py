@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, structs
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
 from antiphon.app.requests.fields.annotations import Check, Checked, is_struct, list_values, split_annotated
-from antiphon.events.inputs import ToolName
+from antiphon.events.tools import ToolName
 
 MAX_QUOTED_BITS = 64
 T = TypeVar("T")

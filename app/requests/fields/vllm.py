@@ -18,7 +18,7 @@ from antiphon.app.requests.fields.common import (
     Text,
     TopLogprobs,
 )
-from antiphon.events.inputs import ToolName
+from antiphon.events.tools import ToolName
 
 MAX_STOP_IDS = 64
 MAX_CHOICE_STRINGS = 256

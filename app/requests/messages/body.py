@@ -19,7 +19,7 @@ from antiphon.app.requests.fields.common import (
     Text,
     ToolObjects,
 )
-from antiphon.events.inputs import ToolName
+from antiphon.events.tools import ToolName
 
 MIN_THINKING_TOKENS = 1024
 MAX_STOP_SEQUENCES = 64

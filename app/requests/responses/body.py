@@ -29,7 +29,7 @@ from antiphon.app.requests.fields.common import (
     TopLogprobs,
     Verbosity,
 )
-from antiphon.events.inputs import ToolName
+from antiphon.events.tools import ToolName
 
 MAX_ITEMS = 20
 """Maximum number of items in one request that adds items to a conversation."""

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.events.inputs import AdditionalToolsInput, AnyInput, InputMessage, InputToolSearchOutput
+from antiphon.events.inputs import (
+    AdditionalToolsInput,
+    AnyInput,
+    InputMessage,
+    InputToolSearchOutput,
+)
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt.messages import is_instruction
 

@@ -15,7 +15,6 @@ from antiphon.events.builtin_calls import (
 )
 from antiphon.events.inputs import (
     AnyInput,
-    FunctionTool,
     InputCustomCall,
     InputCustomOutput,
     InputFunctionCall,
@@ -25,6 +24,9 @@ from antiphon.events.inputs import (
     InputPatchOutput,
     InputShellCall,
     InputShellOutput,
+)
+from antiphon.events.tools import (
+    FunctionTool,
     PatchTool,
     ShellEnvironment,
     ShellSkill,

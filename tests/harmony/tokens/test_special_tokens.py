@@ -7,8 +7,6 @@ from datetime import datetime
 import pytest
 
 from antiphon.events.inputs import (
-    CustomTool,
-    FunctionTool,
     InputCustomCall,
     InputCustomOutput,
     InputFunctionCall,
@@ -16,9 +14,13 @@ from antiphon.events.inputs import (
     InputMessage,
     InputReasoning,
     InputText,
-    NamespaceTool,
 )
 from antiphon.events.items import ReasoningText
+from antiphon.events.tools import (
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+)
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt.jinja import ChatTemplate

@@ -1,0 +1,101 @@
+"""Tools of a request, which the client offers to the model."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+"""Name of a tool or a format. They are pasted into prompts, so no other characters are allowed."""
+
+
+class Tool(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """A tool that the model may call."""
+
+
+class FunctionTool(Tool, frozen=True, kw_only=True, tag="function"):
+    """A tool that takes a JSON object. `parameters` is its JSON Schema."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    """True if the tool is not shown to the model before a search has found it."""
+
+
+class TextFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    """Unconstrained raw input."""
+
+
+class GrammarFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="grammar"):
+    """Raw input that must match a grammar."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomTool(Tool, frozen=True, kw_only=True, tag="custom"):
+    """A tool that takes raw text."""
+
+    name: ToolName
+    description: str | None = None
+    format: TextFormat | GrammarFormat | None = None
+    defer_loading: bool | None = None
+
+
+class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):
+    """Tools under a common name. A call of such a tool carries `namespace`."""
+
+    name: ToolName
+    description: str | None = None
+    tools: tuple[FunctionTool | CustomTool, ...]
+    defer_loading: bool | None = None
+
+
+class ShellSkill(Struct, frozen=True, kw_only=True):
+    """A folder with instructions on the client's machine."""
+
+    name: str
+    description: str
+    path: str
+
+
+class ShellEnvironment(Struct, frozen=True, kw_only=True, tag_field="type", tag="local"):
+    """The environment of the client's shell."""
+
+    skills: tuple[ShellSkill, ...] | None = None
+
+
+class ShellTool(Tool, frozen=True, kw_only=True, tag="shell"):
+    """A shell that the client runs."""
+
+    environment: ShellEnvironment | None = None
+
+
+class PatchTool(Tool, frozen=True, kw_only=True, tag="apply_patch"):
+    """Changes of files, which the client makes."""
+
+
+class LocalShellTool(Tool, frozen=True, kw_only=True, tag="local_shell"):
+    """A shell that the client runs (older form)."""
+
+
+class ToolSearchTool(Tool, frozen=True, kw_only=True, tag="tool_search"):
+    """A search among deferred tools, which the client runs if `execution` says so."""
+
+    execution: Literal["client", "server"] = "server"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+BuiltinTool = ShellTool | PatchTool | LocalShellTool | ToolSearchTool
+
+
+COMPUTER_TOOL_TYPES = ("computer", "computer-preview", "computer_use", "computer_use_preview")
+"""Types of tools for which a model must read images."""
+
+HOSTED_TOOL_TYPES = frozenset(
+    """code_interpreter file_search image_generation mcp programmatic_tool_calling web_search
+    web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11""".split()
+)
+"""Types of tools that a server runs itself. This server runs none: it accepts them, and hides them from the model."""
