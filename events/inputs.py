@@ -223,6 +223,13 @@ class CompactionInput(InputItem, frozen=True, kw_only=True, tag="compaction"):
     encrypted_content: str
 
 
+class ConfigurationUpdate(InputItem, frozen=True, kw_only=True, tag="configuration_update"):
+    """New settings of the conversation, which hold until the next update. They are JSON values, as in a request."""
+
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+
+
 class HostedInput(InputItem, frozen=True, kw_only=True, tag="hosted"):
     """An item of a tool that another server ran. It is kept for listing, and not shown to the model.
 
@@ -251,13 +258,13 @@ AnyInput = (
     | ItemReference
     | AdditionalToolsInput
     | CompactionInput
+    | ConfigurationUpdate
     | HostedInput
 )
 
 HOSTED_ITEM_TYPES = frozenset(
-    """code_interpreter_call computer_call computer_call_output configuration_update file_search_call
-    image_generation_call mcp_approval_request mcp_approval_response mcp_call
-    mcp_list_tools program program_output web_search_call agent_message
+    """code_interpreter_call computer_call computer_call_output file_search_call image_generation_call
+    mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program program_output web_search_call agent_message
     context_compaction""".split()
 )
 """Wire types that become a `HostedInput`."""

@@ -38,6 +38,6 @@ def listed_item(item: AnyInput) -> dict[str, Any]:
         for part in fields["content"]:
             if part["type"] == "output_text":
                 part.setdefault("annotations", [])
-    if fields["type"] not in ("reasoning", "additional_tools", "compaction"):
+    if fields["type"] not in ("reasoning", "additional_tools", "compaction", "configuration_update"):
         fields.setdefault("status", "completed")
     return fields

@@ -108,10 +108,10 @@ def tier_priority(tier: str | None) -> int:
     return FLEX_PRIORITY if tier == "flex" else 0
 
 
-def window_priority(options: BackgroundOptions | None, capabilities: Capabilities) -> int:
-    """Returns the engine's priority of a background turn; 0 if the engine has no priorities."""
-    is_late = options is not None and options.completion_window in LATE_WINDOWS
-    return BATCH_PRIORITY if is_late and capabilities.priority else 0
+def response_priority(tier: str | None, options: BackgroundOptions | None, capabilities: Capabilities) -> int:
+    """Returns the engine's priority of a response: the lower one of its tier and its completion window."""
+    is_late = options is not None and options.completion_window in LATE_WINDOWS and capabilities.priority
+    return min(tier_priority(tier), BATCH_PRIORITY if is_late else 0)
 
 
 def check_stream_options(body: ResponsesBody | CompletionLike) -> None:

@@ -9,6 +9,7 @@ from antiphon.app.requests.responses.compaction import is_summary, outlasts_comp
 from antiphon.app.turns.truncation import list_units
 from antiphon.events.inputs import (
     AnyInput,
+    ConfigurationUpdate,
     InputCustomOutput,
     InputFunctionOutput,
     InputMessage,
@@ -28,15 +29,19 @@ CountTokens = Callable[[str], int]
 class KeptItems:
     """The items that stay, within `budget` tokens. `count` returns the number of tokens of a text.
 
-    Instructions and added tools always stay, and are not counted. The last user message comes first, then the calls,
-    outputs and messages after it, from the newest on, then earlier user messages, from the newest on. A call and its
-    output stay together. What does not fit in whole is cut if it is the last user message, the newest output, or the
-    first user message that does not fit.
+    Instructions, added tools and updates of the settings always stay, and are not counted. The last user message comes
+    first, then the calls, outputs and messages after it, from the newest on, then earlier user messages, from the
+    newest on. A call and its output stay together. What does not fit in whole is cut if it is the last user message,
+    the newest output, or the first user message that does not fit.
     """
 
     def __init__(self, items: Sequence[AnyInput], budget: int, count: CountTokens) -> None:
         self._items, self._count, self._room = items, count, budget
-        self._kept: dict[int, AnyInput] = {index: item for index, item in enumerate(items) if outlasts_compaction(item)}
+        self._kept: dict[int, AnyInput] = {
+            index: item
+            for index, item in enumerate(items)
+            if outlasts_compaction(item) or isinstance(item, ConfigurationUpdate)
+        }
 
     def select(self) -> tuple[AnyInput, ...]:
         """Returns the items in the order of the conversation."""

@@ -71,10 +71,13 @@ class NamedSchemaFormat(Struct, frozen=True, tag_field="type", tag="json_schema"
     strict: bool | None = None
 
 
+AnyTextFormat = PlainTextFormat | JsonObjectFormat | NamedSchemaFormat
+
+
 class TextSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the text for the user."""
 
-    format: PlainTextFormat | JsonObjectFormat | NamedSchemaFormat | None = None
+    format: AnyTextFormat | None = None
     verbosity: Verbosity | None = None
 
 

@@ -14,6 +14,7 @@ from antiphon.app.requests.tools import RequestTools
 from antiphon.events.inputs import (
     AnyInput,
     CompactionInput,
+    ConfigurationUpdate,
     InputCall,
     InputOutput,
     InputReasoning,
@@ -39,6 +40,8 @@ class Conversation(Struct, frozen=True):
     """Id of the stored conversation; None if there is none."""
     compact: bool
     """True if the reply is a summary of the conversation."""
+    has_updates: bool
+    """True if an item updates the settings."""
 
 
 def read_conversation(body: ResponsesBody, history: History, *, refuse_media: bool) -> Conversation:
@@ -61,6 +64,7 @@ def read_conversation(body: ResponsesBody, history: History, *, refuse_media: bo
         tools=additional_tools(items) if earlier_items or has_compaction else sent.tools,
         id=conversation_id,
         compact=sent.compact,
+        has_updates=any(isinstance(item, ConfigurationUpdate) for item in items),
     )
 
 

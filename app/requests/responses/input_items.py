@@ -22,6 +22,7 @@ from antiphon.app.base.errors import (
 from antiphon.app.requests import tools as tools_of
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_choice, check_string
+from antiphon.app.requests.responses.configuration import check_update
 from antiphon.app.requests.responses.history import FindItem
 from antiphon.app.requests.tools import RequestTools
 from antiphon.events.inputs import (
@@ -29,6 +30,7 @@ from antiphon.events.inputs import (
     AdditionalToolsInput,
     AnyInput,
     CompactionInput,
+    ConfigurationUpdate,
     HostedInput,
     InputAudio,
     InputCustomCall,
@@ -68,6 +70,7 @@ ITEM_TYPES: dict[str, type[AnyInput]] = {
     "item_reference": ItemReference,
     "additional_tools": AdditionalToolsInput,
     "compaction": CompactionInput,
+    "configuration_update": ConfigurationUpdate,
 }
 TYPE_ALIASES = {"compaction_summary": "compaction"}
 COMPACTION_TRIGGER = "compaction_trigger"
@@ -143,6 +146,8 @@ def read_item(entry: Any, path: str) -> AnyInput:
         _check_parts(item.content, OUTPUT_PARTS if item.role == "assistant" else INPUT_PARTS, f"{path}.content")
     elif isinstance(item, InputFunctionOutput | InputCustomOutput):
         _check_parts(item.output, INPUT_PARTS, f"{path}.output")
+    elif isinstance(item, ConfigurationUpdate):
+        check_update(item, path)
     return item
 
 

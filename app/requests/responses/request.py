@@ -16,6 +16,7 @@ from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.common import PlainTextFormat
 from antiphon.app.requests.responses.body import ReasoningSettings, ResponsesBody, ResponsesCacheOptions
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS, ask_for_summary
+from antiphon.app.requests.responses.configuration import apply_updates
 from antiphon.app.requests.responses.conversation import Conversation, read_conversation
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.secrets import remove_secrets
@@ -45,6 +46,8 @@ def read_responses_request(
     _check_combinations(body)
     request_tools = tools.read_tools(body.tools or (), "tools")
     conversation = read_conversation(body, history, refuse_media=settings.unsupported_media == "refuse")
+    if conversation.has_updates:
+        body, sent = apply_updates(body, sent, conversation.items, conversation.sent_items)
     all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
     if all_tools.has_search:
         all_tools = all_tools.without_deferred()
@@ -57,10 +60,7 @@ def read_responses_request(
     base_response = _base_response(body, sent, sampling, capabilities, request_tools.echo, conversation.id)
     spec = TurnSpec(
         base_response=base_response,
-        priority=min(
-            shared.tier_priority(base_response.service_tier),
-            shared.window_priority(body.background_options, capabilities),
-        ),
+        priority=shared.response_priority(base_response.service_tier, body.background_options, capabilities),
         prompt_input=prompt_input,
         input_items=conversation.sent_items,
         sampling=sampling,

@@ -62,10 +62,15 @@ thousands of properties are enforced as they are.
 | `item_reference` | replaced by the item with that id; 404 if there is none |
 | `additional_tools` | its tools are added to `tools`; after the first message they are shown at this place, so that the prompt before it stays the same |
 | `compaction`, `compaction_summary` | its encrypted summary and items are rendered in place of the items before it; 400 if this API key cannot decrypt it |
+| `configuration_update` | sets `reasoning.effort`, `text.format` or both for this and later responses, until the next update; not rendered (see below) |
 | `compaction_trigger` | must be the last item; the reply is one `compaction` that summarizes everything before it |
 | {items} | accepted, but not rendered: they belong to tools that run elsewhere |
 
 Any other type returns 400 `invalid_value`.
+
+A `configuration_update` in the request's own input comes before the request's own fields, and these before an update of an earlier turn. An update
+outlasts a compaction. The Response returns the settings in force. A model that shows the effort at the front of its prompt, as gpt-oss does, reads
+the whole prompt again after a change.
 """
 
 
