@@ -264,7 +264,7 @@ AnyInput = (
 
 HOSTED_ITEM_TYPES = frozenset(
     """code_interpreter_call computer_call computer_call_output file_search_call image_generation_call
-    mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program program_output web_search_call agent_message
-    context_compaction""".split()
+    mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program program_output web_search_call
+    agent_message context_compaction""".split()
 )
 """Wire types that become a `HostedInput`."""
