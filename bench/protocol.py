@@ -24,6 +24,7 @@ import uvloop
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.prompt_token_cache import TokenHistory
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse
 from antiphon.harmony.detect import bytes_format
@@ -45,11 +46,24 @@ READER_PREFIXES = {
     "gpt-oss": (
         "<|channel|>final<|message|>",
         '<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text": "',
+        '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"commands": ["',
+        "<|channel|>commentary to=functions.apply_patch<|message|>*** Begin Patch\n*** Add File: a\n+",
     ),
-    "hermes": ("", '<tool_call>\n{"name": "write", "arguments": {"text": "'),
-    "qwen3-coder": ("", "<tool_call>\n<function=write>\n<parameter=text>\n"),
+    "hermes": (
+        "",
+        '<tool_call>\n{"name": "write", "arguments": {"text": "',
+        '<tool_call>\n{"name": "shell", "arguments": {"commands": ["',
+        "<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n*** Add File: a\n+",
+    ),
+    "qwen3-coder": (
+        "",
+        "<tool_call>\n<function=write>\n<parameter=text>\n",
+        '<tool_call>\n<function=shell>\n<parameter=commands>\n["',
+        "<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n*** Add File: a\n+",
+    ),
 }
-"""Start of a text message, and of a call with a long text argument, by dialect."""
+"""Start of a text message, of a call with a long text argument, of a long command and of a long patch, by dialect."""
+READER_KINDS = ("text", "tool call", "shell call", "patch")
 READ_STAGE = "detokenize, parse the dialect"
 PROCESS_STAGE = "stop strings, limits, state machine"
 Samples = dict[Any, list[float]]
@@ -81,7 +95,8 @@ class StageTimer:
         return [chunk async for chunk in stream_chunks(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
 
     def _create_processor(self) -> OutputProcessor:
-        processor = OutputProcessor(self.spec, self.prompt, self.model_format, new_id=numbered_ids(), clock=lambda: 0)
+        turn_prompt = TokenHistory().render(self.model_format, "", self.spec.prompt_input, PROMPT_TIME)
+        processor = OutputProcessor(self.spec, turn_prompt, self.model_format, new_id=numbered_ids(), clock=lambda: 0)
         processor.on_admitted(Chunk())
         return processor
 
@@ -165,12 +180,17 @@ def measure_dialects() -> dict[tuple[str, int], float]:
     """Returns CPU microseconds per token to parse output token by token, by (dialect and kind of output, length)."""
     costs = {}
     registry = scripted_registry([{"name": "x", "output": ["x"]}])
-    tools = [{"type": "function", "name": "write", "parameters": {"properties": {"text": {"type": "string"}}}}]
-    request = responses.read_responses_request({"model": "scripted", "input": "Hi", "tools": tools}, registry)
+    write = {"type": "function", "name": "write", "parameters": {"properties": {"text": {"type": "string"}}}}
+    body = {"model": "scripted", "input": "Hi", "tools": [write]}
+    plain = responses.read_responses_request(body, registry)
+    builtin = responses.read_responses_request(
+        {**body, "tools": [write, {"type": "shell"}, {"type": "apply_patch"}]}, registry
+    )
     for dialect, prefixes in READER_PREFIXES.items():
         model_format = bytes_format(dialect)
-        prompt = model_format.render_prompt(request.spec.prompt_input, now=PROMPT_TIME)
-        for kind, prefix in zip(("text", "tool call"), prefixes, strict=True):
+        prompt = model_format.render_prompt(plain.spec.prompt_input, now=PROMPT_TIME)
+        for kind, prefix in zip(READER_KINDS, prefixes, strict=True):
+            request = plain if kind in ("text", "tool call") else builtin
             for length in READER_LENGTHS:
                 tokens = model_format.encode(prefix + "".join(scripted_server.WORDS) * length)[:length]
                 reader = model_format.create_reader(prompt, request.spec.prompt_input)
