@@ -37,6 +37,7 @@ from antiphon.app.websocket.frames import (
 from antiphon.app.websocket.history import LaneHistory, LaneResponse
 from antiphon.app.websocket.lanes import MAX_HELD, Lane, LaneScheduler, WaitingTurn
 from antiphon.app.websocket.steering import (
+    EndedResponse,
     SteeredResponse,
     SteerError,
     list_required_input,
@@ -89,8 +90,8 @@ class _Connection:
         self._lanes = LaneScheduler(self._run_turn, self._on_idle)
         self._running: dict[str, SteeredResponse] = {}
         """Responses that are being generated, by id."""
-        self._ended: dict[str, str] = {}
-        """Status of the last responses that have ended, by id."""
+        self._ended: dict[str, EndedResponse] = {}
+        """The last responses that have ended, by id."""
         self._expired = False
         self._closing: asyncio.Task[None] | None = None
         self.closed = False
@@ -185,29 +186,30 @@ class _Connection:
         finally:
             del self._running[log.id]
         ended = log.response
-        self._remember_end(ended)
+        self._remember_end(response, ended.status)
         if ended.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
             items = (*parsed.earlier_items, *spec.input_items, *output_as_input(ended.output))
             lane.latest = LaneResponse(ended.id, log.base_response.store, items)
         if response.steers:
             await self._settle_steers(lane, response, ended)
 
-    def _remember_end(self, response: Response) -> None:
-        self._ended[response.id] = response.status
+    def _remember_end(self, response: SteeredResponse, status: str) -> None:
+        response_id, number = response.response_id, response.sequence_number
+        self._ended[response_id] = EndedResponse(response_id, response.stream_id, number, status)
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     async def _steer(self, frame: dict[str, Any], num_bytes: int) -> None:
         """Accepts input for a response that is being generated, or gives it back."""
         sent, response_id = frame.get("input"), frame.get("previous_response_id")
-        response = self._running.get(response_id) if isinstance(response_id, str) else None
+        response, ended = self._running.get(str(response_id)), self._ended.get(str(response_id))
         try:
             messages = read_steer(frame)
             if response is None:
-                raise _find_steer_error(self._ended.get(str(response_id)))
+                raise _find_steer_error(ended)
             steer = response.accept(sent, messages, num_bytes)
         except SteerError as error:
-            await self._send_text(write_failed(error, sent, response_id, response))
+            await self._send_text(write_failed(error, sent, response_id, response or ended))
             return
         await self._send_text(write_accepted(steer, response))
         self._context.turn_manager.steer_turn(response.response_id)
@@ -265,11 +267,11 @@ def _add_steers(body: dict[str, Any], steers: SteeredResponse | None) -> dict[st
     return {**body, "input": [*steers.messages, *own_items] if isinstance(own_items, list) else sent}
 
 
-def _find_steer_error(status: str | None) -> SteerError:
-    """Returns the error of a steer whose response is not being generated. `status`: its own, if it has ended."""
-    if status is None:
+def _find_steer_error(ended: EndedResponse | None) -> SteerError:
+    """Returns the error of a steer whose response is not being generated. `ended`: the response, if it has ended."""
+    if ended is None:
         return SteerError("response_not_found", "The response was not created on this connection.")
-    if status in ("completed", "incomplete"):
+    if ended.status in ("completed", "incomplete"):
         return SteerError("response_already_completed", "The response has ended.")
     return SteerError("response_not_active", "The response did not complete.")
 

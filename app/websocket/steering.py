@@ -53,11 +53,20 @@ class Steer(Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+class EndedResponse(Struct, frozen=True):
+    """What a connection remembers of a response that has ended, to answer a steer that comes late."""
+
+    response_id: str
+    stream_id: str | None
+    sequence_number: int
+    status: str
+
+
 class SteeredResponse:
     """A response of this connection that may be steered: its request, the steers that wait for its end."""
 
     def __init__(self, frame: CreateFrame, response_id: str) -> None:
-        self.frame, self.response_id = frame, response_id
+        self.frame, self.response_id, self.stream_id = frame, response_id, frame.stream_id
         self.steers: list[Steer] = []
         self.sequence_number = 0
         """Number of the latest event that was sent. Events about its steers repeat it."""
@@ -183,7 +192,11 @@ def write_pending(steer: Steer, response: SteeredResponse, required_input: list[
 
 
 def write_failed(
-    error: SteerError, sent: Any, response_id: Any, response: SteeredResponse | None, steer: Steer | None = None
+    error: SteerError,
+    sent: Any,
+    response_id: Any,
+    response: SteeredResponse | EndedResponse | None,
+    steer: Steer | None = None,
 ) -> str:
     """Returns the event that gives the input of a steer back. One that was never accepted has no id."""
     fields = {"id": steer.id, "input": sent} if steer else {"input": sent}
@@ -192,13 +205,17 @@ def write_failed(
 
 
 def _write_event(
-    response: SteeredResponse | None, kind: str, steer: dict[str, Any], response_id: Any = None, **fields: Any
+    response: SteeredResponse | EndedResponse | None,
+    kind: str,
+    steer: dict[str, Any],
+    response_id: Any = None,
+    **fields: Any,
 ) -> str:
     event = SteerEvent(
         type=f"response.steer.{kind}",
         sequence_number=response.sequence_number if response else 0,
         steer={**steer, "previous_response_id": response.response_id if response else response_id},
-        stream_id=response.frame.stream_id if response else None,
+        stream_id=response.stream_id if response else None,
         **fields,
     )
     return msgspec.json.encode(event).decode()

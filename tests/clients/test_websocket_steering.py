@@ -222,18 +222,20 @@ def test_successor_that_cannot_be_created_gives_the_steer_back(server: RunningSe
         assert text_of(client.finish("a", 2)) == "Yes.", "the lane goes on"
 
 
-def test_steer_that_comes_too_late_is_given_back(server: RunningServer) -> None:
+def test_steer_that_comes_too_late_is_given_back_in_the_lane_of_its_response(server: RunningServer) -> None:
     with open_lanes(server) as client:
-        client.create("a")
-        done = client.finish("a")["id"]
-        client.create("b", "Break")
-        failed = client.finish("b")["id"]
-        for response_id, code in ((done, "response_already_completed"), (failed, "response_not_active"),
-                                  ("resp_x", "response_not_found"), (None, "response_not_found"), (5, "response_not_found")):  # fmt: skip
-            steer(client, response_id)
-            event = take(client, "failed", None)
+        for lane, text, code in (("a", "Hi", "response_already_completed"), ("b", "Break", "response_not_active"),
+                                 (None, "Hi", "response_already_completed")):  # fmt: skip
+            client.create(lane, text)
+            steer(client, client.finish(lane)["id"])
+            event = take(client, "failed", lane)
             assert event["error"]["code"] == code and "id" not in event["steer"]
             assert event["steer"]["input"] == "Turn left"
+            assert event["sequence_number"] == client.events[lane][-1]["sequence_number"]
+        for response_id in ("resp_x", None, 5):
+            steer(client, response_id)
+            event = take(client, "failed", None)
+            assert event["error"]["code"] == "response_not_found" and "id" not in event["steer"]
 
 
 @pytest.mark.parametrize(
