@@ -37,7 +37,7 @@ CHUNK_SIZES = (1, 4, 16)
 """Tokens per engine chunk, and so per write to the socket."""
 OUTPUT_LENGTHS = (256, 1024, 4096)
 STREAM_COUNTS = (1, 16, 64)
-MAX_STREAMS = 64
+MAX_STREAMS, MAX_LANES = 64, 16
 REPLIES_PER_SAMPLE = 8
 """Replies over which the costs of the engine and of socket writes are averaged."""
 PROMPT_TIME = datetime(2026, 1, 1, tzinfo=UTC)
@@ -227,19 +227,26 @@ def run_rounds(rounds: int, *, http: bool, blocking: bool) -> tuple[Samples, Sam
             for api, chunk_size in itertools.product(scripted_server.API_PATHS, CHUNK_SIZES) if http else ():
                 cost = measure_server(pid, port, (MAX_STREAMS, chunk_size, OUTPUT_TOKENS), api=api, blocking=blocking)
                 add_samples(totals, round_index, {(api, chunk_size): cost})
-            for streams, chunk_size, length in server_cases if http else ():
-                case = streams, chunk_size, length
+            for lanes, size in itertools.product((MAX_LANES, 1), CHUNK_SIZES) if http else ():
+                cost = measure_server(pid, port, (MAX_LANES, size, OUTPUT_TOKENS), lanes=lanes, blocking=blocking)
+                add_samples(totals, round_index, {("lanes", lanes, size): cost})
+            for case in server_cases if http else ():
                 add_samples(totals, round_index, {case: measure_server(pid, port, case, blocking=blocking)})
         if http:
             check_write_count(port)
     return stages, dialects, totals
 
 
-def measure_server(pid: int, port: int, case: tuple[int, int, int], *, api: str = "Responses", blocking: bool) -> float:
+def measure_server(
+    pid: int, port: int, case: tuple[int, int, int], *, api: str = "Responses", lanes: int = 0, blocking: bool
+) -> float:
     """Returns the server's CPU microseconds per token. `case`: streams, tokens per chunk, tokens per reply."""
     streams, chunk_size, length = case
     cpu_before = scripted_server.process_cpu_seconds(pid)
-    scripted_server.read_streams(port, streams, length, chunk_size, api=api, blocking=blocking)
+    if lanes:
+        scripted_server.read_websockets(port, streams // lanes, lanes, length, chunk_size, blocking=blocking)
+    else:
+        scripted_server.read_streams(port, streams, length, chunk_size, api=api, blocking=blocking)
     return (scripted_server.process_cpu_seconds(pid) - cpu_before) / streams / length * 1e6
 
 
@@ -271,7 +278,7 @@ def print_tables(stages: Samples, dialects: Samples, totals: Samples) -> None:
         key: statistics.median(costs) for samples in (stages, dialects, totals) for key, costs in samples.items()
     }
     names = list(dict.fromkeys(name for _, name in stages))
-    rows: Rows = {name: [medians[chunk_size, name] for chunk_size in CHUNK_SIZES] for name in names}
+    rows: Rows = {name: [medians[size, name] for size in CHUNK_SIZES] for name in names}
     if totals:
         total = [medians[MAX_STREAMS, chunk_size, OUTPUT_TOKENS] for chunk_size in CHUNK_SIZES]
         remainder = [
@@ -291,10 +298,10 @@ def print_tables(stages: Samples, dialects: Samples, totals: Samples) -> None:
 
 
 def print_server_tables(medians: dict[Any, float]) -> None:
-    """Prints the totals by number of streams and by output length, and the cost of a request."""
+    """Prints the totals by number of streams, lanes and output length, and the cost of a request."""
     by_streams: Rows = {
         f"{streams} {'stream' if streams == 1 else 'streams'}": [
-            medians[streams, chunk_size, OUTPUT_TOKENS] for chunk_size in CHUNK_SIZES
+            medians[streams, size, OUTPUT_TOKENS] for size in CHUNK_SIZES
         ]
         for streams in STREAM_COUNTS
     }
@@ -303,6 +310,8 @@ def print_server_tables(medians: dict[Any, float]) -> None:
     for api in ("Chat", "Messages"):
         by_api[f"{api} / Responses"] = [medians[api, size] / medians["Responses", size] for size in CHUNK_SIZES]
     print_table(f"total, {MAX_STREAMS} streams; tokens per write", CHUNK_SIZES, by_api)
+    by_lanes: Rows = {f"{lanes}": [medians["lanes", lanes, size] for size in CHUNK_SIZES] for lanes in (1, MAX_LANES)}
+    print_table(f"lanes of each WebSocket, {MAX_LANES} streams; tokens per write", CHUNK_SIZES, by_lanes)
     request_us = medians[MAX_STREAMS, 1, 1]
     by_length: Rows = {}
     for label, us in (("", 0.0), (", without the request", request_us)):

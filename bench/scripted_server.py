@@ -35,7 +35,7 @@ from antiphon.harmony.dialects.hermes import HERMES
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
-from bench.stream_client import StreamClient, read_to_end
+from bench.stream_client import StreamClient, WebSocketClient, read_to_end
 
 WORDS = (" The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog.")
 
@@ -103,6 +103,15 @@ API_PATHS = {"Responses": "/v1/responses", "Chat": "/v1/chat/completions", "Mess
 """Path of each API with a stream."""
 USAGE_KEYS = {"Responses": b"output_tokens", "Chat": b"completion_tokens", "Messages": b"output_tokens"}
 """Key of the number of generated tokens at the end of a stream."""
+
+
+def read_websockets(port: int, connections: int, lanes: int, length: int, chunk_size: int, *, blocking: bool) -> None:
+    """Reads concurrent replies of one case, one in each lane of each connection."""
+    body = build_body("Responses", case_prompt(length, chunk_size))
+    clients = [WebSocketClient(port, body, lanes) for _ in range(connections)]
+    read_to_end(clients, blocking=blocking)
+    for client in clients:
+        assert b'"output_tokens":%d,' % length in client.reply, client.reply[-500:]
 
 
 def build_body(api: str, prompt: str) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     python -m bench.soak --minutes 10
 
 The traffic is streams, complete replies, background responses that are resumed and cancelled, chat completions,
-conversations and WebSockets. One request in twenty is abusive: invalid JSON, a client that disconnects, a compression
-bomb, an incomplete header, a binary frame. Every 30 seconds the traffic pauses, and memory, open files and tasks are
+conversations, WebSockets, and their lanes with steers. One request in twenty is abusive: invalid JSON, a client that disconnects, a compression
+bomb, an incomplete header, a binary frame, a connection with lanes that breaks off. Every 30 seconds the traffic pauses, and memory, open files and tasks are
 read while no request runs. The readings of the warm-up do not count, since the caches of recent responses grow to their
 limits first. `--warm` sets its duration.
 """
@@ -27,11 +27,19 @@ from pathlib import Path
 
 import httpx
 from msgspec import Struct
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from tests.serving import read_until_ready
 
 SCRIPT = """
+[[reply]]
+name = "steered"
+when = ["Enough"]
+output = ["As you say."]
+[[reply]]
+name = "silent"
+when = ["Be silent"]
+output = [{ stall = true }]
 [[reply]]
 name = "stall"
 when = ["Forever"]
@@ -95,10 +103,11 @@ class SoakTest:
         """Makes random requests while the traffic is enabled."""
         valid: list[Callable[[], Awaitable[str]]] = [
             self.create_response, self.stream_response, self.stream_response, self.stream_chat, self.resume_background,
-            self.cancel_background, self.use_conversation, self.use_websocket,
+            self.cancel_background, self.use_conversation, self.use_websocket, self.steer_lanes,
         ]  # fmt: skip
         abusive = [
             self.send_invalid_json, self.disconnect, self.send_bomb, self.send_incomplete_header, self.send_binary,
+            self.break_lanes,
         ]  # fmt: skip
         while True:
             await self.traffic_enabled.wait()
@@ -168,7 +177,34 @@ class SoakTest:
                     assert event_type != "error"
         return "websocket 200"
 
+    async def steer_lanes(self) -> str:
+        """Steers responses that say nothing, each in a lane, and reads their successors."""
+        async with connect(self.url.replace("http", "ws") + "/responses") as websocket:
+            for number in range(8):
+                await _create_in_lane(websocket, number, "Be silent")
+            num_completed = 0
+            while num_completed < 8:
+                event = json.loads(await websocket.recv())
+                num_completed += event["type"] == "response.completed"
+                if event["type"] == "response.in_progress" and event["response"]["previous_response_id"] is None:
+                    target = event["response"]["id"]
+                    steer = {"type": "response.steer", "previous_response_id": target, "input": "Enough"}
+                    await websocket.send(json.dumps(steer))
+                assert event["type"] not in ("error", "response.failed", "response.steer.failed")
+        return "steered lanes 8"
+
     # Abusive requests
+
+    async def break_lanes(self) -> str:
+        """Breaks a connection off while its lanes stall or wait, and a steer is on its way."""
+        websocket = await connect(self.url.replace("http", "ws") + "/responses")
+        for number in range(self.rng.randint(1, 40)):
+            await _create_in_lane(websocket, number % 20, "Forever")
+        event = json.loads(await websocket.recv())
+        steer = {"type": "response.steer", "previous_response_id": event["response"]["id"], "input": "Forever"}
+        await websocket.send(json.dumps(steer))
+        websocket.transport.abort()
+        return "broken lanes"
 
     async def send_invalid_json(self) -> str:
         reply = await self.client.post(
@@ -203,6 +239,11 @@ class SoakTest:
         async with connect(self.url.replace("http", "ws") + "/responses") as websocket:
             await websocket.send(b"\x00")
             return f"binary frame {json.loads(await websocket.recv())['status']}"
+
+
+async def _create_in_lane(websocket: ClientConnection, number: int, text: str) -> None:
+    create = {"type": "response.create", "model": "scripted", "stream_id": f"lane-{number}", "input": text}
+    await websocket.send(json.dumps(create))
 
 
 def _read_metric(metrics: str, name: str) -> float:

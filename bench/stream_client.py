@@ -43,7 +43,38 @@ class StreamClient:
         return False
 
 
-def read_to_end(clients: Sequence[StreamClient], *, blocking: bool) -> None:
+class WebSocketClient:
+    """A WebSocket with one request in each of several lanes. It keeps the end of what it receives."""
+
+    _LAST_EVENT = b'{"type":"response.completed"'
+
+    def __init__(self, port: int, body: dict[str, Any], num_lanes: int) -> None:
+        self.reply, self._num_running, self._tail = b"", num_lanes, b""
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        head = "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        self.socket.sendall(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
+        while not self.reply.endswith(b"\r\n\r\n"):
+            self.reply += self.socket.recv(1)
+        for number in range(num_lanes):
+            create = {**body, "type": "response.create", "stream_id": f"lane-{number}"}
+            self.socket.sendall(_encode_text_frame(json.dumps(create).encode()))
+        self.socket.setblocking(False)
+
+    def read_available(self) -> bool:
+        """Reads the available data. Returns True once all responses have ended."""
+        with suppress(BlockingIOError):
+            while data := self.socket.recv(1 << 18):
+                self._num_running -= (self._tail + data).count(self._LAST_EVENT)
+                self._tail = data[-len(self._LAST_EVENT) + 1 :]
+                self.reply = (self.reply + data)[-KEPT_BYTES:]
+                if not self._num_running:
+                    self.socket.close()
+                    return True
+            raise ConnectionError(self.reply[-300:])
+        return False
+
+
+def read_to_end(clients: Sequence[StreamClient | WebSocketClient], *, blocking: bool) -> None:
     """Reads all replies, which arrive concurrently.
 
     The clients poll every millisecond. If `blocking`, they sleep until data arrives: each write of the server then
@@ -58,6 +89,11 @@ def read_to_end(clients: Sequence[StreamClient], *, blocking: bool) -> None:
             for fd in ready or list(running):
                 if running[fd].read_available():
                     del running[fd]
+
+
+def _encode_text_frame(data: bytes) -> bytes:
+    """Returns a frame of a client: 126 to 65 535 bytes, masked with zeros."""
+    return b"\x81\xfe" + len(data).to_bytes(2) + bytes(4) + data
 
 
 def _encode_request(path: str, body: dict[str, Any]) -> bytes:
