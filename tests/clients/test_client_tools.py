@@ -1,4 +1,4 @@
-"""The tools `shell` and `apply_patch` in agents of real libraries: the model calls, the client runs, the model reads.
+"""The client tools in agents of real libraries: the model calls, the client runs, the model reads.
 
 The programs run commands and edit files in a temporary folder.
 """
@@ -23,11 +23,19 @@ PATCH_CALL = write_patch(CREATE, UPDATE, DELETE)
 SHELL_OUTPUT = "$ cat c.txt; exit 3\n[stderr]\ncat: c.txt: No such file or directory\n[exit code 3]\n$ echo two\ntwo"
 PATCH_OUTPUT = "a.md: completed: edited a.md\nb.py: completed: edited b.py\nold.txt: completed: edited old.txt"
 ONE_OUTPUT = "<tool_response>\ncompleted: edited a.md\n</tool_response>"
+PROGRAM = {"type": "exec", "command": ["echo", "one"], "env": {}}
+SEARCH_CALL = write_call("tool_search", {"query": "weather"})
+FOUND = 'These tools can be called from here on:\n{"name": "get_weather"'
 SCRIPT: list[dict[str, Any]] = [
     {"name": "seen", "when": [SHELL_CALL, SHELL_OUTPUT], "output": ["There is ", "no such file."]},
     {"name": "edited", "when": [PATCH_CALL, PATCH_OUTPUT], "output": ["Three ", "files."]},
     {"name": "edited one", "when": [write_patch(CREATE), ONE_OUTPUT], "output": ["One file."]},
     {"name": "failed", "when": [PATCH_CALL, "b.py: failed: "], "output": ["There are no files."]},
+    {"name": "printed", "when": ['"name": "local_shell"', "<tool_response>\none\n"], "output": ["It printed one."]},
+    {"name": "told", "when": ["rain in Oslo"], "output": ["It rains."]},
+    {"name": "found", "when": [SEARCH_CALL, FOUND], "output": [write_call("get_weather", {"city": "Oslo"})]},
+    {"name": "local shell", "when": ["Print it."], "output": [write_call("local_shell", {"command": ["echo", "one"]})]},
+    {"name": "search", "when": ["Look it up."], "output": [SEARCH_CALL]},
     {"name": "shell", "when": ["Run it."], "output": ["<think>\nLook.\n</think>\n\nI look.\n\n", SHELL_CALL]},
     {"name": "patch", "when": ["Edit it."], "output": ["I edit.\n\n", PATCH_CALL]},
     {"name": "cut", "when": ["Cut it."], "output": [SHELL_CALL.partition("; exit")[0]], "finish": "length"},
@@ -35,7 +43,13 @@ SCRIPT: list[dict[str, Any]] = [
 ]
 TASK = {
     "model": "scripted",
-    "prompts": {"shell": "Run it.", "apply_patch": "Edit it.", "cut": "Cut it."},
+    "prompts": {
+        "shell": "Run it.",
+        "apply_patch": "Edit it.",
+        "local_shell": "Print it.",
+        "tool_search": "Look it up.",
+        "cut": "Cut it.",
+    },
     "files": {"b.py": "def greet():\n    print('Hi')\n", "old.txt": "old\n"},
 }
 RUNS = ["run", "run, store False", "run, store True", "stream", "stream, store False", "stream, store True"]
@@ -61,7 +75,7 @@ def test_openai_agents_runs_commands_and_edits_files(
     task = json.dumps(TASK | {"url": any_server.url})
     results = run_program([install_python_clients("python"), PROGRAMS_FOLDER / "agents_tools.py", task], tmp_path)
     shell, patch = expect_agents_shell(), expect_agents_patch()
-    check_runs(results, {"shell": shell, "apply_patch": patch}, subtests)
+    check_runs(results, {"shell": shell, "apply_patch": patch, "local_shell": expect_agents_program()}, subtests)
     hindered = results["hindered"]
     one, failed = hindered["one file a call"], hindered["without the files"]
     assert (one["calls"], one["text"], sorted(one["files"])) == (
@@ -71,7 +85,7 @@ def test_openai_agents_runs_commands_and_edits_files(
     )
     assert (failed["operations"], failed["text"]) == ([["create_file", "a.md"]], "There are no files.")
     assert hindered["cut"] == hindered["cut stream"] == "ModelBehaviorError"
-    assert len(prompts) == 2 * (2 * len(RUNS) + 2) + 2, "nothing was sent after a call that was cut"
+    assert len(prompts) == 2 * (3 * len(RUNS) + 2) + 2, "nothing was sent after a call that was cut"
     check_statuses(any_server)
 
 
@@ -92,6 +106,11 @@ def expect_agents_patch() -> Json:
     }
 
 
+def expect_agents_program() -> Json:
+    """Returns a run of openai-agents with a program that it runs without a shell."""
+    return {"calls": [PROGRAM], "outputs": ["one\n"], "text": "It printed one."}
+
+
 @pytest.mark.timeout(600)  # the first run installs packages
 def test_ai_sdk_runs_commands_and_edits_files(
     node: Path, any_server: RunningServer, tmp_path: Path, subtests: pytest.Subtests
@@ -107,9 +126,12 @@ def test_ai_sdk_runs_commands_and_edits_files(
     shell = expect_ai_sdk_shell()
     patch = {"calls": OPERATIONS, "outputs": outputs, "text": "Three files."}
     cut = {"outputs": [], "text": ""}
-    expected = {"shell": shell, "local_shell_environment": shell, "apply_patch": patch, "cut": cut}
+    program = {"calls": [PROGRAM], "outputs": [{"output": "one\n"}], "text": "It printed one."}
+    search = {"calls": [{"query": "weather"}, {"city": "Oslo"}], "text": "It rains."}
+    shells = {"shell": shell, "local_shell_environment": shell, "local_shell": program}
+    expected = {**shells, "apply_patch": patch, "tool_search": search, "cut": cut}
     check_runs(results, expected, subtests)
-    assert len(prompts) == (2 * 3 + 1) * len(RUNS), "nothing was sent after a call that was cut"
+    assert len(prompts) == (2 * 4 + 3 + 1) * len(RUNS), "nothing was sent after a call that was cut"
     skills = [prompt for prompt in prompts if "- notes: Keeps notes. (skills/notes)" in prompt]
     assert len(skills) == 2 * len(RUNS), "the model reads the skills"
     check_statuses(any_server)

@@ -24,8 +24,10 @@ def find_page_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-SHELL_PROGRAM, PATCH_PROGRAM = find_page_blocks("python")
-SHELL_TOOL, SHELL_CALL, SHELL_OUTPUT, UPDATE_CALL, CREATE_CALL, PATCH_OUTPUT = map(json.loads, find_page_blocks("json"))
+SHELL_PROGRAM, PATCH_PROGRAM, LOCAL_SHELL_LINES, SEARCH_PROGRAM = find_page_blocks("python")
+ITEMS = [json.loads(block) for block in find_page_blocks("json")]
+SHELL_TOOL, SHELL_CALL, SHELL_OUTPUT, UPDATE_CALL, CREATE_CALL, PATCH_OUTPUT = ITEMS[:6]
+LOCAL_SHELL_CALL, LOCAL_SHELL_OUTPUT, SEARCH_CALL = ITEMS[6:]
 (SCRIPT,) = find_page_blocks("toml")
 
 
@@ -60,6 +62,19 @@ def test_program_applies_the_patch(server: RunningServer, tmp_path: Path) -> Non
     assert files == {"hello.py": "def welcome():\n    print('Hi')\n", "notes.txt": "greet is welcome now."}
 
 
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_program_with_a_local_shell_prints_what_the_program_printed(server: RunningServer, tmp_path: Path) -> None:
+    lines = SHELL_PROGRAM.splitlines(keepends=True)
+    (agent,) = [index for index, line in enumerate(lines) if line.startswith("agent = ")]
+    program = "".join((*lines[:agent], LOCAL_SHELL_LINES, *lines[agent + 1 :]))
+    assert run_page_program(program, server, tmp_path) == "hello\n"
+
+
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_program_finds_and_calls_a_tool(server: RunningServer, tmp_path: Path) -> None:
+    assert run_page_program(SEARCH_PROGRAM, server, tmp_path) == "It rains in Oslo.\n"
+
+
 def create_response(server: RunningServer, **fields: object) -> Json:
     """Sends a request. Returns the reply."""
     reply: Json = post(f"{server.url}/responses", json={"model": "antiphon", **fields}).json()
@@ -77,6 +92,14 @@ def test_items_are_as_shown(server: RunningServer) -> None:
     assert replace_ids(call, SHELL_CALL) == SHELL_CALL
     history = [{"role": "user", "content": prompt}, call, SHELL_OUTPUT | {"call_id": call["call_id"]}]
     assert create_response(server, input=history, tools=[SHELL_TOOL])["output"][0]["content"][0]["text"] == "hello"
+    tools: list[Json] = [{"type": "local_shell"}]
+    (call,) = create_response(server, input=prompt, tools=tools)["output"]
+    assert replace_ids(call, LOCAL_SHELL_CALL) == LOCAL_SHELL_CALL
+    history = [{"role": "user", "content": prompt}, call, LOCAL_SHELL_OUTPUT | {"call_id": call["call_id"]}]
+    assert create_response(server, input=history, tools=tools)["output"][0]["content"][0]["text"] == "hello"
+    tools = [{"type": "tool_search", "execution": "client"}]
+    (call,) = create_response(server, input="How is the weather in Oslo?", tools=tools)["output"]
+    assert replace_ids(call, SEARCH_CALL) == SEARCH_CALL
     patch = {"type": "apply_patch"}
     prompt = "Rename greet() to welcome() in hello.py."
     update, create = create_response(server, input=prompt, tools=[patch])["output"]

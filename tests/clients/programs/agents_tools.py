@@ -1,4 +1,4 @@
-"""The tools `shell` and `apply_patch` of the OpenAI Agents SDK, which run commands and edit files in the current folder.
+"""The client tools of the OpenAI Agents SDK, which run commands and edit files in the current folder.
 
 The program is run as `python PROGRAM TASK`. The task is a JSON object: `url`, `model`, `prompts` by name, and the
 texts of `files`. Without the prompt `apply_patch`, only the shell runs. It prints {tool: {run: {...}}}, where a run is one of `Runner.run` and
@@ -16,6 +16,8 @@ from typing import Any
 from agents import (
     Agent,
     ApplyPatchTool,
+    LocalShellCommandRequest,
+    LocalShellTool,
     ModelSettings,
     OpenAIResponsesModel,
     Runner,
@@ -42,6 +44,11 @@ def run_command(command: str) -> ShellCommandOutput:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     outcome = ShellCallOutcome(type="exit", exit_code=done.returncode)
     return ShellCommandOutput(stdout=done.stdout, stderr=done.stderr, outcome=outcome, command=command)
+
+
+def run_program(request: LocalShellCommandRequest) -> str:
+    """Runs the program of a call of the tool `local_shell`. Returns what it prints."""
+    return subprocess.run(request.data.action.command, capture_output=True, text=True, check=False).stdout
 
 
 class FolderEditor:
@@ -98,7 +105,8 @@ def describe_run(result: Any) -> dict[str, Any]:
 
 def run_shell(prompt: str, **options: Any) -> dict[str, Any]:
     """Runs an agent with a shell."""
-    return describe_run(asyncio.run(run_agent(ShellTool(executor=run_commands), TASK["prompts"][prompt], **options)))
+    tool = LocalShellTool(executor=run_program) if prompt == "local_shell" else ShellTool(executor=run_commands)
+    return describe_run(asyncio.run(run_agent(tool, TASK["prompts"][prompt], **options)))
 
 
 def run_patch(files: dict[str, str], **options: Any) -> dict[str, Any]:
@@ -129,6 +137,7 @@ RUNS = {
 results = {"shell": {name: run_shell("shell", **options) for name, options in RUNS.items()}}
 if "apply_patch" in TASK["prompts"]:
     results["apply_patch"] = {name: run_patch(TASK["files"], **options) for name, options in RUNS.items()}
+    results["local_shell"] = {name: run_shell("local_shell", **options) for name, options in RUNS.items()}
     results["hindered"] = {
         "one file a call": run_patch(TASK["files"], parallel_tool_calls=False),
         "without the files": run_patch({}, stream=True),

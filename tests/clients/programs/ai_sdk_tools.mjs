@@ -1,6 +1,6 @@
-// The tools `shell` and `apply_patch` of the Vercel AI SDK. The task is that of agents_tools.py, and so are the results.
+// The client tools of the Vercel AI SDK. The task is that of agents_tools.py, and so are the results.
 import { createOpenAI } from "@ai-sdk/openai";
-import { generateText, stepCountIs, streamText } from "ai";
+import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 import { spawnSync } from "node:child_process";
 
 const task = JSON.parse(process.argv[2]);
@@ -13,12 +13,27 @@ function runCommand(command) {
 }
 
 const shell = openai.tools.shell({ execute: async ({ action }) => ({ output: action.commands.map(runCommand) }) });
-const localShell = openai.tools.shell({
+const shellWithSkills = openai.tools.shell({
   environment: { type: "local", skills: [{ name: "notes", description: "Keeps notes.", path: "skills/notes" }] },
   execute: async ({ action }) => ({ output: action.commands.map(runCommand) }),
 });
 const applyPatch = openai.tools.applyPatch({
   execute: async ({ operation }) => ({ status: "completed", output: `edited ${operation.path}` }),
+});
+const localShell = openai.tools.localShell({
+  execute: async ({ action }) => ({ output: runCommand(action.command.join(" ")).stdout }),
+});
+const CITY = { type: "object", properties: { city: { type: "string" } }, required: ["city"], additionalProperties: false };
+const WEATHER = { type: "function", name: "get_weather", description: "Tells the weather.", parameters: CITY };
+const toolSearch = openai.tools.toolSearch({
+  execution: "client",
+  execute: async () => ({ tools: [{ ...WEATHER, defer_loading: true }] }),
+});
+const weather = tool({
+  description: WEATHER.description,
+  inputSchema: jsonSchema(CITY),
+  providerOptions: { openai: { deferLoading: true } },
+  execute: async ({ city }) => `rain in ${city}`,
 });
 
 async function runTurns(stream, tools, prompt, store) {
@@ -40,7 +55,7 @@ async function runTurns(stream, tools, prompt, store) {
 
 function describeRun({ steps, text }) {
   return {
-    calls: steps.flatMap((step) => step.toolCalls.map(({ input }) => input.action ?? input.operation)),
+    calls: steps.flatMap((step) => step.toolCalls.map(({ input }) => input.action ?? input.operation ?? input.arguments ?? input)),
     outputs: steps.flatMap((step) => step.toolResults.map(({ output }) => output)),
     text,
   };
@@ -48,8 +63,10 @@ function describeRun({ steps, text }) {
 
 const sets = {
   shell: { tools: { shell }, prompt: "shell" },
-  local_shell_environment: { tools: { shell: localShell }, prompt: "shell" },
+  local_shell_environment: { tools: { shell: shellWithSkills }, prompt: "shell" },
   apply_patch: { tools: { apply_patch: applyPatch }, prompt: "apply_patch" },
+  local_shell: { tools: { local_shell: localShell }, prompt: "local_shell" },
+  tool_search: { tools: { tool_search: toolSearch, get_weather: weather }, prompt: "tool_search" },
   cut: { tools: { shell }, prompt: "cut" },
 };
 const results = {};
