@@ -6,7 +6,7 @@ same reason. `app.requests` decides the `type` of an object without one (`{"role
 
 from typing import Any, ClassVar, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from antiphon.events.builtin_calls import LocalShellAction, PatchOperation, ShellAction, ShellOutput
 from antiphon.events.items import Part, Phase, ReasoningText, SummaryText
@@ -109,6 +109,8 @@ class InputFunctionCall(InputCall, frozen=True, kw_only=True, tag="function_call
     name: str
     arguments: str
     namespace: str | None = None
+    is_async: bool | None = field(default=None, name="async")
+    """True if the conversation may go on before the output is there."""
     status: str | None = None
 
 
@@ -127,6 +129,7 @@ class InputCustomCall(InputCall, frozen=True, kw_only=True, tag="custom_tool_cal
     name: str
     input: str
     namespace: str | None = None
+    is_async: bool | None = field(default=None, name="async")
     status: str | None = None
 
 

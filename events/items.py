@@ -7,7 +7,7 @@ Source: the Responses API reference and the types of the openai SDK.
 
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
@@ -132,6 +132,7 @@ class FunctionCall(Item, frozen=True, kw_only=True, tag="function_call"):
     arguments: str
     status: Status | None | UnsetType = UNSET
     namespace: str | None | UnsetType = UNSET
+    is_async: bool | None | UnsetType = field(default=UNSET, name="async")
 
 
 class CustomToolCall(Item, frozen=True, kw_only=True, tag="custom_tool_call"):
@@ -142,6 +143,7 @@ class CustomToolCall(Item, frozen=True, kw_only=True, tag="custom_tool_call"):
     input: str
     status: Status | None | UnsetType = UNSET
     namespace: str | None | UnsetType = UNSET
+    is_async: bool | None | UnsetType = field(default=UNSET, name="async")
 
 
 class FunctionCallOutput(Item, frozen=True, kw_only=True, tag="function_call_output"):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 """Name of a tool or a format. They are pasted into prompts, so no other characters are allowed."""
@@ -21,6 +21,8 @@ class FunctionTool(Tool, frozen=True, kw_only=True, tag="function"):
     strict: bool | None = None
     defer_loading: bool | None = None
     """True if the tool is not shown to the model before a search has found it."""
+    is_async: bool | None = field(default=None, name="async")
+    """True if the conversation may go on before the client sends the output of a call."""
 
 
 class TextFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
@@ -41,6 +43,7 @@ class CustomTool(Tool, frozen=True, kw_only=True, tag="custom"):
     description: str | None = None
     format: TextFormat | GrammarFormat | None = None
     defer_loading: bool | None = None
+    is_async: bool | None = field(default=None, name="async")
 
 
 class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):

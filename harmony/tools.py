@@ -62,6 +62,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     builtin: BuiltinKind | None = None
     is_loaded: bool = False
     """True if the prompt shows the tool where it was loaded, in the conversation, and not in the list of tools."""
+    is_async: bool = False
     local_shell: bool = False
     single_file: bool = False
 
@@ -214,7 +215,13 @@ def _hash_name(namespace: str | None, name: str) -> str:
 
 
 def _create_spec(flat: str, namespace: str | None, tool: FunctionTool | CustomTool) -> ToolSpec:
-    spec = ToolSpec(model_name=flat, name=tool.name, namespace=namespace, description=tool.description or "")
+    spec = ToolSpec(
+        model_name=flat,
+        name=tool.name,
+        namespace=namespace,
+        description=tool.description or "",
+        is_async=bool(tool.is_async),
+    )
     if isinstance(tool, CustomTool):
         return replace(spec, kind="custom", format=tool.format)
     return replace(spec, parameters=tool.parameters, strict=bool(tool.strict))

@@ -105,6 +105,7 @@ class FunctionCallDraft(TextCallDraft):
             arguments="".join(self._text),
             status=status,
             namespace=self._call.namespace or UNSET,
+            is_async=self._call.is_async or UNSET,
         )
 
 
@@ -128,6 +129,7 @@ class CustomCallDraft(TextCallDraft):
             input="".join(self._text),
             status=status,
             namespace=self._call.namespace or UNSET,
+            is_async=self._call.is_async or UNSET,
         )
 
 

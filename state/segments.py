@@ -59,13 +59,14 @@ class Call(Struct, frozen=True, gc=False):
     """The start of a tool call. `call_id` is the model's own; if it is None, the machine mints one.
 
     `local` belongs to a call of `shell` whose tool names the client's environment; `operation` and `path` to a call of
-    `apply_patch`.
+    `apply_patch`. `is_async`: the client may send the output later than in the next request.
     """
 
     name: str
     kind: ToolKind = "function"
     call_id: str | None = None
     namespace: str | None = None
+    is_async: bool = False
     local: bool = False
     operation: PatchKind = "update_file"
     path: str = ""

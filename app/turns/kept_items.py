@@ -16,6 +16,7 @@ from antiphon.events.inputs import (
     InputPatchOutput,
     InputShellOutput,
 )
+from antiphon.harmony.prompt.async_calls import is_pending
 from antiphon.harmony.prompt.messages import content_text
 
 MIN_CUT_CHARS = 200
@@ -29,7 +30,8 @@ CountTokens = Callable[[str], int]
 class KeptItems:
     """The items that stay, within `budget` tokens. `count` returns the number of tokens of a text.
 
-    Instructions, added tools and updates of the settings always stay, and are not counted. The last user message comes
+    Instructions, added tools, updates of the settings and calls that wait for their output always stay, and are not
+    counted. The last user message comes
     first, then the calls, outputs and messages after it, from the newest on, then earlier user messages, from the
     newest on. A call and its output stay together. What does not fit in whole is cut if it is the last user message,
     the newest output, or the first user message that does not fit.
@@ -40,7 +42,7 @@ class KeptItems:
         self._kept: dict[int, AnyInput] = {
             index: item
             for index, item in enumerate(items)
-            if outlasts_compaction(item) or isinstance(item, ConfigurationUpdate)
+            if outlasts_compaction(item) or isinstance(item, ConfigurationUpdate) or is_pending(index, items)
         }
 
     def select(self) -> tuple[AnyInput, ...]:

@@ -132,6 +132,8 @@ def list_required_input(response: Response) -> list[dict[str, Any]]:
 
 def _find_stub(item: OutputItem) -> dict[str, Any] | None:
     match item:
+        case FunctionCall(is_async=True) | CustomToolCall(is_async=True):
+            return None
         case FunctionCall():
             return {"type": "function_call_output", "call_id": item.call_id, "name": item.name}
         case CustomToolCall():

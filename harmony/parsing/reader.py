@@ -116,7 +116,7 @@ class TapeReader:
         self.tape.release()
         self.open_call = tool
         self.num_calls += 1
-        self._segments.append(Call(tool.name, tool.builtin or tool.kind, call_id, tool.namespace))
+        self._segments.append(Call(tool.name, tool.builtin or tool.kind, call_id, tool.namespace, tool.is_async))
 
     def take_arguments(self, count: int) -> None:
         """Emits the next characters as arguments, unchanged."""

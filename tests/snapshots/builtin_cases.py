@@ -105,6 +105,8 @@ BUILTIN_CASES = [
     make_case("found_tool_called", [write_call("get_weather", {"city": "Oslo"})], "a search has found it", tools=(SEARCH, DEFERRED_WEATHER),
               responses={"input": FOUND_WEATHER}),
     make_case("deferred_tool_called", [write_call("get_weather", {"city": "Oslo"})], "as a call of an unknown tool", tools=(SEARCH, DEFERRED_WEATHER)),
+    make_case("async_calls", [write_call("get_weather", {"city": "Oslo"}), write_call("get_time", {"city": "Oslo"})], "one of two tools is asynchronous",
+              tools=({**WEATHER, "async": True}, {**WEATHER, "name": "get_time"})),
     make_case("builtin_tools_not_offered", [ONE_COMMAND], "a call of an unknown function", tools=(WEATHER,)),
 ]  # fmt: skip
 

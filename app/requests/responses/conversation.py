@@ -52,10 +52,10 @@ def read_conversation(body: ResponsesBody, history: History, *, refuse_media: bo
         body.conversation.id if isinstance(body.conversation, ConversationReference) else body.conversation
     )
     earlier_items = history.items_before_input(body.previous_response_id, conversation_id)
-    check_calls((*earlier_items, *sent.items))
     if sent.compact and not (earlier_items or sent.items):
         raise invalid_value("input", "There is nothing to compact: the conversation has no items.")
     items = decrypt_items(earlier_items, sent.items, history.decrypt)
+    check_calls(items)
     has_compaction = any(isinstance(item, CompactionInput) for item in sent.items)
     return Conversation(
         items=items,
@@ -79,11 +79,14 @@ def _read_input(body: ResponsesBody, history: History) -> RequestInput:
 
 
 def check_calls(items: Iterable[AnyInput], param: str = "input") -> None:
-    """Checks that each output follows its call and each call has an output. Raises `ApiError` 400, as OpenAI does."""
+    """Checks that each output follows its call, and each call that is not asynchronous has an output.
+
+    Raises `ApiError` 400, as OpenAI does.
+    """
     answered_calls: dict[tuple[str, str], bool] = {}
     for item in items:
         if isinstance(item, InputCall):
-            answered_calls[item.label, item.call_id] = False
+            answered_calls[item.label, item.call_id] = bool(getattr(item, "is_async", None))
         elif isinstance(item, InputOutput):
             key = item.label, item.call_id
             if key not in answered_calls:

@@ -38,6 +38,10 @@ _TAIL = """
 | `computer`, `computer-preview`, `computer_use`, `computer_use_preview` | 400: no model reads images yet |
 | {hosted} | accepted and echoed, but not offered to the model: they run elsewhere |
 
+A call of a `function` or `custom` tool with `async: true` has `async: true`, too, and the client may go on without its output. Until then
+the model reads "The result will follow."; an output that comes in a later turn is shown at its place, with name and arguments of the call. The
+turn ends after the calls, as after others.
+
 Any other type returns 400 `invalid_value`.
 
 ## JSON Schemas that are enforced
@@ -57,7 +61,7 @@ thousands of properties are enforced as they are.
 |---|---|
 | `message`, also without `type` | rendered; images and files as placeholders (`[image]`); `input_audio` is refused |
 | `reasoning` | rendered if the model's template supports it |
-| `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call`, `tool_search_call` of the client | rendered; each must have an output |
+| `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call`, `tool_search_call` of the client | rendered; each must have an output, except a call with `async: true` (see [tools](#tools)) |
 | `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output`, `local_shell_call_output`, `tool_search_output` of the client | rendered; each must follow its call |
 | `item_reference` | replaced by the item with that id; 404 if there is none |
 | `additional_tools` | its tools are added to `tools`; after the first message they are shown at this place, so that the prompt before it stays the same |

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses.conversation import check_calls
@@ -145,3 +146,12 @@ def test_each_call_needs_an_output_of_its_kind(kind: str) -> None:
         with pytest.raises(ApiError, match=message) as caught:
             check_calls(items)
         assert summarize_error(caught.value) == (400, None, "input")
+
+
+@pytest.mark.parametrize("kind", [FUNCTION, CUSTOM])
+def test_asynchronous_calls_may_be_without_an_output(kind: str) -> None:
+    asynchronous = structs.replace(call(kind, "a"), is_async=True)
+    check_calls([asynchronous])
+    check_calls([asynchronous, call(kind, "b"), call(kind, "b", is_output=True), call(kind, "a", is_output=True)])
+    with pytest.raises(ApiError, match="No tool output found"):
+        check_calls([asynchronous, call(kind, "b")])
