@@ -46,6 +46,12 @@ def call_message(thought: str, *calls: tuple[str, dict[str, Any]]) -> ChatMessag
     return {**answer_message(thought, ""), "tool_calls": tool_calls}
 
 
+def custom_call_message(thought: str, name: str, text: str) -> ChatMessage:
+    """Returns an assistant message with reasoning and a call of a custom tool, whose argument is raw text."""
+    tool_call = {"type": "custom", "id": "call_0", "custom": {"name": name, "input": text}}
+    return {**answer_message(thought, ""), "tool_calls": [tool_call]}
+
+
 def tool_messages(message: ChatMessage, outputs: list[str]) -> list[ChatMessage]:
     """Returns the tool messages that answer the calls of `message`, in the order of the calls."""
     return [
@@ -69,12 +75,15 @@ def render_prompt(messages: list[ChatMessage], tools: list[ToolDefinition], thin
 
 def render_answer(message: ChatMessage) -> str:
     """Renders an answer without its reasoning, as the template does."""
-    functions = [tool_call["function"] for tool_call in message.get("tool_calls") or []]
-    calls = [
-        f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>'
-        for function in functions
-    ]
+    calls = [f"<tool_call>\n{_render_call(tool_call)}\n</tool_call>" for tool_call in message.get("tool_calls") or []]
     return "\n".join(([message["content"]] if message["content"] else []) + calls)
+
+
+def _render_call(tool_call: dict[str, Any]) -> str:
+    if custom := tool_call.get("custom"):
+        return f"<custom={custom['name']}>\n{custom['input']}\n</custom>"
+    function = tool_call["function"]
+    return f'{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}'
 
 
 def render_completion(message: ChatMessage, thinking: bool = True) -> str:

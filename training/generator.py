@@ -11,7 +11,7 @@ from collections.abc import Callable
 from training import phrases, wordings
 from training.chat import ChatMessage, Dialogue, answer_message, tool_messages, user_message
 from training.fixed_texts import EMPTY
-from training.skills import memory_skills, session_skills, shell_skills, text_skills, tool_skills
+from training.skills import memory_skills, patch_skills, session_skills, shell_skills, text_skills, tool_skills
 from training.word_sampler import WordSampler
 
 Maker = Callable[[WordSampler, float], Dialogue]
@@ -35,6 +35,8 @@ SKILLS: dict[str, Maker] = {
     "many tools": session_skills.make_many_tools_call,
     "title": session_skills.make_title,
     "shell": shell_skills.make_shell_turn,
+    "built-in shell": patch_skills.make_commands_turn,
+    "apply patch": patch_skills.make_patch_turn,
 }
 """Evaluated skills, by name."""
 
@@ -130,7 +132,21 @@ SHELL: dict[Maker, float] = {
     shell_skills.make_shell_turn: 80,
     shell_skills.make_shell_refusal: 4,
 }
-"""Sampling weights of the last course: the seventh's, and as often the first requests of coding agents' users."""
+"""Sampling weights of the eighth course: the seventh's, and as often the first requests of coding agents' users."""
+
+PATCH: dict[Maker, float] = {
+    **POLISH,
+    text_skills.make_refusal: 16,
+    tool_skills.make_parallel_calls: 16,
+    session_skills.make_later_skill: 10,
+    shell_skills.make_shell_turn: 24,
+    shell_skills.make_shell_refusal: 3,
+    patch_skills.make_patch_turn: 70,
+    patch_skills.make_commands_turn: 26,
+    patch_skills.make_file_refusal: 6,
+    patch_skills.make_other_skill: 8,
+}
+"""Sampling weights of the last course: the built-in tools `shell` and `apply_patch`, and as often all before."""
 
 COURSES = {
     "everything": MIXTURE,
@@ -141,6 +157,7 @@ COURSES = {
     "refinement": REFINEMENT,
     "polish": POLISH,
     "shell": SHELL,
+    "patch": PATCH,
 }
 """Sampling weights by course, in training order."""
 
@@ -198,7 +215,7 @@ def add_surroundings(words: WordSampler, dialogue: Dialogue) -> Dialogue:
 
 def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
     """Returns a training dialogue of a course. `size`, from 0 to 1, scales phrases, tool lists and added context."""
-    crowded = course in ("crowded", "sessions", "refinement", "polish", "shell")
+    crowded = course in ("crowded", "sessions", "refinement", "polish", "shell", "patch")
     sharing = crowded or course == "telling apart"
     words = WordSampler(seed, strange=course != "everything", sharing=sharing, crowded=crowded)
     mixture = COURSES[course]

@@ -68,6 +68,7 @@ COURSES = (
     TrainingCourse("refinement", 650, 1.5e-3, tokens=8192),
     TrainingCourse("polish", 1100, 2e-3, decay=0.7, tokens=8192, keep=0.5),
     TrainingCourse("shell", 400, 1.5e-3, decay=0.6, warmup=20, tokens=4096, keep=0.2),
+    TrainingCourse("patch", 1200, 1.5e-3, decay=0.6, warmup=20, tokens=4096, keep=0.12),
 )
 
 

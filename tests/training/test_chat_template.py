@@ -71,7 +71,7 @@ def test_tools_are_listed_by_name_and_required_parameters() -> None:
     )
 
 
-@pytest.mark.parametrize("course", ["everything", "sessions"])
+@pytest.mark.parametrize("course", ["everything", "sessions", "patch"])
 def test_generator_and_template_format_tools_alike(course: str) -> None:
     for number in range(100):
         dialogue = generator.training_dialogue(f"listed {number}", course=course)
@@ -104,6 +104,18 @@ def test_tool_arguments_may_be_text_or_an_object() -> None:
         '<tool_call>\n{"name": "f", "arguments": {"a": "<b> & \'ø\'", "n": 2}}\n</tool_call><|im_end|>'
         in render_call(args)
     )
+
+
+@pytest.mark.parametrize("content", [None, "Now:"])
+def test_call_of_a_custom_tool_is_raw_text(content: str | None) -> None:
+    """The server's grammar for this model writes such calls so."""
+    patch = "*** Begin Patch\n*** Delete File: <a>.txt\n*** End Patch"
+    custom = {"type": "custom", "id": "c", "custom": {"name": "apply_patch", "input": patch}}
+    call = {"role": "assistant", "content": content, "tool_calls": [custom, custom]}
+    text = chat.render_prompt([user_message("go"), call, *tool_messages(call, ["completed"] * 2)], [])
+    written = f"<tool_call>\n<custom=apply_patch>\n{patch}\n</custom>\n</tool_call>"
+    prefix = f"{content}\n" if content else ""
+    assert f"<|im_start|>assistant\n{prefix}{written}\n{written}<|im_end|>" in text
 
 
 def test_last_user_message_is_kept_and_earlier_ones_are_clipped(tokenizer: Tokenizer) -> None:
@@ -160,9 +172,10 @@ def test_unusual_contents_are_accepted(content: Any, role: str) -> None:
     )
 
 
-def test_training_and_template_render_answers_alike() -> None:
+@pytest.mark.parametrize("course", ["everything", "patch"])
+def test_training_and_template_render_answers_alike(course: str) -> None:
     for number in range(200):
-        dialogue = generator.training_dialogue(f"template {number}")
+        dialogue = generator.training_dialogue(f"template {number}", course=course)
         *history, answer = dialogue.messages
         if len(str(answer["content"])) < 600:
             expected = chat.load_template().render(messages=dialogue.messages, tools=dialogue.tools)

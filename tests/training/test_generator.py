@@ -1,29 +1,36 @@
 """The dialogue generator: reproducible from a seed, and without evaluation words in the training dialogues."""
 
+import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from types import ModuleType
 
 import pytest
 
-from training import generator, shell_commands, word_sampler
+from antiphon.events.builtin_calls import CreateFile, DeleteFile, UpdateFile
+from antiphon.harmony.prompt.builtin_items import write_patch
+from training import file_requests, generator, shell_commands, word_sampler
 from training.chat import Dialogue
 from training.fixed_texts import CODEX, RUNNERS
-from training.skills import session_skills, shell_skills
+from training.skills import patch_skills, session_skills, shell_skills
 from training.skills.claude_code_tools import CLAUDE_CODE_TOOLS
 from training.skills.codex_tools import TERMINAL_TOOLS
 from training.tool_definitions import name_of
 
-NUM_TRAINING_DIALOGUES = {"everything": 3000, "sessions": 1500, "shell": 600}
+NUM_TRAINING_DIALOGUES = {"everything": 3000, "sessions": 1500, "shell": 600, "patch": 600}
 """By course. The other courses draw the same skills as the first."""
 NUM_EVALUATION_DIALOGUES = 40
-AGENT_NAMES = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(
+SHELL_NAMES = {"shell", "commands", "timeout_ms", "max_output_length"}
+AGENT_NAMES = {"exec_command", "workdir", "yield_time_ms", "cmd", *SHELL_NAMES}.union(
     *(
         {name, *(param.partition(":")[0] for param in params)}
         for name, params in [*CODEX, *TERMINAL_TOOLS, *CLAUDE_CODE_TOOLS]
     )
 )
-"""Names of the tools and parameters of Codex and Claude Code, which training and evaluation share."""
+"""Names of the built-in tools, of those of Codex and Claude Code, and of their parameters, which training and evaluation share."""
+
+KINDS = {"Add": CreateFile, "Update": UpdateFile}
 
 
 def generate_training_dialogues() -> Iterator[Dialogue]:
@@ -133,16 +140,18 @@ def test_requests_that_imply_a_command_are_in_one_set_only() -> None:
     assert not {text for text, _ in requests[False]} & {text for text, _ in requests[True]}
 
 
-@pytest.mark.parametrize("module", [shell_commands, shell_skills], ids=lambda module: module.__name__)
-def test_wordings_of_shell_requests_have_no_evaluation_word(module: ModuleType) -> None:
+@pytest.mark.parametrize(
+    "module", [shell_commands, shell_skills, file_requests, patch_skills], ids=lambda module: module.__name__
+)
+def test_wordings_of_agents_requests_have_no_evaluation_word(module: ModuleType) -> None:
     """These words are not in `FIXED_WORDS`, from which the tokenizer's corpus draws."""
     own_lists = [
         value for name, value in vars(module).items() if isinstance(value, list) and not hasattr(word_sampler, name)
     ]
     wordings = [text for texts in own_lists for text in texts]
     words = {word for text in wordings for word in re.findall("[A-Za-z]{2,}", text)}
-    assert len(words) > 20
-    assert not {word for word in words if word_sampler.is_held_out(word)}
+    assert len(words) > 10
+    assert {word for word in words if word_sampler.is_held_out(word)} <= file_requests.SHARED_WORDS
 
 
 def test_shell_commands_have_the_punctuation_of_the_shell() -> None:
@@ -164,3 +173,45 @@ def test_shell_turns_offer_the_tools_of_the_coding_agents() -> None:
         if not dialogue.messages[-1]["content"]
     ]
     assert {"exec_command", "Bash"} < {call["name"] for call in calls}
+
+
+def find_patches(dialogues: list[Dialogue]) -> Iterator[tuple[str, str]]:
+    """Yields the patches in the dialogues, each with its request."""
+    for dialogue in dialogues:
+        for request, message in pairwise(dialogue.messages):
+            for call in message.get("tool_calls") or ():
+                if "custom" in call:
+                    yield request["content"], call["custom"]["input"]
+
+
+def test_patches_are_written_as_the_server_shows_them() -> None:
+    """A patch has the text of `write_patch`, and its paths and lines are parts of the request."""
+    patches = list(find_patches([generator.evaluation_dialogue("apply patch", number) for number in range(200)]))
+    kinds = set()
+    for request, patch in patches:
+        operations: list[CreateFile | UpdateFile | DeleteFile] = []
+        for section in re.split(r"^(?=\*\*\* [AUD])", patch, flags=re.MULTILINE)[1:]:
+            header, _, diff = section.removesuffix("*** End Patch").partition("\n")
+            verb, path = header.removeprefix("*** ").split(" File: ")
+            operations.append(DeleteFile(path=path) if verb == "Delete" else KINDS[verb](path=path, diff=diff))
+            kinds.add(verb)
+            assert path in request
+            assert all(line[1:] in request for line in diff.splitlines() if line[0] in "+-")
+        assert operations
+        assert write_patch(operations) == patch
+    assert kinds == {"Add", "Update", "Delete"}
+    assert max(patch.count("*** ") for _, patch in patches) == 4, "some patches change two files"
+
+
+def test_built_in_shell_is_called_with_one_command_or_two() -> None:
+    counts = {
+        len(json.loads(dialogue.messages[-1]["tool_calls"][0]["function"]["arguments"])["commands"])
+        for dialogue in (generator.evaluation_dialogue("built-in shell", number) for number in range(60))
+        if dialogue.messages[-1].get("tool_calls")
+    }
+    assert counts == {1, 2}
+
+
+def test_files_are_refused_without_the_tool_for_patches() -> None:
+    dialogues = [patch_skills.make_file_refusal(word_sampler.WordSampler(number), 1.0) for number in range(300)]
+    assert not any(name_of(tool) == "apply_patch" for dialogue in dialogues for tool in dialogue.tools)
