@@ -1,4 +1,4 @@
-"""The tools `shell` and `apply_patch` on the embedded model, which was trained on functions with one command as text."""
+"""The tools `shell` and `apply_patch` on the embedded model, which was trained to run commands and to edit files."""
 
 import json
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
-from tests.clients.sdk_helpers import dump_sdk_object, get, open_sdk
-from tests.clients.test_client_tools_page import SHELL_PROGRAM, run_page_program
+from tests.clients.sdk_helpers import Json, dump_sdk_object, get, open_sdk, post
+from tests.clients.test_client_tools_page import PATCH_PROGRAM, PATCH_PROMPT, SHELL_PROGRAM, run_page_program
 from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.invariants import check_stream
@@ -31,25 +31,80 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.mark.timeout(600)  # the first run installs packages
-def test_agent_runs_the_command_and_reports_its_output(server: RunningServer, tmp_path: Path) -> None:
-    task = {"url": server.url, "model": "antiphon", "prompts": {"shell": "run `echo antiphon-7391`"}}
+@pytest.fixture(scope="module")
+def agent_runs(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Json:
+    """Runs of openai-agents with each tool: streamed and not, with and without storage."""
+    prompts = {"shell": "run `echo antiphon-7391`", "apply_patch": "in the file notes.txt replace hello by goodbye"}
+    task = {"url": server.url, "model": "antiphon", "prompts": prompts, "files": {"notes.txt": "hello\nAnna\n"}}
     program = [install_python_clients("python"), PROGRAMS_FOLDER / "agents_tools.py", json.dumps(task)]
-    runs = run_program(program, tmp_path)["shell"]
+    runs: Json = run_program(program, tmp_path_factory.mktemp("agents"))
+    return runs
+
+
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_agent_runs_the_command_and_reports_its_output(agent_runs: Json) -> None:
+    runs = agent_runs["shell"]
     assert len(runs) == 6
     for name, run in runs.items():
         assert [call["commands"] for call in run["calls"]] == [["echo antiphon-7391"]], name
         assert "antiphon-7391" in run["text"].splitlines(), name
 
 
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_agent_edits_the_file_and_reports_the_outcome(agent_runs: Json) -> None:
+    hindered = agent_runs["hindered"]
+    runs = agent_runs["apply_patch"] | {"one file a call": hindered["one file a call"]}
+    assert len(runs) == 7
+    for name, run in runs.items():
+        assert run["files"] == {"notes.txt": "goodbye\nAnna\n"}, name
+        assert run["operations"] == [["update_file", "notes.txt"]], name
+        assert run["text"] == "completed: edited notes.txt", name
+    assert hindered["without the files"]["text"].startswith("failed: ")
+
+
 def test_program_of_the_page_runs_on_the_embedded_model(server: RunningServer, tmp_path: Path) -> None:
     assert run_page_program(SHELL_PROGRAM, server, tmp_path) == "hello\n"
+
+
+def test_program_of_the_page_creates_edits_and_deletes_a_file(server: RunningServer, tmp_path: Path) -> None:
+    def run_prompt(prompt: str) -> str:
+        return run_page_program(PATCH_PROGRAM.replace(PATCH_PROMPT, prompt), server, tmp_path)
+
+    notes = tmp_path / "notes.txt"
+    assert run_prompt("create the file notes.txt with the text hello") == "Done.\n"
+    assert notes.read_text() == "hello"
+    assert run_prompt("change hello to goodbye in notes.txt") == "Done.\n"
+    assert notes.read_text() == "goodbye"
+    assert run_prompt("delete the file notes.txt") == "Done.\n"
+    assert not notes.exists()
+    assert run_prompt("delete the file notes.txt").startswith("failed: ")
+
+
+@pytest.mark.parametrize("tools", [[SHELL, PATCH], [PATCH, SHELL]], ids=["shell first", "patch first"])
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("run the command echo hello", {"commands": ["echo hello"]}),
+        ("run `ls -a` and `pwd`", {"commands": ["ls -a", "pwd"]}),
+        ("list the files in this folder", {"commands": ["ls"]}),
+        ("create the file notes.txt with the text hello", ["create_file", "notes.txt", "+hello\n"]),
+        ("in the file notes.txt replace hello by goodbye", ["update_file", "notes.txt", "@@\n-hello\n+goodbye\n"]),
+        ("delete the file old.txt", ["delete_file", "old.txt", None]),
+    ],
+)
+def test_model_chooses_the_tool(server: RunningServer, tools: list[Json], prompt: str, expected: Any) -> None:
+    request = {"model": "antiphon", "input": prompt, "tools": tools}
+    (call,) = [item for item in post(f"{server.url}/responses", json=request).json()["output"] if "call_id" in item]
+    if call["type"] == "shell_call":
+        assert call["action"] == expected | {"timeout_ms": None, "max_output_length": None}
+    else:
+        assert [call["operation"].get(key) for key in ("type", "path", "diff")] == expected
 
 
 @pytest.mark.parametrize("prompt", ["run the command echo hello", "create the file notes.txt with the text hello"])
 @pytest.mark.parametrize("choice", ["auto", {"type": "shell"}, {"type": "apply_patch"}], ids=["auto", "shell", "patch"])
 def test_any_answer_is_a_whole_stream_and_stored(server: RunningServer, prompt: str, choice: Any) -> None:
-    """The model was not trained on patches: forced to write one, it writes text without meaning, which is cut."""
+    """Forced to call a tool that does not fit, the model may write text without meaning, which is cut."""
     body = {"model": "antiphon", "input": prompt, "tools": [SHELL, PATCH], "tool_choice": choice}
     with open_sdk(server) as (client, _):
         events = list(client.responses.create(**body, max_output_tokens=60, stream=True))

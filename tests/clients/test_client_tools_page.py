@@ -28,6 +28,7 @@ SHELL_PROGRAM, PATCH_PROGRAM, LOCAL_SHELL_LINES, SEARCH_PROGRAM = find_page_bloc
 ITEMS = [json.loads(block) for block in find_page_blocks("json")]
 SHELL_TOOL, SHELL_CALL, SHELL_OUTPUT, UPDATE_CALL, CREATE_CALL, PATCH_OUTPUT = ITEMS[:6]
 LOCAL_SHELL_CALL, LOCAL_SHELL_OUTPUT, SEARCH_CALL = ITEMS[6:]
+PATCH_PROMPT = "Rename greet() to welcome() in hello.py, and list it in notes.txt."
 (SCRIPT,) = find_page_blocks("toml")
 
 
