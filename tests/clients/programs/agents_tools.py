@@ -1,8 +1,8 @@
 """The client tools of the OpenAI Agents SDK, which run commands and edit files in the current folder.
 
 The program is run as `python PROGRAM TASK`. The task is a JSON object: `url`, `model`, `prompts` by name, and the
-texts of `files`. Without the prompt `apply_patch`, only the shell runs. It prints {tool: {run: {...}}}, where a run is one of `Runner.run` and
-`Runner.run_streamed`, with and without storage.
+texts of `files`. A tool without a prompt is not run. It prints {tool: {run: {...}}}, where a run is one of `Runner.run`
+and `Runner.run_streamed`, with and without storage.
 """
 
 import asyncio
@@ -135,9 +135,10 @@ RUNS = {
     for store in (None, True, False)
 }
 results = {"shell": {name: run_shell("shell", **options) for name, options in RUNS.items()}}
+if "local_shell" in TASK["prompts"]:
+    results["local_shell"] = {name: run_shell("local_shell", **options) for name, options in RUNS.items()}
 if "apply_patch" in TASK["prompts"]:
     results["apply_patch"] = {name: run_patch(TASK["files"], **options) for name, options in RUNS.items()}
-    results["local_shell"] = {name: run_shell("local_shell", **options) for name, options in RUNS.items()}
     results["hindered"] = {
         "one file a call": run_patch(TASK["files"], parallel_tool_calls=False),
         "without the files": run_patch({}, stream=True),
