@@ -11,7 +11,7 @@ LOCAL_SHELL = {"type": "local_shell"}
 SEARCH = {"type": "tool_search", "execution": "client"}
 DEFERRED_WEATHER = {**WEATHER, "defer_loading": True}
 FOUND_WEATHER = [
-    {"role": "user", "content": "How is the weather?"},
+    {"role": "user", "content": "How is the weather? [found_tool_called]"},
     {"type": "tool_search_call", "call_id": "call_search", "execution": "client", "arguments": {"query": "weather"}},
     {"type": "tool_search_output", "call_id": "call_search", "execution": "client", "tools": [WEATHER]},
 ]
