@@ -15,6 +15,10 @@ from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.messages import StartCommand
 from antiphon.engine.process.worker import EngineCore, ParentConnection, load_core, serve_parent
 
+_LOAD_LOCK = threading.Lock()
+"""Held while a core is loaded: transformers replaces functions of its modules meanwhile, for all threads. The thread of a
+worker that was killed may still be loading when the next one starts."""
+
 
 class ThreadWorker:
     """Serves a core from a thread named "engine". `kill` closes its socket: the thread ends after its step.
@@ -30,8 +34,12 @@ class ThreadWorker:
         self._thread.start()
 
     def _serve(self, load: Callable[[StartCommand], EngineCore]) -> None:
+        def load_alone(start: StartCommand) -> EngineCore:
+            with _LOAD_LOCK:
+                return load(start)
+
         with self._socket:
-            serve_parent(ParentConnection(self._socket), load)
+            serve_parent(ParentConnection(self._socket), load_alone)
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):  # the thread has already ended
