@@ -12,9 +12,7 @@ import asyncio
 import itertools
 import resource
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -27,10 +25,9 @@ from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompt_token_cache import TokenHistory
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse
-from antiphon.harmony.detect import bytes_format
 from bench import scripted_server
+from bench.reader_cost import PROMPT_TIME, READER_LENGTHS, measure_cpu, measure_dialects
 from tests.engine.chunk_stream import stream_chunks
-from tests.serving import scripted_registry
 
 OUTPUT_TOKENS = 1024
 CHUNK_SIZES = (1, 4, 16)
@@ -40,30 +37,6 @@ STREAM_COUNTS = (1, 16, 64)
 MAX_STREAMS, MAX_LANES = 64, 16
 REPLIES_PER_SAMPLE = 8
 """Replies over which the costs of the engine and of socket writes are averaged."""
-PROMPT_TIME = datetime(2026, 1, 1, tzinfo=UTC)
-READER_LENGTHS = (1000, 4000, 16_000)
-READER_PREFIXES = {
-    "gpt-oss": (
-        "<|channel|>final<|message|>",
-        '<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text": "',
-        '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"commands": ["',
-        "<|channel|>commentary to=functions.apply_patch<|message|>*** Begin Patch\n*** Add File: a\n+",
-    ),
-    "hermes": (
-        "",
-        '<tool_call>\n{"name": "write", "arguments": {"text": "',
-        '<tool_call>\n{"name": "shell", "arguments": {"commands": ["',
-        "<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n*** Add File: a\n+",
-    ),
-    "qwen3-coder": (
-        "",
-        "<tool_call>\n<function=write>\n<parameter=text>\n",
-        '<tool_call>\n<function=shell>\n<parameter=commands>\n["',
-        "<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n*** Add File: a\n+",
-    ),
-}
-"""Start of a text message, of a call with a long text argument, of a long command and of a long patch, by dialect."""
-READER_KINDS = ("text", "tool call", "shell call", "patch")
 READ_STAGE = "detokenize, parse the dialect"
 PROCESS_STAGE = "stop strings, limits, state machine"
 Samples = dict[Any, list[float]]
@@ -167,40 +140,6 @@ def numbered_ids() -> Callable[[str], str]:
     """Returns a function that makes ids with consecutive numbers from a prefix."""
     numbers = itertools.count()
     return lambda prefix: f"{prefix}_{next(numbers)}"
-
-
-def measure_cpu(function: Callable[[], None]) -> float:
-    """Returns the CPU seconds that a call takes in this process."""
-    start = time.process_time()
-    function()
-    return time.process_time() - start
-
-
-def measure_dialects() -> dict[tuple[str, int], float]:
-    """Returns CPU microseconds per token to parse output token by token, by (dialect and kind of output, length)."""
-    costs = {}
-    registry = scripted_registry([{"name": "x", "output": ["x"]}])
-    write = {"type": "function", "name": "write", "parameters": {"properties": {"text": {"type": "string"}}}}
-    body = {"model": "scripted", "input": "Hi", "tools": [write]}
-    plain = responses.read_responses_request(body, registry)
-    builtin = responses.read_responses_request(
-        {**body, "tools": [write, {"type": "shell"}, {"type": "apply_patch"}]}, registry
-    )
-    for dialect, prefixes in READER_PREFIXES.items():
-        model_format = bytes_format(dialect)
-        prompt = model_format.render_prompt(plain.spec.prompt_input, now=PROMPT_TIME)
-        for kind, prefix in zip(READER_KINDS, prefixes, strict=True):
-            request = plain if kind in ("text", "tool call") else builtin
-            for length in READER_LENGTHS:
-                tokens = model_format.encode(prefix + "".join(scripted_server.WORDS) * length)[:length]
-                reader = model_format.create_reader(prompt, request.spec.prompt_input)
-
-                def feed_tokens(reader: Any = reader, tokens: Sequence[int] = tokens) -> None:
-                    for token in tokens:
-                        reader.feed((token,))
-
-                costs[f"{dialect}, {kind}", length] = measure_cpu(feed_tokens) / length * 1e6
-    return costs
 
 
 def run_rounds(rounds: int, *, http: bool, blocking: bool) -> tuple[Samples, Samples, Samples]:

@@ -106,7 +106,7 @@ class ShellTimeout(Struct, frozen=True, kw_only=True, tag_field="type", tag="tim
 
 
 class ShellOutput(Struct, frozen=True, kw_only=True):
-    """What one command printed, and how it ended."""
+    """The output of one command, and how it ended."""
 
     outcome: ShellExit | ShellTimeout
     stdout: str = ""

@@ -5,14 +5,7 @@ A patch is text and not JSON, because models were trained to write it so. Its gr
 
 from typing import Any, Literal
 
-from antiphon.events.tools import (
-    BuiltinTool,
-    GrammarFormat,
-    LocalShellTool,
-    PatchTool,
-    ShellTool,
-    ToolSearchTool,
-)
+from antiphon.events.tools import BuiltinTool, GrammarFormat, LocalShellTool, PatchTool, ShellTool, ToolSearchTool
 
 BuiltinKind = Literal["shell", "apply_patch", "local_shell", "tool_search"]
 MAX_COMMANDS = 32

@@ -14,14 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from antiphon.events.tools import (
-    BuiltinTool,
-    CustomTool,
-    FunctionTool,
-    GrammarFormat,
-    NamespaceTool,
-    TextFormat,
-)
+from antiphon.events.tools import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
 from antiphon.harmony.builtin_tools import SHELL_SCHEMA, BuiltinKind, builtin_fields, builtin_kind
 
 MAX_TOOL_NAME_CHARS = 64
@@ -103,11 +96,12 @@ class ToolTable:
         tools_by_key: dict[ToolKey, FunctionTool | CustomTool | BuiltinTool] = {}
         for index, tool in enumerate(tools):
             for key, leaf in _functions(tool):
-                if index >= num_listed and (key not in tools_by_key or key in loaded):
-                    loaded.add(key)
-                elif index >= num_listed:
+                is_loaded = index >= num_listed
+                if is_loaded and key in tools_by_key and key not in loaded:
                     continue  # the list of tools shows it already
-                _check_name(key, index, {} if key in loaded else tools_by_key)
+                if is_loaded:
+                    loaded.add(key)
+                _check_name(key, index, {} if is_loaded else tools_by_key)
                 tools_by_key[key] = leaf
         # Names without a namespace are as the client wrote them, so they take precedence.
         taken_names = {

@@ -12,6 +12,7 @@ from antiphon.events.builtin_calls import PatchKind
 from antiphon.events.hosted import HostedItem
 from antiphon.events.items import Annotation, Compaction, Logprob, Phase
 
+SettingName = Literal["timeout_ms", "max_output_length"]
 ToolKind = Literal["function", "custom", "shell", "apply_patch", "local_shell", "tool_search"]
 
 
@@ -85,7 +86,7 @@ class Arguments(Struct, frozen=True, gc=False):
 class Setting(Struct, frozen=True, gc=False):
     """A setting of the open call of `shell`, besides its commands."""
 
-    name: Literal["timeout_ms", "max_output_length"]
+    name: SettingName
     value: int
 
 

@@ -6,11 +6,7 @@ from typing import Any
 import msgspec
 
 from antiphon.app.requests.pagination import ListPage
-from antiphon.events.inputs import (
-    AnyInput,
-    HostedInput,
-    InputMessage,
-)
+from antiphon.events.inputs import AnyInput, HostedInput, InputMessage
 
 
 def build_item_page(items: Sequence[AnyInput], part: ListPage) -> dict[str, Any]:

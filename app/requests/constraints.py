@@ -17,13 +17,7 @@ from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER
 from antiphon.app.sandbox.messages import GrammarKind
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
-from antiphon.events.tools import (
-    BuiltinTool,
-    CustomTool,
-    FunctionTool,
-    GrammarFormat,
-    NamespaceTool,
-)
+from antiphon.events.tools import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.strict_schema import close_objects
 

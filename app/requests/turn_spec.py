@@ -11,10 +11,7 @@ from antiphon.app.base.reply_form import ChatForm, ReplyForm
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import CheckedConstraint
 from antiphon.engine.protocol import Sampling
-from antiphon.events.inputs import (
-    AnyInput,
-    InputMessage,
-)
+from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.grammar import OutputConstraint

@@ -20,10 +20,7 @@ from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import CompactBody
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.turns.stored_history import with_ids
-from antiphon.events.inputs import (
-    AnyInput,
-    InputMessage,
-)
+from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response as ResponseObject
 
 

@@ -31,10 +31,9 @@ class KeptItems:
     """The items that stay, within `budget` tokens. `count` returns the number of tokens of a text.
 
     Instructions, added tools, updates of the settings and calls that wait for their output always stay, and are not
-    counted. The last user message comes
-    first, then the calls, outputs and messages after it, from the newest on, then earlier user messages, from the
-    newest on. A call and its output stay together. What does not fit in whole is cut if it is the last user message,
-    the newest output, or the first user message that does not fit.
+    counted. The last user message comes first, then the calls, outputs and messages after it, from the newest on, then
+    earlier user messages, from the newest on. A call and its output stay together. An item that does not fit in whole
+    is cut if it is the last user message, the newest output, or the first user message that does not fit.
     """
 
     def __init__(self, items: Sequence[AnyInput], budget: int, count: CountTokens) -> None:

@@ -78,7 +78,7 @@ class FinishedTurn(Struct, frozen=True):
     """Size of the request's echo as JSON: tools count, whether they were rendered or not."""
     response_id: str = ""
     settings: dict[str, Any] = {}
-    """What the prompt depends on besides its conversation, for comparisons with later prompts."""
+    """Settings that the prompt depends on besides its conversation, for comparisons with later prompts."""
 
 
 class _ReplayPrefix(Struct, frozen=True):

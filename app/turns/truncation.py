@@ -9,14 +9,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from antiphon.events.inputs import (
-    AnyInput,
-    InputCall,
-    InputMessage,
-    InputOutput,
-    InputReasoning,
-)
+from antiphon.events.inputs import AnyInput, InputCall, InputMessage, InputOutput, InputReasoning
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.prompt.messages import is_instruction
 
 
 def truncate_input(conversation: PromptInput, fits: Callable[[PromptInput], bool]) -> PromptInput | None:
@@ -50,7 +45,7 @@ def list_units(items: Sequence[AnyInput]) -> list[frozenset[int]]:
     unit_of_call: dict[str, set[int]] = {}
     after_reasoning = False
     for index, item in enumerate(items):
-        if index == newest_user or (isinstance(item, InputMessage) and item.role in ("system", "developer")):
+        if index == newest_user or is_instruction(item):
             continue
         if isinstance(item, InputOutput) and item.call_id in unit_of_call:
             unit_of_call[item.call_id].add(index)

@@ -27,13 +27,7 @@ from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, as_prefill
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turns.stored_history import StoredHistory
-from antiphon.app.websocket.frames import (
-    STEER,
-    read_create_frame,
-    read_stream_id,
-    write_error,
-    write_event,
-)
+from antiphon.app.websocket.frames import STEER, read_create_frame, read_stream_id, write_error, write_event
 from antiphon.app.websocket.history import LaneHistory, LaneResponse
 from antiphon.app.websocket.lanes import MAX_HELD, Lane, LaneScheduler, WaitingTurn
 from antiphon.app.websocket.steering import (
@@ -176,7 +170,7 @@ class _Connection:
         turn.steers = None  # they are part of this response now
         if steers is not None:
             lane.held_steers.pop(steers.response_id, None)
-        response = self._running[log.id] = SteeredResponse(frame, log.id)
+        response = self._running[log.id] = SteeredResponse(frame, spec, log.id)
         try:
             with count_readers(context, [log]):
                 async for entries in log.follow_entries():

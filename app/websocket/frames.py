@@ -52,14 +52,9 @@ def read_create_frame(frame: dict[str, Any], stream_id: str | None, num_bytes: i
     return CreateFrame(
         body={**body, "stream": True},
         stream_id=stream_id,
-        is_prefill=frame.get("generate", True) is False or _is_prewarm(frame),
+        is_prefill=frame.get("generate", True) is False,
         num_bytes=num_bytes,
     )
-
-
-def _is_prewarm(frame: dict[str, Any]) -> bool:
-    options = frame.get("prompt_cache_options")
-    return isinstance(options, dict) and options.get("prewarm") is True
 
 
 def write_error(error: ApiError, stream_id: str | None) -> str:

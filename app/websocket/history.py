@@ -4,11 +4,7 @@ from msgspec import Struct
 
 from antiphon.app.requests.responses.history import History
 from antiphon.app.turns.stored_history import after_compaction
-from antiphon.events.inputs import (
-    AnyInput,
-    CompactionInput,
-    InputReasoning,
-)
+from antiphon.events.inputs import AnyInput, CompactionInput, InputReasoning
 
 
 class LaneResponse(Struct, frozen=True):

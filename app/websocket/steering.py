@@ -13,17 +13,12 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.requests.responses import input_items
 from antiphon.app.requests.responses.input_items import read_item
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.websocket.frames import CreateFrame
 from antiphon.events.builtin_calls import ApplyPatchCall, LocalShellCall, ShellCall
 from antiphon.events.hosted import ToolSearchCall
-from antiphon.events.inputs import (
-    AnyInput,
-    InputMessage,
-    InputOutput,
-)
+from antiphon.events.inputs import AnyInput, InputMessage, InputOutput
 from antiphon.events.items import CustomToolCall, FunctionCall
 from antiphon.events.response import OutputItem, Response
 
@@ -54,7 +49,7 @@ class Steer(Struct, frozen=True, kw_only=True):
 
 
 class EndedResponse(Struct, frozen=True):
-    """What a connection remembers of a response that has ended, to answer a steer that comes late."""
+    """The end of a response, which a connection remembers to answer a steer that comes late."""
 
     response_id: str
     stream_id: str | None
@@ -65,17 +60,18 @@ class EndedResponse(Struct, frozen=True):
 class SteeredResponse:
     """A response of this connection that may be steered: its request, the steers that wait for its end."""
 
-    def __init__(self, frame: CreateFrame, response_id: str) -> None:
+    def __init__(self, frame: CreateFrame, spec: TurnSpec, response_id: str) -> None:
         self.frame, self.response_id, self.stream_id = frame, response_id, frame.stream_id
+        self._accepts_steers = not (
+            spec.prefill_only or spec.compact or spec.compact_threshold or spec.base_response.conversation
+        )
         self.steers: list[Steer] = []
         self.sequence_number = 0
         """Number of the latest event that was sent. Events about its steers repeat it."""
 
     def accept(self, sent: Any, messages: tuple[dict[str, Any], ...], num_bytes: int) -> Steer:
         """Adds a steer. Raises `SteerError`."""
-        body = self.frame.body
-        is_trigger = isinstance(items := body.get("input"), list) and bool(items) and input_items.is_trigger(items[-1])
-        if self.frame.is_prefill or is_trigger or body.get("conversation") or body.get("context_management"):
+        if not self._accepts_steers:
             raise SteerError("steering_not_supported", "This response cannot be steered.")
         size = sum(steer.num_bytes for steer in self.steers) + num_bytes
         if len(self.steers) == MAX_STEERS or size > MAX_STEER_BYTES:

@@ -9,11 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from antiphon.events.inputs import (
-    AnyInput,
-    InputCustomCall,
-    InputFunctionCall,
-)
+from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall
 from antiphon.events.items import FileCitation
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, literals

@@ -6,6 +6,7 @@ pending call gets a text in the place of its output, which stays there when the 
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import TypeGuard
 
 from antiphon.events.inputs import (
     AdditionalToolsInput,
@@ -33,18 +34,21 @@ CallKey = tuple[str, str]
 
 def show_pending_calls(items: Sequence[AnyInput], tools: ToolTable) -> tuple[AnyInput, ...]:
     """Returns the items with an output for each pending call, and late outputs as messages of the user."""
-    if any(isinstance(item, AnyCall) and item.is_async for item in items):
+    if any(is_asynchronous(item) for item in items):
         return tuple(_convert_items(items, tools))
     return tuple(items)
+
+
+def is_asynchronous(item: AnyInput) -> TypeGuard[AnyCall]:
+    """Tells whether an item is a call that may be without its output."""
+    return isinstance(item, AnyCall) and item.is_async is True
 
 
 def is_pending(index: int, items: Sequence[AnyInput]) -> bool:
     """Tells whether an item is an asynchronous call whose output is not among the items."""
     call = items[index]
-    return (
-        isinstance(call, AnyCall)
-        and bool(call.is_async)
-        and not any(isinstance(item, AnyOutput) and _key_of(item) == _key_of(call) for item in items[index:])
+    return is_asynchronous(call) and not any(
+        isinstance(item, AnyOutput) and _key_of(item) == _key_of(call) for item in items[index:]
     )
 
 
@@ -54,7 +58,7 @@ def _convert_items(items: Sequence[AnyInput], tools: ToolTable) -> Iterator[AnyI
     for from_client, group in groupby(items, _is_from_client):
         run = list(group)
         if not from_client:
-            open_calls = {_key_of(item): item for item in run if isinstance(item, AnyCall) and item.is_async}
+            open_calls = {_key_of(item): item for item in run if is_asynchronous(item)}
             yield from run
             continue
         answered = {_key_of(item) for item in run if isinstance(item, AnyOutput)}

@@ -31,6 +31,7 @@ from antiphon.events.inputs import (
     InputToolSearchCall,
     InputToolSearchOutput,
 )
+from antiphon.harmony.prompt.messages import is_instruction
 from antiphon.harmony.prompt.tool_instructions import NO_PARAMETERS
 from antiphon.harmony.tools import ToolTable
 
@@ -144,8 +145,7 @@ class _BuiltinItems:
 
 def begins_conversation(item: AnyInput) -> bool:
     """Tells whether tools that follow this item are shown in the conversation, and not in the list of tools."""
-    is_instruction = isinstance(item, InputMessage) and item.role in ("system", "developer")
-    return not is_instruction and not isinstance(item, AdditionalToolsInput)
+    return not (is_instruction(item) or isinstance(item, AdditionalToolsInput))
 
 
 def describe_loaded_tools(tools: Sequence[Any], table: ToolTable) -> str:

@@ -2,14 +2,7 @@
 
 from typing import Any
 
-from antiphon.kit.checker.grammar import (
-    BODIES,
-    DONE_FIELDS,
-    ITEM_FIELDS,
-    OPTIONAL_TEXTS,
-    BodyGrammar,
-    BodyMatcher,
-)
+from antiphon.kit.checker.grammar import BODIES, DONE_FIELDS, ITEM_FIELDS, OPTIONAL_TEXTS, BodyGrammar, BodyMatcher
 from antiphon.kit.checker.parts import KINDS_OF_ITEM, ItemBody, JsonEvent, JsonItem, PartsBody
 from antiphon.kit.checker.schema import as_text
 from antiphon.kit.findings import FindingList, quote

@@ -19,11 +19,7 @@ from tests.clients.sdk_helpers import (
     responses_body,
 )
 from tests.clients.test_node_sdk import check_node_result
-from tests.clients.test_responses_stream import (
-    check_response_result,
-    read_response_stream,
-    read_response_stream_async,
-)
+from tests.clients.test_responses_stream import check_response_result, read_response_stream, read_response_stream_async
 from tests.invariants import check_stream
 from tests.serving import RunningServer, serve
 from tests.snapshots.builtin_cases import BUILTIN_CASES

@@ -53,6 +53,6 @@ def test_agent_reads_twenty_files(
             assert seen["num_dropped"] > NUM_FILES
     assert {record.status for record in server.access_records} == {200}
     first, second = prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
-    assert first == second, "who keeps the history, and what of it, changes no prompt"
+    assert first == second, "the prompts are the same with any storage of the history"
     assert len(first) == NUM_FILES + NUM_COMPACTIONS + 2
     assert sum(ASKED in prompt for prompt in first) == NUM_COMPACTIONS

@@ -77,7 +77,7 @@ def check_runs(
     assert {record.status for record in server.access_records} == {200}
     size = len(prompts) // len(runs)
     first = prompts[:size]
-    assert prompts == first * len(runs), "who keeps the history, and what of it, changes no prompt"
+    assert prompts == first * len(runs), "the prompts are the same with any storage of the history"
     assert sum(ASKED in prompt for prompt in first) == NUM_COMPACTIONS
 
 

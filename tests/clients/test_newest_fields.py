@@ -23,7 +23,7 @@ SCRIPT: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the SDK's program prints."""
+    """Output of the SDK's program."""
     python = install_python_clients("python")
     with serve(SCRIPT) as server:
         yield run_program([python, PROGRAMS_FOLDER / "openai_params.py", server.url], tmp_path_factory.mktemp("sdk"))

@@ -9,16 +9,10 @@ import pytest
 from openai.types.responses import ResponseInputItem, ResponseOutputItem, ResponseStreamEvent, Tool
 from pydantic import BaseModel, TypeAdapter
 
-from antiphon.events.inputs import (
-    HOSTED_ITEM_TYPES,
-    AnyInput,
-)
+from antiphon.events.inputs import HOSTED_ITEM_TYPES, AnyInput
 from antiphon.events.response import OutputItem, Response
 from antiphon.events.stream import StreamEvent, decode_event
-from antiphon.events.tools import (
-    COMPUTER_TOOL_TYPES,
-    HOSTED_TOOL_TYPES,
-)
+from antiphon.events.tools import COMPUTER_TOOL_TYPES, HOSTED_TOOL_TYPES
 
 SDK_EVENTS = TypeAdapter(ResponseStreamEvent)
 SDK_ITEMS = TypeAdapter(ResponseOutputItem)

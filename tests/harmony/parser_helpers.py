@@ -12,11 +12,7 @@ from typing import Any, TypeVar
 
 from antiphon.events.items import Logprob
 from antiphon.events.response import Response
-from antiphon.events.tools import (
-    CustomTool,
-    FunctionTool,
-    NamespaceTool,
-)
+from antiphon.events.tools import CustomTool, FunctionTool, NamespaceTool
 from antiphon.harmony.detect import DIALECTS, bytes_format
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.parsing.reader import TapeReader

@@ -16,11 +16,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from antiphon.events.inputs import InputMessage
-from antiphon.events.tools import (
-    CustomTool,
-    FunctionTool,
-    GrammarFormat,
-)
+from antiphon.events.tools import CustomTool, FunctionTool, GrammarFormat
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import ModelFormat

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from antiphon.events.tools import (
-    CustomTool,
-    FunctionTool,
-    GrammarFormat,
-)
+from antiphon.events.tools import CustomTool, FunctionTool, GrammarFormat
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.grammar import OutputConstraint

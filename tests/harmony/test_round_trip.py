@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.events.inputs import (
-    AnyInput,
-    InputCustomCall,
-    InputFunctionCall,
-    InputMessage,
-    InputReasoning,
-)
+from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall, InputMessage, InputReasoning
 from antiphon.events.items import ReasoningText
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect

@@ -2,11 +2,7 @@
 
 import pytest
 
-from antiphon.events.tools import (
-    CustomTool,
-    FunctionTool,
-    NamespaceTool,
-)
+from antiphon.events.tools import CustomTool, FunctionTool, NamespaceTool
 from antiphon.harmony.tools import MAX_TOOL_NAME_CHARS, ToolError, ToolTable
 
 

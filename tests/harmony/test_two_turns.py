@@ -14,10 +14,7 @@ from antiphon.events.inputs import (
     InputFunctionOutput,
     InputMessage,
 )
-from antiphon.events.tools import (
-    CustomTool,
-    FunctionTool,
-)
+from antiphon.events.tools import CustomTool, FunctionTool
 from antiphon.harmony.detect import load_format
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.tools import ToolTable

@@ -11,10 +11,7 @@ from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.fields.prompt import refuse_server_variables
 from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate
-from antiphon.events.inputs import (
-    AnyInput,
-    InputMessage,
-)
+from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.harmony.format import THINKING_SWITCHES, TemplateOptions
 from antiphon.harmony.prompt.messages import content_text
 

@@ -14,12 +14,7 @@ from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.checks import check_choice, check_object, check_string, require_key
-from antiphon.app.requests.messages.body import (
-    CountTokensBody,
-    JsonFormat,
-    MessagesBody,
-    ToolChoiceSettings,
-)
+from antiphon.app.requests.messages.body import CountTokensBody, JsonFormat, MessagesBody, ToolChoiceSettings
 from antiphon.app.requests.messages.conversation import ConversationReader, Decrypt, read_system
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools

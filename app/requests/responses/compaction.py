@@ -9,19 +9,15 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.events.inputs import (
-    AdditionalToolsInput,
-    AnyInput,
-    InputMessage,
-    InputToolSearchOutput,
-)
+from antiphon.events.inputs import AdditionalToolsInput, AnyInput, InputMessage, InputToolSearchOutput
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.prompt.builtin_items import begins_conversation
 from antiphon.harmony.prompt.messages import is_instruction
 
 COMPACTION_PROMPT = (
-    "Our conversation is about to be cut short: whoever goes on with it will see none of the above, only what you "
-    "write now. Write what they need: what the user wants, what was decided and done, with names, paths, ids and "
-    "numbers as they are, what is still open, and what to do next. Write nothing else, and call no tool."
+    "Our conversation is about to be cut short: the next turn will see none of the above, only what you write now. "
+    "Write what it needs: what the user wants, what was decided and done, with names, paths, ids and numbers as they "
+    "are, what is still open, and what to do next. Write nothing else, and call no tool."
 )
 """Prompt that asks the model for the summary of a conversation that is to be compacted."""
 MAX_SUMMARY_TOKENS = 8192
@@ -31,7 +27,7 @@ _MARK = "antiphon.compaction.1\n"
 
 
 class CompactedConversation(Struct, frozen=True, kw_only=True):
-    """What is left of a conversation. An empty `summary` means that nothing was left out."""
+    """A conversation after its compaction. An empty `summary` means that nothing was left out."""
 
     summary: str
     items: tuple[AnyInput, ...]
@@ -90,7 +86,7 @@ def is_summary(item: AnyInput) -> bool:
 
 def outlasts_compaction(item: AnyInput) -> bool:
     """Tells whether an item counts for all of the conversation: instructions and added tools."""
-    return is_instruction(item) or isinstance(item, AdditionalToolsInput)
+    return not begins_conversation(item)
 
 
 def compact_items(items: Sequence[AnyInput], kept: Sequence[AnyInput], summary: str) -> CompactedConversation:

@@ -20,6 +20,7 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.events.items import ReasoningText
+from antiphon.harmony.prompt.async_calls import is_asynchronous
 
 Decrypt = Callable[[InputReasoning | CompactionInput], str | None]
 """Returns the decrypted text of an item; None if this server did not encrypt it for this owner."""
@@ -86,7 +87,7 @@ def check_calls(items: Iterable[AnyInput], param: str = "input") -> None:
     answered_calls: dict[tuple[str, str], bool] = {}
     for item in items:
         if isinstance(item, InputCall):
-            answered_calls[item.label, item.call_id] = bool(getattr(item, "is_async", None))
+            answered_calls[item.label, item.call_id] = is_asynchronous(item)
         elif isinstance(item, InputOutput):
             key = item.label, item.call_id
             if key not in answered_calls:

@@ -10,11 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, clip_text
-from antiphon.events.inputs import (
-    AnyInput,
-    CompactionInput,
-    InputReasoning,
-)
+from antiphon.events.inputs import AnyInput, CompactionInput, InputReasoning
 
 FindItem = Callable[[str], Struct | None]
 """Returns the input or output item of this owner with the given id; None if there is none."""

@@ -139,9 +139,8 @@ def read_item(entry: Any, path: str) -> AnyInput:
         return HostedInput(id=fields.get("id"), kind=kind, payload=entry)
     if kind == "local_shell_call_output" and "call_id" not in fields:
         fields["call_id"] = fields.get("id")
-    if (
-        kind in ("function_call", "custom_tool_call") and "async_" in fields
-    ):  # as openai for Python sends its own objects
+    # openai for Python sends its own objects with the names of their attributes.
+    if kind in ("function_call", "custom_tool_call") and "async_" in fields:
         fields["async"] = fields.pop("async_")
     if kind == "item_reference" and "id" not in fields:
         raise missing_field(f"{path}.id")

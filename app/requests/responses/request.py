@@ -56,7 +56,7 @@ def read_responses_request(
     prompt_input = _prompt_input(body, conversation, tool_choice, settings)
     compact_threshold = None if conversation.compact else _compact_threshold(body, model.engine.info.max_model_len)
     sampling = _read_sampling(body, model, settings, compact=conversation.compact)
-    capabilities = model.engine.info.capabilities
+    capabilities, cache_options = model.engine.info.capabilities, body.prompt_cache_options or ResponsesCacheOptions()
     base_response = _base_response(body, sent, sampling, capabilities, request_tools.echo, conversation.id)
     spec = TurnSpec(
         base_response=base_response,
@@ -75,10 +75,10 @@ def read_responses_request(
         encrypt_reasoning=INCLUDE_ENCRYPTED_REASONING in (body.include or ()),
         compact=conversation.compact,
         compact_threshold=compact_threshold,
-        comparison_id=None if body.prompt_cache_options is None else body.prompt_cache_options.comparison_response_id,
+        comparison_id=cache_options.comparison_response_id,
     )
     check_capabilities(spec, capabilities, constraint_param="text.format")
-    if body.prompt_cache_options is not None and body.prompt_cache_options.prewarm:
+    if cache_options.prewarm:
         spec = _prewarm(spec)
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
     form = ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)

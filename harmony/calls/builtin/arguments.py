@@ -23,8 +23,8 @@ class ArgumentsReader:
         raise NotImplementedError
 
     def begin(self, segments: list[Segment]) -> None:
-        """Reads the start of the call."""
-        self.segments = segments
+        """Emits the start of the call."""
+        segments.append(self.call)
 
     def feed(self, text: str, segments: list[Segment]) -> None:
         """Reads more arguments."""

@@ -42,6 +42,9 @@ class PatchReader(ArgumentsReader):
         self._ended = False
         self._is_plain = False  # the text is a patch, and not an object with one
 
+    def begin(self, segments: list[Segment]) -> None:
+        """Emits nothing: each file is a call of its own."""
+
     def feed(self, text: str, segments: list[Segment]) -> None:
         """Reads more of the text. Once it is known to be a patch, it passes without the parser."""
         if self._is_plain:

@@ -6,20 +6,17 @@ one command, as in `{"cmd": ["bash", "-lc", "ls"]}`.
 
 import json
 import shlex
-from typing import Literal
+from typing import get_args
 
 from antiphon.harmony.calls.builtin.arguments import ArgumentsReader
 from antiphon.harmony.parsing import json_stream
 from antiphon.harmony.parsing.tape import MalformedText, Parser
-from antiphon.state.segments import Call, Segment, Setting
+from antiphon.state.segments import Call, Segment, Setting, SettingName
 
 _WORDS_KEYS = ("command", "cmd")
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
 _COMMAND_OPTIONS = ("-c", "-lc")
-_SETTINGS: dict[str, Literal["timeout_ms", "max_output_length"]] = {
-    "timeout_ms": "timeout_ms",
-    "max_output_length": "max_output_length",
-}
+_SETTINGS: dict[str, SettingName] = {name: name for name in get_args(SettingName)}
 
 
 class ShellReader(ArgumentsReader):
@@ -29,11 +26,6 @@ class ShellReader(ArgumentsReader):
         super().__init__(call)
         self._num_commands = 0
         self._is_inside_command = False
-
-    def begin(self, segments: list[Segment]) -> None:
-        """Emits the call."""
-        super().begin(segments)
-        segments.append(self.call)
 
     def feed(self, text: str, segments: list[Segment]) -> None:
         """Reads more arguments. Most pieces of a command have nothing to decode, so they pass without the parser."""
@@ -111,7 +103,7 @@ class ShellReader(ArgumentsReader):
         self.emit_text(words[2] if runs_text else shlex.join(words), self._num_commands)
         self._num_commands += 1
 
-    def _read_setting(self, name: Literal["timeout_ms", "max_output_length"]) -> Parser[None]:
+    def _read_setting(self, name: SettingName) -> Parser[None]:
         value = yield from self._read_json()
         if value is None:
             return

@@ -15,11 +15,6 @@ class WholeArgumentsReader(ArgumentsReader):
         super().__init__(call)
         self._texts: list[str] = []
 
-    def begin(self, segments: list[Segment]) -> None:
-        """Emits the call."""
-        super().begin(segments)
-        segments.append(self.call)
-
     def feed(self, text: str, segments: list[Segment]) -> None:
         """Keeps more arguments."""
         self.segments = segments

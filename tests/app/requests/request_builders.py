@@ -15,10 +15,7 @@ from antiphon.app.requests.responses.history import NO_HISTORY
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.engine.protocol import Capabilities, EngineInfo, Sampling
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
-from antiphon.events.inputs import (
-    CompactionInput,
-    InputReasoning,
-)
+from antiphon.events.inputs import CompactionInput, InputReasoning
 
 DEFAULT_SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 

@@ -9,11 +9,7 @@ from msgspec import structs
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses.conversation import check_calls
 from antiphon.app.requests.responses.input_items import is_trigger, read_input, read_item
-from antiphon.events.inputs import (
-    HostedInput,
-    InputMessage,
-    InputReasoning,
-)
+from antiphon.events.inputs import HostedInput, InputMessage, InputReasoning
 from antiphon.events.items import Message, OutputText, Reasoning, ReasoningText, SummaryText
 from tests.app.requests.request_builders import read_responses_spec, summarize_error
 

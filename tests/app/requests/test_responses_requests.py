@@ -7,14 +7,7 @@ import pytest
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses.request import MAX_SUMMARY_TOKENS
 from antiphon.engine.protocol import Sampling
-from antiphon.events.inputs import (
-    HostedInput,
-    InputFunctionCall,
-    InputImage,
-    InputMessage,
-    InputReasoning,
-    InputText,
-)
+from antiphon.events.inputs import HostedInput, InputFunctionCall, InputImage, InputMessage, InputReasoning, InputText
 from antiphon.events.items import FunctionCall, Message, OutputText
 from tests.app.requests.request_builders import DEFAULT_SAMPLING, read_responses_spec, summarize_error
 

@@ -23,10 +23,7 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.base import Event
-from antiphon.events.inputs import (
-    HostedInput,
-    InputMessage,
-)
+from antiphon.events.inputs import HostedInput, InputMessage
 from antiphon.events.response import Response
 from antiphon.state.segments import Say
 from tests.state.machine_helpers import create_machine

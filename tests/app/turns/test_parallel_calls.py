@@ -9,10 +9,7 @@ from antiphon.app.turns.prompt_token_cache import (
     TurnPrompt,
     common_length,
 )
-from antiphon.events.inputs import (
-    AnyInput,
-    InputFunctionCall,
-)
+from antiphon.events.inputs import AnyInput, InputFunctionCall
 from antiphon.events.items import FunctionCall
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.template_format import TemplateFormat

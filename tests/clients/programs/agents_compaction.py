@@ -10,15 +10,7 @@ import json
 import sys
 from typing import Any
 
-from agents import (
-    Agent,
-    ModelSettings,
-    OpenAIResponsesModel,
-    RunConfig,
-    Runner,
-    function_tool,
-    set_tracing_disabled,
-)
+from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool, set_tracing_disabled
 from agents.models.openai_responses import Converter
 from agents.run import CallModelData, ModelInputData
 from openai import AsyncOpenAI

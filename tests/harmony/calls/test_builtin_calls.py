@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.events.tools import (
-    FunctionTool,
-    PatchTool,
-    ShellEnvironment,
-    ShellTool,
-)
+from antiphon.events.tools import FunctionTool, PatchTool, ShellEnvironment, ShellTool
 from antiphon.harmony.builtin_tools import SHELL_SCHEMA
 from antiphon.harmony.calls.builtin.patch import MAX_OPERATIONS, PatchReader
 from antiphon.harmony.calls.builtin.shell import ShellReader

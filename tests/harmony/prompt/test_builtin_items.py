@@ -25,13 +25,7 @@ from antiphon.events.inputs import (
     InputShellCall,
     InputShellOutput,
 )
-from antiphon.events.tools import (
-    FunctionTool,
-    PatchTool,
-    ShellEnvironment,
-    ShellSkill,
-    ShellTool,
-)
+from antiphon.events.tools import FunctionTool, PatchTool, ShellEnvironment, ShellSkill, ShellTool
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt.builtin_items import show_builtin_calls
 from antiphon.harmony.tools import ToolTable

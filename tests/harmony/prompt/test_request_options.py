@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.events.inputs import (
-    InputFunctionCall,
-    InputFunctionOutput,
-    InputMessage,
-)
+from antiphon.events.inputs import InputFunctionCall, InputFunctionOutput, InputMessage
 from antiphon.harmony.detect import DIALECTS, bytes_format
 from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.harmony.grammar import OutputConstraint

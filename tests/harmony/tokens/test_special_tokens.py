@@ -16,11 +16,7 @@ from antiphon.events.inputs import (
     InputText,
 )
 from antiphon.events.items import ReasoningText
-from antiphon.events.tools import (
-    CustomTool,
-    FunctionTool,
-    NamespaceTool,
-)
+from antiphon.events.tools import CustomTool, FunctionTool, NamespaceTool
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt.jinja import ChatTemplate
