@@ -8,6 +8,7 @@ from msgspec import Struct
 from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.base.encryption import open_sealer
 from antiphon.app.base.settings import Settings
+from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
@@ -32,6 +33,8 @@ class ServerContext(Struct, kw_only=True):
     metrics: MetricsCollector
     adapter_updates: AdapterUpdates
     body_memory: BodyMemory
+    batches: BatchRunner | None
+    """None if the server runs no batches."""
     grpc_ports: tuple[int, ...] = ()
     """Ports of gRPC, once it is served: one for each model that generates text."""
     shutting_down: bool = False
@@ -77,4 +80,5 @@ def create_context(
         metrics=metrics,
         adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
         body_memory=BodyMemory(settings.max_body_bytes),
+        batches=BatchRunner(store, models) if settings.enable_batches else None,
     )

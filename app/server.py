@@ -31,21 +31,8 @@ from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.replies.faulty_replies import FaultyReplies
-from antiphon.app.routes import (
-    adapters,
-    chat,
-    compact,
-    completions,
-    conversations,
-    health,
-    messages,
-    models,
-    openapi,
-    responses,
-    stored_chat,
-)
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
-from antiphon.app.routes.texts import embeddings, tokenize
+from antiphon.app.routes.table import ROUTE_HANDLERS
 from antiphon.app.sandbox.report import schedule_proof
 from antiphon.app.scripted.faults import connect_script_faults
 from antiphon.app.serve_options import ServeError
@@ -61,51 +48,6 @@ ACCEPT_SOCKETS = 16
 and an iteration is long while many streams run: after a burst of 1 000 connections the next one would wait seconds."""
 CLOSE_GRACE_SECONDS = 2.0
 """Seconds after the drain in which the last bytes are sent and the connections close."""
-
-ROUTE_HANDLERS = (
-    responses.create_response,
-    responses.count_input_tokens,
-    compact.compact_conversation,
-    responses.retrieve_response,
-    responses.delete_response,
-    responses.cancel_response,
-    responses.list_input_items,
-    conversations.create_conversation,
-    conversations.retrieve_conversation,
-    conversations.update_conversation,
-    conversations.delete_conversation,
-    conversations.create_items,
-    conversations.list_items,
-    conversations.retrieve_item,
-    conversations.delete_item,
-    chat.create_chat_completion,
-    stored_chat.list_completions,
-    stored_chat.retrieve_completion,
-    stored_chat.update_completion,
-    stored_chat.delete_completion,
-    stored_chat.list_messages,
-    completions.create_completion,
-    messages.create_message,
-    messages.count_message_tokens,
-    models.list_models,
-    models.retrieve_model,
-    models.get_version,
-    models.list_ollama_tags,
-    models.show_ollama_model,
-    adapters.load_lora_adapter,
-    adapters.unload_lora_adapter,
-    embeddings.create_embeddings,
-    embeddings.rerank_documents,
-    embeddings.score_pairs,
-    tokenize.tokenize_prompt,
-    tokenize.detokenize_tokens,
-    tokenize.get_server_version,
-    tokenize.get_server_load,
-    health.get_metrics,
-    health.get_health,
-    health.get_ready,
-    openapi.get_openapi_document,
-)
 
 _log = structlog.get_logger(__name__)
 
@@ -124,6 +66,9 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         logging_config=None,
         debug=False,
     )
+
+    if context.batches is not None:
+        context.batches.connect(app)
 
     def on_done(record: AccessRecord) -> None:
         context.metrics.count_request(record)
@@ -198,6 +143,8 @@ class AntiphonServer(uvicorn.Server):
         ]
         await super().startup(listeners or None)
         if self.started:
+            if self._context.batches is not None:
+                self._context.batches.start()
             if self._grpc is not None:
                 await self._grpc.start()
                 self._context.grpc_ports = self._grpc.ports
@@ -232,6 +179,8 @@ class AntiphonServer(uvicorn.Server):
         timeout_s = self._context.settings.shutdown_timeout + CLOSE_GRACE_SECONDS
         grpc_end = asyncio.create_task(self._grpc.stop(timeout_s)) if self._grpc is not None else None
         models = self._context.models.all_models
+        if self._context.batches is not None:
+            await self._context.batches.close()
         # Engines that are not ready close first, so that requests waiting for one fail immediately.
         await _close_engines([model for model in models if model.engine.unready_reason()])
         drain = asyncio.create_task(self._context.turn_manager.drain(self._context.settings.shutdown_timeout))

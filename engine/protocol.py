@@ -14,7 +14,7 @@ Every engine keeps these rules for the chunks of a job:
 5. Cancelling the call or `Engine.cancel` frees the slot before the engine's next step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, Protocol
 
 import msgspec
@@ -220,6 +220,22 @@ def overloaded_error() -> EngineError:
     return EngineError("server_is_overloaded", "too many requests are waiting; try again shortly", retryable=True)
 
 
+BATCH_PRIORITY = -100
+"""Jobs of this priority or a lower one, such as lines of batches, take no place of a queue from other jobs."""
+
+
+def is_full(capacity: int, open_jobs: Collection[int], priority: int) -> bool:
+    """Tells whether there is no place for a further job of this priority. `open_jobs`: the priorities of the others.
+
+    Of two classes, jobs above `BATCH_PRIORITY` count only each other, and the rest counts all jobs. So there are never
+    more than twice `capacity`. Example: with a capacity of 2 and open jobs of (0, -100), one of 0 has a place, one of
+    -100 has none.
+    """
+    if len(open_jobs) < capacity:
+        return False
+    return priority <= BATCH_PRIORITY or sum(each > BATCH_PRIORITY for each in open_jobs) >= capacity
+
+
 class Engine(Protocol):
     """An inference engine: token ids in, token ids out."""
 
@@ -260,7 +276,7 @@ class Engine(Protocol):
         ...
 
     def capacity(self) -> int:
-        """Returns the maximum number of jobs, waiting ones included. More raise `overloaded_error`."""
+        """Returns the maximum number of jobs, waiting ones included. More raise `overloaded_error`: see `is_full`."""
         ...
 
     def stats(self) -> EngineStats:

@@ -42,6 +42,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     enable_websocket: Annotated[bool, _server("Serve WebSockets on /v1/responses.", name="websocket")] = True
+    enable_batches: Annotated[bool, _server("Run batches: /v1/batches.", name="batches")] = True
     shutdown_timeout: Annotated[float, _server("Seconds to let running responses finish on shutdown.", minimum=0)] = 5.0
     """Time from the first SIGTERM until streams that are still open are ended."""
     api_key_digests: tuple[bytes, ...] = ()

@@ -22,8 +22,18 @@ from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope,
 from antiphon.app.http.cors import CorsPolicy, is_preflight
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.malloc_trim import MemoryReleaser
-from antiphon.app.http.request_body import BodyMemory, BodyReservation, body_too_large, limit_body, parse_encoding
+from antiphon.app.http.request_body import (
+    BodyMemory,
+    BodyReservation,
+    body_too_large,
+    check_upload_head,
+    find_max_bytes,
+    is_upload,
+    limit_body,
+    parse_encoding,
+)
 from antiphon.app.http.request_state import RequestState, request_state
+from antiphon.app.requests.batches.body import MAX_FILE_BYTES
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
@@ -92,9 +102,9 @@ class RequestGuard:
                 return
             body = limit_body(
                 receive,
-                self._settings.max_body_bytes,
+                find_max_bytes(scope, self._settings.max_body_bytes),
                 parse_encoding(headers.get("content-encoding", "")),
-                reservation,
+                BodyReservation(BodyMemory(MAX_FILE_BYTES)) if is_upload(scope) else reservation,
             )
             await self._app(_as_get(scope), _count_bytes(body, state), response.send)
         except ApiError as error:
@@ -170,7 +180,7 @@ class RequestGuard:
             return ""
         owner = self.authenticate(headers)
         if scope.get("method") in METHODS_WITH_BODY:
-            self._check_body(headers)
+            self._check_body(scope, headers)
         return owner
 
     def _check_websocket(self, scope: AsgiScope, headers: dict[str, str]) -> None:
@@ -213,20 +223,26 @@ class RequestGuard:
             raise ApiError(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))
         return key.hex()[:32]
 
-    def _check_body(self, headers: dict[str, str]) -> None:
+    def _check_body(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may use the other one and then see two requests where this server sees one (request smuggling).
             raise ApiError(400, "ambiguous_length", "Send either Content-Length or Transfer-Encoding, not both.")
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
             return  # no body, as in POST .../cancel
+        content_type = headers.get("content-type", "").partition(";")[0].strip()
+        if is_upload(scope):
+            check_upload_head(headers, content_type)
+            self._check_origin(headers, self._allowed_names | {host_name(headers["host"])})
         # A "simple" cross-site form can send neither this Content-Type nor a Content-Encoding, so this also stops CSRF.
-        if not _JSON.fullmatch(headers.get("content-type", "").partition(";")[0].strip()):
+        # Such a form can be an upload, which is why that has its origin checked.
+        elif not _JSON.fullmatch(content_type):
             message = "The body must be JSON: send it with 'Content-Type: application/json'."
             raise ApiError(415, "unsupported_media_type", message)
         parse_encoding(headers.get("content-encoding", ""))
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > self._settings.max_body_bytes:
-            raise body_too_large(self._settings.max_body_bytes)
+        max_bytes = find_max_bytes(scope, self._settings.max_body_bytes)
+        if length.isdecimal() and int(length[:20]) > max_bytes:
+            raise body_too_large(max_bytes)
 
 
 class _ResponseSender:

@@ -4,7 +4,7 @@ h11 rather than httptools: it limits the size of headers, requires Host, and rej
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import h11
@@ -18,12 +18,15 @@ from antiphon.app.http.admission import AdmissionController, AdmissionPermit
 from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.http.cors import CorsPolicy
-from antiphon.app.http.request_body import body_too_large
+from antiphon.app.http.request_body import body_too_large, find_max_bytes
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
 
 MAX_CHUNK_BYTES = 2**63 - 1
 """Largest chunk size that is a plausible number of bytes. A larger one is an invalid request, not a large body."""
+
+MIN_UPLOAD_BYTES_PER_S = 64 << 10
+"""Bytes per second that a client must reach for the largest upload to arrive in time."""
 
 
 class HttpProtocol(StallTimeoutMixin, H11Protocol):
@@ -89,18 +92,23 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         if cycle is None:
             self._set_deadline("headers", self.settings.header_timeout)
         elif cycle.more_body:
-            self._set_deadline("body", self.settings.body_timeout)
-            self._check_chunk_size()
+            self._set_deadline("body", self._body_timeout(cycle.scope))
+            self._check_chunk_size(find_max_bytes(cycle.scope, self.settings.max_body_bytes))
         else:
             self._set_deadline(None, 0)
 
-    def _check_chunk_size(self) -> None:
+    def _body_timeout(self, scope: Mapping[str, Any]) -> float:
+        """Returns the seconds in which a body must arrive. Uploads get as many as a slow connection needs."""
+        upload_s = find_max_bytes(scope, 0) / MIN_UPLOAD_BYTES_PER_S
+        return self.settings.body_timeout + upload_s
+
+    def _check_chunk_size(self, max_bytes: int) -> None:
         """Rejects a chunk larger than a body may be as soon as its size has arrived: its bytes may never come."""
         size = getattr(self.conn._reader, "_bytes_in_chunk", 0)  # h11 has no other way to see it
         if size > MAX_CHUNK_BYTES:
             self._abort_with_error(ApiError(400, "invalid_http", "The size of a chunk is out of range."))
-        elif size > self.settings.max_body_bytes:
-            self._abort_with_error(body_too_large(self.settings.max_body_bytes))
+        elif size > max_bytes:
+            self._abort_with_error(body_too_large(max_bytes))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the deadline."""

@@ -6,13 +6,16 @@ bounded, too. It runs in a thread: decompressing megabytes on the event loop wou
 
 import asyncio
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from typing import Any
 
 import zstandard
 
 from antiphon.app.base.errors import ApiError, clip_text, from_engine
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
+from antiphon.app.requests.batches.body import MAX_FILE_BYTES
 from antiphon.engine.protocol import overloaded_error
 
 MAX_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
@@ -24,6 +27,10 @@ MAX_GZIP_MEMBERS = 64
 """Maximum members of one gzip body: each has a cost, even if it is empty."""
 _DECOMPRESS_EXECUTOR = ThreadPoolExecutor(1, thread_name_prefix="unpack")
 """A single thread, because every thread that has decompressed a large body keeps its memory for the next one."""
+UPLOAD_PATH = "/v1/files"
+"""Path at which a POST is the upload of a file, a multipart form. It is processed while it arrives."""
+MAX_FORM_BYTES = 64 << 10
+"""Bytes of an upload besides the file itself."""
 MAX_BODIES = 8
 """Number of bodies of the largest size that are kept in memory at once."""
 SMALL_BODY_BYTES = 1 << 20
@@ -42,6 +49,25 @@ def parse_encoding(header: str) -> str | None:
             415, "unsupported_content_encoding", message, headers=(("accept-encoding", ", ".join(SUPPORTED_ENCODINGS)),)
         )
     return name
+
+
+def find_max_bytes(scope: Mapping[str, Any], max_body_bytes: int) -> int:
+    """Returns the largest size of a request's body: that of most requests, or that of an upload."""
+    return MAX_FILE_BYTES + MAX_FORM_BYTES if is_upload(scope) else max_body_bytes
+
+
+def is_upload(scope: Mapping[str, Any]) -> bool:
+    """Tells whether a request uploads a file."""
+    return (scope["type"], scope.get("method"), scope["path"]) == ("http", "POST", UPLOAD_PATH)
+
+
+def check_upload_head(headers: Mapping[str, str], content_type: str) -> None:
+    """Raises `ApiError` 415 if an upload is no form, or is compressed."""
+    if content_type.lower() != "multipart/form-data":
+        message = "A file is uploaded as a form: send it with 'Content-Type: multipart/form-data'."
+        raise ApiError(415, "unsupported_media_type", message)
+    if parse_encoding(headers.get("content-encoding", "")) is not None:
+        raise ApiError(415, "unsupported_content_encoding", "An upload must not be compressed.")
 
 
 class BodyMemory:

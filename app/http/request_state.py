@@ -1,13 +1,24 @@
 """State of one request that the connection, the request guard and the routes share, under one key of the ASGI scope."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from antiphon.app.http.admission import AdmissionPermit
 from antiphon.app.http.chunked_response import ChunkedResponse
+from antiphon.app.model_registry import NamedModel
+from antiphon.app.requests.turn_spec import TurnSpec
 
 SCOPE_KEY = "antiphon.request"
+
+
+class TurnAdmission(Protocol):
+    """Delays the turns of a request and lowers their priority."""
+
+    async def admit(self, model: NamedModel, specs: Iterable[TurnSpec]) -> tuple[TurnSpec, ...]:
+        """Waits until the turns may begin. Returns them as they shall run."""
+        ...
 
 
 class RequestState(Struct, kw_only=True):
@@ -26,6 +37,8 @@ class RequestState(Struct, kw_only=True):
     """Code of the error that the request is answered with, for the access log."""
     permit: AdmissionPermit | None = None
     """Permit of a request that admission control counts until it becomes a turn."""
+    turn_admission: TurnAdmission | None = None
+    """Admission of the turns of a batch's line; None for all other requests."""
     response: ChunkedResponse | None = None
     """The connection's response, which streams write to past ASGI and h11. None in tests and on WebSockets."""
 

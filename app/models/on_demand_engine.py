@@ -19,6 +19,7 @@ from antiphon.app.models.usage import UseCounter, add_totals
 from antiphon.engine.errors import LoadError
 from antiphon.engine.process.pending import unavailable_error
 from antiphon.engine.protocol import (
+    BATCH_PRIORITY,
     CANCELLED_WHILE_WAITING,
     Engine,
     EngineError,
@@ -63,6 +64,7 @@ class OnDemandEngine(EngineWrapper):
         self.num_loads = self.num_unloads = 0
         self.is_starting = False
         """Whether the model is being loaded at the start of the server."""
+        self._num_batch_jobs = 0
         self._uses = UseCounter(pool.timeouts.min_stay_s, idle_unload_s, pool.notify_change, self._on_idle)
         self._info = expected_info
         self._past = EngineStats()
@@ -143,7 +145,7 @@ class OnDemandEngine(EngineWrapper):
 
         The properties of the model are known then.
         """
-        if self._uses.count >= self.capacity():
+        if self._uses.count - self._num_batch_jobs >= self.capacity():
             raise overloaded_error()
         with self._use():
             if self._info is None:
@@ -166,12 +168,17 @@ class OnDemandEngine(EngineWrapper):
         """Runs a job; loads the model first if necessary. The job's deadline counts from now."""
         loop = asyncio.get_running_loop()
         expires = None if job.deadline is None else loop.time() + job.deadline
+        is_batch = job.priority <= BATCH_PRIORITY
         with self._use():
-            if self.load_state != "loaded":
-                await self._wait_for_load(job)
-                if expires is not None:
-                    job = structs.replace(job, deadline=max(expires - loop.time(), 0.0))
-            await self.inner.generate(job, on_chunk)
+            self._num_batch_jobs += is_batch
+            try:
+                if self.load_state != "loaded":
+                    await self._wait_for_load(job)
+                    if expires is not None:
+                        job = structs.replace(job, deadline=max(expires - loop.time(), 0.0))
+                await self.inner.generate(job, on_chunk)
+            finally:
+                self._num_batch_jobs -= is_batch
 
     async def cancel(self, job_id: str) -> None:
         """Ends a job. Unknown ids are ignored."""

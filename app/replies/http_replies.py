@@ -39,6 +39,8 @@ async def start_turns(request: AnyRequest, parsed: ParsedRequest[Any]) -> list[E
 async def start_prompts(request: AnyRequest, model: ServedModel, specs: Sequence[TurnSpec]) -> list[EventLog]:
     """Does the same for several prompts."""
     state, context = request_state(request.scope), server_context(request)
+    if state.turn_admission is not None:
+        specs = await state.turn_admission.admit(model, specs)
     starting = asyncio.create_task(
         context.turn_manager.start_prompts(
             model, specs, state.owner, state.release_permit, is_large=state.body_bytes >= LARGE_BYTES

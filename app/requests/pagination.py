@@ -11,6 +11,8 @@ from antiphon.app.requests.fields.checks import build_check, check_choice
 from antiphon.events.inputs import AnyInput
 
 MAX_LIMIT = 100
+MAX_FILES_LIMIT = 10_000
+"""Largest and default `limit` of a list of files."""
 DEFAULT_LIMIT = "20"
 
 
@@ -49,10 +51,10 @@ def read_order(query: Mapping[str, str], default_order: str) -> str:
     return order
 
 
-def read_limit(query: Mapping[str, str]) -> int:
+def read_limit(query: Mapping[str, str], default: str = DEFAULT_LIMIT, largest: int = MAX_LIMIT) -> int:
     """Returns `limit`. Raises `ApiError` 400."""
-    limit = query.get("limit", DEFAULT_LIMIT)
+    limit = query.get("limit", default)
     if not re.fullmatch(r"-?[0-9]{1,9}", limit):
         raise invalid_type("limit", "an integer", limit)
-    build_check(Annotated[int, Meta(ge=1, le=MAX_LIMIT)])(int(limit), "limit")
+    build_check(Annotated[int, Meta(ge=1, le=largest)])(int(limit), "limit")
     return int(limit)

@@ -10,7 +10,7 @@ from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.fields.vllm import CompletionBody
 from antiphon.app.requests.messages.body import MessagesBody
 from antiphon.app.requests.responses.body import BackgroundOptions, ResponsesBody
-from antiphon.engine.protocol import Capabilities, EngineInfo, Sampling
+from antiphon.engine.protocol import BATCH_PRIORITY, Capabilities, EngineInfo, Sampling
 from antiphon.events.response import ReasoningConfig, Response
 
 PLAIN_TEXT_CONFIG: dict[str, Any] = {"format": {"type": "text"}}
@@ -25,8 +25,6 @@ _SAMPLING_FIELDS = (
 )
 FLEX_PRIORITY = -50
 """Engine priority of the tier `flex`: below every request without a priority."""
-BATCH_PRIORITY = -100
-"""Engine priority of a turn that may take hours."""
 LATE_WINDOWS = ("2h", "8h")
 """Completion windows in which a turn waits for all others."""
 CompletionLike = ChatBody | TextCompletionBody

@@ -9,13 +9,16 @@ To cancel the response, another process sets `cancel_requested`.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import structlog
 from msgspec import Struct
 
 from antiphon.app.base.event_log import EventLog, LogEntry, TokenDetail, is_terminal
+from antiphon.app.store.batches.batch_tables import BatchTables
+from antiphon.app.store.batches.file_tables import FileTables
+from antiphon.app.store.batches.records import StoredBatch
 from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
@@ -31,6 +34,8 @@ _SIZE = """
     + (SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = responses.id)
 """
 """Bytes of a row of `responses` with all that is stored for it."""
+OwnedTable = Literal["responses", "batches", "files"]
+"""Tables whose rows each belong to one server, their `writer`, until they are complete."""
 Columns = Mapping[str, str]
 """Names of columns, each with its type in PostgreSQL."""
 RESPONSE_COLUMNS: Columns = {
@@ -92,6 +97,7 @@ class Database:
     def __init__(self, connection: SqlConnection, completions: CompletionTables) -> None:
         self._connection, self.completions = connection, completions
         self.conversations, self.turns = ConversationTables(connection), TurnTables(connection)
+        self.files, self.batches = FileTables(connection), BatchTables(connection)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -173,10 +179,10 @@ class Database:
         query = "SELECT id, cancel_requested FROM responses WHERE writer = ?"
         return {response_id: bool(cancel) for response_id, cancel in self._connection.execute(query, (writer,))}
 
-    def take_over(self, response_id: str, old: str, new: str) -> bool:
-        """Makes `new` the writer of a response. Returns False if `old` is no longer its writer."""
-        statement = "UPDATE responses SET writer = ? WHERE id = ? AND writer = ?"
-        return self._connection.execute(statement, (new, response_id, old)).rowcount == 1
+    def take_over(self, row_id: str, old: str, new: str, table: OwnedTable = "responses") -> bool:
+        """Makes `new` the writer of a row. Returns False if `old` is no longer its writer."""
+        statement = f"UPDATE {table} SET writer = ? WHERE id = ? AND writer = ?"  # noqa: S608
+        return self._connection.execute(statement, (new, row_id, old)).rowcount == 1
 
     def delete_response(self, response_id: str) -> None:
         """Deletes a response, and with it the whole chat completion that it is a choice of."""
@@ -187,6 +193,20 @@ class Database:
                 "DELETE FROM responses WHERE id = ?",
             ):
                 self._connection.execute(statement, (each,))
+
+    def start_batch(self, owner: str, batch: StoredBatch, writer: str) -> bool:
+        """Inserts a batch. Returns False if its input file does not exist any more."""
+        if self.files.find_file(owner, batch.input_file_id, batch.created_at) is None:
+            return False
+        self.batches.insert_batch(owner, batch, writer)
+        return True
+
+    def delete_unused_file(self, file_id: str) -> bool:
+        """Deletes a file. Returns False, and keeps it, if it is the input of a batch that has not ended."""
+        if self.batches.is_input(file_id):
+            return False
+        self.files.delete_file(file_id)
+        return True
 
     def save_heartbeat(self, writer: str, now: float) -> None:
         """Records that this writer is alive at `now`."""
@@ -260,18 +280,16 @@ class Database:
         row = self._connection.execute("SELECT writer FROM responses WHERE id = ?", (response_id,)).fetchone()
         return row[0] if row else None
 
-    def list_orphaned(self, alive: Callable[[str, float], bool]) -> list[tuple[str, str, str]]:
-        """Returns owner, id and writer of each unfinished response whose writer is dead.
+    def list_orphaned(
+        self, alive: Callable[[str, float], bool], table: OwnedTable = "responses"
+    ) -> list[tuple[str, str, str]]:
+        """Returns owner, id and writer of each incomplete row whose writer is dead.
 
         `alive` receives a writer's name and the time of its latest heartbeat, 0 if it has none.
         """
-        query = """
-            SELECT owner, id, writer, coalesce(heartbeat, 0) FROM responses LEFT JOIN writers ON name = writer
+        query = f"""
+            SELECT owner, id, writer, coalesce(heartbeat, 0) FROM {table} LEFT JOIN writers ON name = writer
             WHERE writer IS NOT NULL
-        """
+        """  # noqa: S608
         rows = self._connection.execute(query).fetchall()
-        return [
-            (owner, response_id, writer)
-            for owner, response_id, writer, heartbeat in rows
-            if not alive(writer, heartbeat)
-        ]
+        return [(owner, row_id, writer) for owner, row_id, writer, heartbeat in rows if not alive(writer, heartbeat)]

@@ -28,6 +28,9 @@ from antiphon.events.inputs import AnyInput
 
 OVERDUE_CHECK_INTERVAL_S = 0.5
 """Time between two checks for steps that are overdue."""
+MAX_FILE_BYTES = 4 << 30
+MAX_VOLATILE_FILE_BYTES = 512 << 20
+"""Bytes of one owner's files in a database that ends with the process, which is in memory."""
 T = TypeVar("T")
 
 
@@ -41,6 +44,8 @@ class ResponseStore:
         self, name: str, databases: tuple[Database, Database, Database], timings: StoreTimings, max_bytes: int
     ) -> None:
         self.name, self._timings = name, timings
+        self.max_file_bytes = MAX_VOLATILE_FILE_BYTES if databases[0].is_volatile else MAX_FILE_BYTES
+        """Bytes that all files of one owner may take."""
         self._queue: OpQueue = queue.SimpleQueue()
         self._database, self._reader = databases[1:]
         self._is_volatile = databases[0].is_volatile
@@ -131,7 +136,7 @@ class ResponseStore:
 
     async def request_cancel(self, log: EventLog) -> None:
         """Asks the process that writes a log to cancel its turn."""
-        await self._commit(lambda database: database.request_cancel(log.id))
+        await self.change(lambda database: database.request_cancel(log.id))
 
     def on_cancel_request(self, callback: Callable[[str], None]) -> None:
         """Sets the callback for ids of responses that are to end."""
@@ -167,11 +172,11 @@ class ResponseStore:
 
     async def save_completion_metadata(self, owner: str, completion_id: str, metadata: dict[str, str]) -> None:
         """Replaces the metadata of a chat completion."""
-        await self._commit(lambda database: database.completions.save_metadata(owner, completion_id, metadata))
+        await self.change(lambda database: database.completions.save_metadata(owner, completion_id, metadata))
 
     async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
         """Stores a conversation, or its new metadata."""
-        await self._commit(lambda database: database.conversations.save_conversation(owner, conversation))
+        await self.change(lambda database: database.conversations.save_conversation(owner, conversation))
 
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Returns the owner's conversation with this id."""
@@ -179,17 +184,25 @@ class ResponseStore:
 
     async def delete_conversation(self, owner: str, conversation_id: str) -> None:
         """Deletes a conversation and its items."""
-        await self._commit(lambda database: database.conversations.delete_conversation(owner, conversation_id))
+        await self.change(lambda database: database.conversations.delete_conversation(owner, conversation_id))
 
     async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
         """Appends items to a conversation."""
-        await self._commit(lambda database: database.conversations.add_items(owner, conversation_id, items))
+        await self.change(lambda database: database.conversations.add_items(owner, conversation_id, items))
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
-        return await self._commit(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
+        return await self.change(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
 
-    async def _commit(self, apply: Callable[[Database], T]) -> T:
+    async def read(self, query: Callable[[Database], T]) -> T:
+        """Returns the result of a query, which runs in a thread."""
+        return await asyncio.to_thread(query, self._reader)
+
+    def run_batches(self) -> None:
+        """Lets this process take over the batches of servers that are dead."""
+        self._writer.runs_batches = True
+
+    async def change(self, apply: Callable[[Database], T]) -> T:
         """Applies a change and returns its result once it is durable. The change continues if the client leaves."""
         result: T = await self._logs.enqueue_change(apply).wait_done()
         return result

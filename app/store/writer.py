@@ -13,13 +13,13 @@ from typing import Any
 
 import structlog
 
-from antiphon.app.base.event_log import LogEntry, is_terminal
+from antiphon.app.base.event_log import is_terminal
 from antiphon.app.store import writer_lease
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
 from antiphon.app.store.outage import MAX_RECONNECT_DELAY_S, Outage
-from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.store.upkeep import StoreUpkeep
 from antiphon.app.store.write_ops import (
     AppendEvents,
     OpQueue,
@@ -27,10 +27,7 @@ from antiphon.app.store.write_ops import (
     StoreTimings,
     WriteOp,
 )
-from antiphon.state.recovery import failure_events
 
-RESTARTED_CODE = "server_restarted"
-RESTARTED_MESSAGE = "The server process stopped before this response was complete. Retry the request."
 MAX_TRIES = 5
 """Attempts to commit a transaction, 0.1 s apart."""
 MAX_STUCK_S = 15.0
@@ -55,6 +52,9 @@ class StoreWriter:
         self.healthy = True
         self._timings, self._max_bytes = timings, max_bytes
         self._last_sweep = 0.0
+        self._upkeep = StoreUpkeep(database, name, self.is_alive)
+        self.runs_batches = False
+        """Whether this process takes over the batches of servers that are dead."""
         self.busy_since: float | None = None
         """Time at which the thread ended its last wait for operations; None while it waits."""
         self._is_closing = False
@@ -238,36 +238,18 @@ class StoreWriter:
         self._lost_ops += [op for op in ops if op.log.id in lost_ids]
 
     def _heartbeat(self) -> None:
-        """Writes the heartbeat, ends orphaned responses and, every `sweep_interval_s`, deletes expired ones."""
+        """Writes the heartbeat, cares for rows of dead processes and, every `sweep_interval_s`, for expired ones."""
         self._database.begin(sync=False)
         self._database.save_heartbeat(self._name, time.time())
         self._database.commit()
         self.healthy = True
         self._logs.on_heartbeat(self._database.owned_responses(self._name))
-        for owner, response_id, writer in self._database.list_orphaned(self.is_alive):
-            self._end_orphan(owner, response_id, writer)
+        self._upkeep.end_orphans()
+        self._upkeep.claim_orphans(with_batches=self.runs_batches)
+        self._upkeep.purge_rows()
         if time.monotonic() - self._last_sweep >= self._timings.sweep_interval_s or not self._last_sweep:
             self._last_sweep = time.monotonic()
-            self._database.begin(sync=False)
-            self._database.delete_expired(int(max(time.time() - self._timings.retention_s, 0)), self._max_bytes)
-            self._database.commit()
-
-    def _end_orphan(self, owner: str, response_id: str, writer: str) -> None:
-        """Ends a response whose writer is dead as failed, unless another process has taken it over."""
-        self._database.begin(sync=True)
-        if self._database.take_over(response_id, writer, self._name):
-            try:
-                events = [entry.event for entry in self._database.load_entries(response_id)]
-            except UnreadableRowError as error:
-                _log.error("unreadable response deleted", response=response_id, error=str(error))
-                self._database.delete_response(response_id)
-                self._database.commit()
-                return
-            missing = failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE)
-            entries = [LogEntry.from_event(event) for event in missing]
-            if entries:
-                self._database.append_steps([NewStep(owner, response_id, entries)], self._name)
-        self._database.commit()
+            self._upkeep.delete_expired(time.time(), self._timings.retention_s, self._max_bytes)
 
     def _deregister(self) -> None:
         self._database.begin(sync=True)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from antiphon.app.base.errors import from_engine
-from antiphon.engine.protocol import Engine, overloaded_error
+from antiphon.engine.protocol import BATCH_PRIORITY, Engine, overloaded_error
 
 
 class TurnSlot:
@@ -32,15 +32,21 @@ class TurnCapacity:
     def __init__(self, engines: Iterable[Engine]) -> None:
         self._engines = tuple(engines)
         self._open_turns: Counter[Engine] = Counter()
+        self._batch_turns: Counter[Engine] = Counter()
 
-    def acquire(self, engine: Engine, count: int = 1) -> list[TurnSlot]:
-        """Takes `count` slots of the engine, all or none. Raises `ApiError` 429."""
-        self.check(engine, count)
-        return [TurnSlot(self._open_turns, engine) for _ in range(count)]
+    def acquire(self, engine: Engine, count: int = 1, priority: int = 0) -> list[TurnSlot]:
+        """Takes `count` slots of the engine, all or none. Raises `ApiError` 429.
 
-    def check(self, engine: Engine, count: int = 1) -> None:
-        """Raises `ApiError` 429 if the engine lacks capacity for `count` more turns."""
-        if self.free_slots(engine) < count:
+        Turns of `BATCH_PRIORITY` or a lower one leave all slots to the others: see `is_full`.
+        """
+        self.check(engine, count, priority)
+        open_turns = self._batch_turns if priority <= BATCH_PRIORITY else self._open_turns
+        return [TurnSlot(open_turns, engine) for _ in range(count)]
+
+    def check(self, engine: Engine, count: int = 1, priority: int = 0) -> None:
+        """Raises `ApiError` 429 if the engine lacks capacity for `count` more turns of this priority."""
+        free = self.free_slots(engine) - (self._batch_turns[engine] if priority <= BATCH_PRIORITY else 0)
+        if free < count:
             raise from_engine(overloaded_error())
 
     def check_any(self) -> None:
@@ -49,12 +55,15 @@ class TurnCapacity:
             raise from_engine(overloaded_error())
 
     def free_slots(self, engine: Engine) -> int:
-        """Returns the number of further turns that the engine can take; negative if its capacity has shrunk."""
+        """Returns the number of further turns that the engine can take, those of batches not counted.
+
+        It is negative if the capacity has shrunk.
+        """
         return engine.capacity() - self._open_turns[engine]
 
     def open_turns(self, engine: Engine) -> int:
         """Returns the number of turns of the engine that have not ended, waiting ones included."""
-        return self._open_turns[engine]
+        return self._open_turns[engine] + self._batch_turns[engine]
 
     def total_free_slots(self) -> int:
         """Returns the number of further turns that all engines together can take."""

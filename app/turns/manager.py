@@ -92,7 +92,7 @@ class TurnManager:
         """
         spec = specs[0]
         self._check_can_start(spec)
-        slots = self._capacity.acquire(model.engine, sum(each.n for each in specs))
+        slots = self._capacity.acquire(model.engine, sum(each.n for each in specs), spec.priority)
         turns: list[Turn] = []
         try:
             on_admitted()

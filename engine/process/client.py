@@ -39,6 +39,7 @@ from antiphon.engine.protocol import (
     Job,
     JobChunk,
     OnChunk,
+    is_full,
     overloaded_error,
 )
 
@@ -149,7 +150,7 @@ class ProcessEngine:
 
     async def wait_ready(self) -> None:
         """Returns as soon as a job would be accepted. Raises `EngineError` like `generate`."""
-        await self._wait_for_capacity(object(), None)
+        await self._wait_for_capacity(object(), None, 0)
 
     async def cancel(self, job_id: str) -> None:
         """Ends a job before the next step."""
@@ -176,13 +177,13 @@ class ProcessEngine:
 
     async def _run_job(self, job: Job, on_chunk: OnChunk, deadline_at: float | None) -> PendingJob:
         """Sends the job as soon as the engine has capacity, and waits for its end."""
-        await self._wait_for_capacity(job.id, deadline_at)
+        await self._wait_for_capacity(job.id, deadline_at, job.priority)
         if self._connection is None:
             raise unavailable_error(NOT_RUNNING)
         if deadline_at is not None:
             job = msgspec.structs.replace(job, deadline=deadline_at - asyncio.get_running_loop().time())
         self._connection.send(AddJob(job))  # before the job is counted: a job that cannot be encoded raises here
-        pending = self._jobs[job.id] = PendingJob(on_chunk)
+        pending = self._jobs[job.id] = PendingJob(on_chunk, job.priority)
         try:
             await pending.done
         finally:
@@ -191,8 +192,8 @@ class ProcessEngine:
                 self._jobs[job.id] = None
         return pending
 
-    async def _wait_for_capacity(self, key: Hashable, deadline_at: float | None) -> None:
-        """Waits until the engine can accept a job, at most until `deadline_at` on the event loop's clock."""
+    async def _wait_for_capacity(self, key: Hashable, deadline_at: float | None, priority: int) -> None:
+        """Waits until the engine can accept a job of this priority, at most until `deadline_at` (event loop time)."""
         loop = asyncio.get_running_loop()
         timeout_at = loop.time() + self._timeouts.wait_timeout
         until = timeout_at if deadline_at is None else min(deadline_at, timeout_at)
@@ -213,7 +214,8 @@ class ProcessEngine:
                 raise unavailable_error(self._unready_reason or NOT_RUNNING) from None
             finally:
                 del self._waiters[key]
-        if len(self._jobs) >= self._capacity:
+        open_jobs = [0 if pending is None else pending.priority for pending in self._jobs.values()]
+        if is_full(self._capacity, open_jobs, priority):
             raise overloaded_error()
 
     # Supervision of the worker

@@ -8,7 +8,8 @@ from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError
 class PendingJob:
     """A job sent to the worker. `done` completes at the job's end, or with the exception of `on_chunk`."""
 
-    def __init__(self, on_chunk: OnChunk) -> None:
+    def __init__(self, on_chunk: OnChunk, priority: int) -> None:
+        self.priority = priority
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.rejection: Fault | None = None
         """Error of a job that was not admitted."""

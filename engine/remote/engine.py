@@ -15,6 +15,7 @@ from antiphon.engine.protocol import (
     Fault,
     Job,
     OnChunk,
+    is_full,
     overloaded_error,
 )
 from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJob
@@ -120,7 +121,7 @@ class RemoteEngine:
 
     async def wait_ready(self) -> None:
         """Returns as soon as a job would be accepted. Raises `EngineError` like `generate`."""
-        self._check_capacity()
+        self._check_capacity(0)
         await self._wait_for_replica(asyncio.get_running_loop().time() + self._timeouts.retry_window_s)
 
     async def _wait_for_replica(self, deadline: float) -> None:
@@ -174,7 +175,7 @@ class RemoteEngine:
             raise EngineError.from_fault(STOPPED_FAULT)
         if job.id in self._jobs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
-        self._check_capacity()
+        self._check_capacity(job.priority)
         run = self._jobs[job.id] = RemoteJob(job, on_chunk)
         try:
             async with run.scope:
@@ -220,8 +221,8 @@ class RemoteEngine:
     def _list_candidates(self, tried: Sequence[Replica]) -> list[Replica]:
         return [replica for replica in self._replicas if replica.profile is not None and replica not in tried]
 
-    def _check_capacity(self) -> None:
-        if len(self._jobs) >= self._options.capacity:
+    def _check_capacity(self, priority: int) -> None:
+        if is_full(self._options.capacity, [run.job.priority for run in self._jobs.values()], priority):
             raise overloaded_error()
 
     def _check_job(self, job: Job) -> None:

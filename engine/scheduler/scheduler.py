@@ -6,6 +6,7 @@ The scheduler handles tokens only as counts: no model, no tensors, no clock. Its
   running jobs, then the owner whose last admission is longest ago. One owner's jobs are admitted in order of arrival.
 - Queue: while it has free places, any owner may use them. When it is full, a new job displaces the last queued one of
   the owner with the most jobs, provided that this owner then still has at least as many jobs as the new job's owner.
+  Jobs of `BATCH_PRIORITY` or a lower one take no place from others: see `is_full`.
 - Prefix: a sequence may stay in the queue until a running sequence has computed their common prefix.
 - Each step decodes one token of every decoding sequence and spends a budget on prompts: higher priorities first, then
   in equal shares for owners. One owner's prompts are computed in order of arrival.
@@ -16,7 +17,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from antiphon.engine.protocol import overloaded_error
+from antiphon.engine.protocol import is_full, overloaded_error
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.sequence import Sequence
 
@@ -66,7 +67,8 @@ class Scheduler:
         Raises `EngineError` if the queue is full and no sequence can be displaced.
         """
         displaced = None
-        if len(self.running) + len(self.waiting) >= self.max_num_seqs + self._max_waiting:
+        open_jobs = [other.job.priority for other in (*self.running, *self.waiting)]
+        if is_full(self.max_num_seqs + self._max_waiting, open_jobs, sequence.job.priority):
             displaced = self._find_displaceable(sequence)
             if displaced is None:
                 raise overloaded_error()

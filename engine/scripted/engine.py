@@ -25,6 +25,7 @@ from antiphon.engine.protocol import (
     Fault,
     Job,
     OnChunk,
+    is_full,
     overloaded_error,
 )
 from antiphon.engine.scripted.playback import EncodeText, play_reply
@@ -62,8 +63,8 @@ class ScriptedEngine:
 
     `decode` is needed only if a reply has `when`. `delay` is the pause in seconds before every chunk of tokens,
     `pause_scale` a factor for the pauses of the script.
-    At most `max_num_seqs` jobs play at once and `max_waiting` wait; a free slot goes to the owner with the fewest,
-    first in, first out (priorities are ignored).
+    At most `max_num_seqs` jobs play at once and `max_waiting` wait; a free slot goes to the highest priority, then to
+    the owner with the fewest, first in, first out.
     Further jobs are rejected with `server_is_overloaded`.
     """
 
@@ -121,7 +122,7 @@ class ScriptedEngine:
     async def wait_ready(self) -> None:
         """Returns at once. Raises `EngineError` if the engine is closed or full."""
         self._check_open()
-        self._check_capacity()
+        self._check_capacity(0)
 
     def unready_reason(self) -> str | None:
         """Returns None unless the engine is closed: a script needs no loading."""
@@ -173,8 +174,8 @@ class ScriptedEngine:
         if not self._is_open:
             raise EngineError("engine_unavailable", STOPPED_MESSAGE, retryable=True)
 
-    def _check_capacity(self) -> None:
-        if len(self._jobs) >= self.capacity():
+    def _check_capacity(self, priority: int) -> None:
+        if is_full(self.capacity(), [run.job.priority for run in self._jobs.values()], priority):
             raise overloaded_error()
 
     def _check_job(self, job: Job) -> None:
@@ -188,7 +189,7 @@ class ScriptedEngine:
                 "context_length_exceeded",
                 f"the prompt has {len(job.tokens)} tokens, the context holds {self.info.max_model_len}",
             )
-        self._check_capacity()
+        self._check_capacity(job.priority)
 
     def _choose_reply(self, job: Job) -> ScriptedReply:
         if job.prefill_only:  # it uses up no reply of the script: its output is discarded
@@ -224,7 +225,7 @@ class ScriptedEngine:
         self._prompt_tokens += len(run.job.tokens)
 
     def _release_slot(self, run: "_ScriptedJob") -> None:
-        """Removes the job and passes its slot to the first waiting job of the owner with the fewest slots."""
+        """Removes the job and passes its slot on: to the highest priority, then to the owner with the fewest slots."""
         self._jobs.pop(run.job.id, None)
         if not run.admitted:
             if run in self._waiting:
@@ -233,7 +234,7 @@ class ScriptedEngine:
         waiting = [waiter for waiter in self._waiting if waiter.end_cause is None]
         if waiting:
             admitted = Counter(other.job.owner for other in self._jobs.values() if other.admitted)
-            chosen = min(waiting, key=lambda waiter: admitted[waiter.job.owner])
+            chosen = min(waiting, key=lambda waiter: (-waiter.job.priority, admitted[waiter.job.owner]))
             self._waiting.remove(chosen)
             chosen.admitted = True
             chosen.wake_event.set()

@@ -16,7 +16,7 @@ from antiphon.app.openapi.schemas import body_schema, describe_fields, is_requir
 from antiphon.app.requests.fields import RequestBody, RequestField, list_fields
 from antiphon.app.requests.fields.checks import build_check
 from antiphon.app.requests.fields.endpoints import BODIES
-from antiphon.app.server import ROUTE_HANDLERS
+from antiphon.app.routes.table import ROUTE_HANDLERS
 from tests.clients.sdk_helpers import get, post
 from tests.conftest import StartServer
 from tests.serving import RunningServer, serve

@@ -1,5 +1,6 @@
 """The bodies of all endpoints."""
 
+from antiphon.app.requests.batches.body import BatchBody
 from antiphon.app.requests.chat.body import ChatBody, DetokenizeBody, StoredCompletionBody, TokenizeBody
 from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.embeddings.body import EmbeddingsBody, RerankBody, ScoreBody
@@ -26,6 +27,7 @@ BODIES: dict[str, type[RequestBody]] = {
     "POST /v1/completions": TextCompletionBody,
     "POST /v1/messages": MessagesBody,
     "POST /v1/messages/count_tokens": CountTokensBody,
+    "POST /v1/batches": BatchBody,
     "POST /v1/embeddings": EmbeddingsBody,
     "POST /v1/rerank": RerankBody,
     "POST /v1/score": ScoreBody,

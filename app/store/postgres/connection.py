@@ -18,7 +18,10 @@ from antiphon.app.store.sql_connection import SqlRows, StoredRows
 
 READ_TIMEOUT_S = 2.0
 """Longest wait for a read. Only one in an outage takes it: later ones fail at once."""
-PROBE = "SELECT 1 FROM responses, events, items, conversations, conversation_items, chat_completions, writers LIMIT 0"
+PROBE = """
+SELECT 1 FROM responses, events, items, conversations, conversation_items, chat_completions, files, batches, writers
+LIMIT 0
+"""
 """Query without rows that waits for a lock of any table that is read."""
 NOT_READABLE = "The response store cannot be reached. Retry later."
 

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from antiphon.app.base.event_log import is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import RELEASE_RESPONSES, Columns, Database, NewStep
+from antiphon.app.store.database import RELEASE_RESPONSES, Columns, Database, NewStep, OwnedTable
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection, is_outage
 from antiphon.app.store.sql_connection import SqlConnection
@@ -154,13 +154,13 @@ class PostgresDatabase(PostgresReads):
         super().request_cancel(response_id)
         self._connection.execute("SELECT pg_notify(?, ?)", (CANCEL_CHANNEL, response_id))
 
-    def take_over(self, response_id: str, old: str, new: str) -> bool:
-        """Makes `new` the writer of a response, unless another server does so at the same time."""
-        statement = """
-            UPDATE responses SET writer = ?
-            WHERE id = (SELECT id FROM responses WHERE id = ? AND writer = ? FOR UPDATE SKIP LOCKED)
-        """
-        return self._connection.execute(statement, (new, response_id, old)).rowcount == 1
+    def take_over(self, row_id: str, old: str, new: str, table: OwnedTable = "responses") -> bool:
+        """Makes `new` the writer of a row, unless another server does so at the same time."""
+        statement = f"""
+            UPDATE {table} SET writer = ?
+            WHERE id = (SELECT id FROM {table} WHERE id = ? AND writer = ? FOR UPDATE SKIP LOCKED)
+        """  # noqa: S608
+        return self._connection.execute(statement, (new, row_id, old)).rowcount == 1
 
     def save_heartbeat(self, writer: str, now: float) -> None:
         """Does nothing: every commit records that this writer is alive, by the clock of the database."""
@@ -186,8 +186,10 @@ class PostgresDatabase(PostgresReads):
         self.wanted.update(response_id for response_id, _, wanted in rows if wanted)
         return {response_id: bool(cancel) for response_id, cancel, _ in rows}
 
-    def list_orphaned(self, alive: Callable[[str, float], bool]) -> list[tuple[str, str, str]]:
-        """Returns owner, id and writer of each unfinished response whose writer is dead.
+    def list_orphaned(
+        self, alive: Callable[[str, float], bool], table: OwnedTable = "responses"
+    ) -> list[tuple[str, str, str]]:
+        """Returns owner, id and writer of each incomplete row whose writer is dead.
 
         No writer can renew its heartbeat in an outage, so none is dead before the lease has passed again after it.
         """
@@ -196,11 +198,11 @@ class PostgresDatabase(PostgresReads):
         query = f"""
             SELECT owner, id, writer,
                 {_NOW} - greatest(coalesce(heartbeat, 0), extract(epoch FROM pg_postmaster_start_time())::float8)
-            FROM responses LEFT JOIN writers ON name = writer WHERE writer IS NOT NULL
+            FROM {table} LEFT JOIN writers ON name = writer WHERE writer IS NOT NULL
         """  # noqa: S608
         now = time.time()
         return [
-            (owner, response_id, writer)
-            for owner, response_id, writer, age in self._connection.execute(query).fetchall()
+            (owner, row_id, writer)
+            for owner, row_id, writer, age in self._connection.execute(query).fetchall()
             if not alive(writer, now - age)
         ]

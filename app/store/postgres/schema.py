@@ -6,11 +6,12 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MIGRATION_LOCK = 0x616E7469_70686F6E
 """Key of the advisory lock that a server holds while it migrates."""
 TABLES = (
-    "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions", "chat_choices"
+    "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions",
+    "chat_choices", "files", "file_pieces", "batches", "batch_lines",
 )  # fmt: skip
 # Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
 SCHEMA = """
@@ -50,7 +51,32 @@ CREATE INDEX completions_by_age ON chat_completions (owner, created, position);
 CREATE TABLE chat_choices (response TEXT PRIMARY KEY, completion TEXT NOT NULL, number INTEGER NOT NULL);
 CREATE INDEX choices_by_completion ON chat_choices (completion, number);
 """
-MIGRATIONS: tuple[str, ...] = (SCHEMA,)
+BATCH_SCHEMA = """
+CREATE TABLE files (
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    created BIGINT NOT NULL, expires BIGINT, filename TEXT NOT NULL, purpose TEXT NOT NULL, size BIGINT NOT NULL,
+    writer TEXT
+);
+CREATE INDEX files_by_owner ON files (owner, position);
+CREATE TABLE file_pieces (
+    file TEXT NOT NULL, number INTEGER NOT NULL, data BYTEA NOT NULL, PRIMARY KEY (file, number)
+);
+ALTER TABLE file_pieces ALTER COLUMN data SET STORAGE EXTERNAL;
+CREATE TABLE batches (
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    created BIGINT NOT NULL, input_file TEXT NOT NULL, data BYTEA NOT NULL, writer TEXT,
+    cancel_requested BIGINT NOT NULL DEFAULT 0, has_lines INTEGER NOT NULL
+);
+CREATE INDEX batches_by_owner ON batches (owner, position);
+CREATE TABLE batch_lines (
+    batch TEXT NOT NULL, number INTEGER NOT NULL, line_rank BIGINT NOT NULL, start BIGINT NOT NULL,
+    length INTEGER NOT NULL, custom_id TEXT NOT NULL, model TEXT, status INTEGER, body BYTEA, request_id TEXT,
+    PRIMARY KEY (batch, number)
+);
+CREATE INDEX open_lines ON batch_lines (batch, line_rank) WHERE status IS NULL;
+"""
+"""Files and batches. The content of files is not compressed."""
+MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA)
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.app.store.base import StoreError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _VERSION_4 = """
 CREATE TABLE chat_completions (
     position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
@@ -20,6 +20,29 @@ CREATE INDEX by_completion ON chat_choices (completion, number);
 ALTER TABLE events ADD COLUMN detail BLOB
 """
 """Additions of version 4. A choice of a completion is a row of `responses`; its events have details."""
+_VERSION_5 = """
+CREATE TABLE files (
+    position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
+    expires INTEGER, filename TEXT NOT NULL, purpose TEXT NOT NULL, size INTEGER NOT NULL, writer TEXT
+);
+CREATE INDEX files_by_owner ON files (owner, position);
+CREATE TABLE file_pieces (
+    file TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (file, number)
+);
+CREATE TABLE batches (
+    position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
+    input_file TEXT NOT NULL, data BLOB NOT NULL, writer TEXT, cancel_requested INTEGER NOT NULL DEFAULT 0,
+    has_lines INTEGER NOT NULL
+);
+CREATE INDEX batches_by_owner ON batches (owner, position);
+CREATE TABLE batch_lines (
+    batch TEXT NOT NULL, number INTEGER NOT NULL, line_rank INTEGER NOT NULL, start INTEGER NOT NULL,
+    length INTEGER NOT NULL, custom_id TEXT NOT NULL, model TEXT, status INTEGER, body BLOB, request_id TEXT,
+    PRIMARY KEY (batch, number)
+);
+CREATE INDEX open_lines ON batch_lines (batch, line_rank) WHERE status IS NULL
+"""
+"""Additions of version 5: files, whose rows of content are too large for tables without row ids, and batches."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
@@ -44,7 +67,8 @@ CREATE TABLE conversation_items (
 CREATE INDEX by_conversation ON conversation_items (owner, conversation, position);
 CREATE INDEX by_item ON conversation_items (owner, id);
 CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT ROWID;
-{_VERSION_4}"""
+{_VERSION_4};
+{_VERSION_5}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -56,6 +80,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE writers RENAME COLUMN beat TO heartbeat
     """,
     _VERSION_4,
+    _VERSION_5,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 

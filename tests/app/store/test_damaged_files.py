@@ -72,18 +72,17 @@ def list_files(folder: Path) -> dict[str, bytes]:
 
 
 DAMAGES = [truncate, overwrite_bytes, zero_page, write_random_wal]
-DAMAGES_OF_NAMES = [(overwrite_bytes, 2)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_server_starts_with_a_damaged_file(damage: Damage, seed: int, tmp_path: Path) -> None:
-    """A file that has lost its header or the name of a column is refused instead: it may be something else."""
+    """A file that has lost its header is refused instead: it may be something else."""
     path = tmp_path / "responses.db"
     await fill_store(path)
     damage(path, random.Random(seed))
-    if (damage, seed) in DAMAGES_OF_NAMES or not path.read_bytes().startswith(FILE_HEADER):
-        with pytest.raises(StoreError, match=r"not a SQLite database|its tables are not those"):
+    if not path.read_bytes().startswith(FILE_HEADER):
+        with pytest.raises(StoreError, match="not a SQLite database"):
             SqliteStore(path)
         return
     async with open_test_store(path) as store:

@@ -107,7 +107,7 @@ async def test_migration_that_the_disk_interrupts_changes_nothing(path: Path, nu
         connection.executescript(VERSION_2_SQL)
     connection.close()
     statements = [text for migration in MIGRATIONS[1:] for text in migration.split(";")]
-    for statement in (statements[number * len(statements) // 4], "PRAGMA user_version = 4"):
+    for statement in (statements[number * len(statements) // 4], f"PRAGMA user_version = {SCHEMA_VERSION}"):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=failing_connection(statement)))
             with pytest.raises(StoreError, match=r"cannot open the store .*: database or disk is full"):

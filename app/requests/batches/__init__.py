@@ -1,0 +1,1 @@
+"""Requests for files and batches, and the lines of a batch's input file."""

@@ -1,0 +1,127 @@
+"""SQL statements of the tables of files, as methods of one connection.
+
+A file is written in pieces, each in a transaction of its own, so that no other commit waits for a whole file. Its row
+has a `writer` until it is complete, and only then does it exist for clients. The pieces of a deleted file are deleted
+later, a few in a transaction: its row is kept, without an owner, until the last one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from antiphon.app.store.batches.records import StoredFile
+from antiphon.app.store.sql_connection import SqlConnection
+
+DELETED_OWNER = "\x7fdeleted"
+"""Owner of files that do not exist any more. No owner has this name: those are hexadecimal or empty."""
+_COLUMNS = "id, created, expires, filename, purpose, size"
+ROW_BYTES = 1024
+"""Bytes that a file counts besides its content, so that the number of empty ones is limited, too."""
+_FIND_DELETED = "SELECT id FROM files WHERE owner = ? LIMIT 1"
+_EXISTS = "writer IS NULL AND (expires IS NULL OR expires > ?)"
+
+
+class FileTables:
+    """Statements on files. The writes are called inside a transaction of the connection. `now` is in seconds."""
+
+    def __init__(self, connection: SqlConnection) -> None:
+        self._connection = connection
+
+    # Writes
+
+    def insert_file(self, owner: str, file: StoredFile, writer: str) -> None:
+        """Inserts a file without content, which `writer` is going to write."""
+        statement = f"INSERT INTO files ({_COLUMNS}, owner, writer) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+        row = (file.id, file.created_at, file.expires_at, file.filename, file.purpose, 0, owner, writer)
+        self._connection.execute(statement, row)
+
+    def append_piece(self, file_id: str, writer: str, number: int, data: bytes) -> bool:
+        """Appends a piece. Returns False if the file does not belong to this writer any more.
+
+        A file may be complete only with pieces of `PIECE_BYTES` before the last one.
+        """
+        statement = "UPDATE files SET size = size + ? WHERE id = ? AND writer = ?"
+        if self._connection.execute(statement, (len(data), file_id, writer)).rowcount != 1:
+            return False
+        self._connection.execute(
+            "INSERT INTO file_pieces (file, number, data) VALUES (?, ?, ?)", (file_id, number, data)
+        )
+        return True
+
+    def complete_file(self, file: StoredFile, writer: str) -> bool:
+        """Makes a file exist for its owner. Returns False if it does not belong to this writer any more."""
+        statement = """
+            UPDATE files SET filename = ?, purpose = ?, expires = ?, writer = NULL WHERE id = ? AND writer = ?
+        """
+        values = (file.filename, file.purpose, file.expires_at, file.id, writer)
+        return self._connection.execute(statement, values).rowcount == 1
+
+    def delete_file(self, file_id: str) -> None:
+        """Deletes a file, complete or not. Its pieces stay until `purge_pieces`."""
+        self._connection.execute("UPDATE files SET owner = ?, writer = NULL WHERE id = ?", (DELETED_OWNER, file_id))
+
+    def delete_expired(self, now: float) -> None:
+        """Deletes the files whose time is over, but not inputs of batches that run."""
+        statement = """
+            UPDATE files SET owner = ? WHERE writer IS NULL AND expires <= ?
+            AND NOT EXISTS (SELECT 1 FROM batches WHERE input_file = files.id AND batches.writer IS NOT NULL)
+        """
+        self._connection.execute(statement, (DELETED_OWNER, int(now)))
+
+    def purge_pieces(self, max_pieces: int) -> None:
+        """Deletes at most `max_pieces` pieces of a deleted file, and its row after the last."""
+        row = self._connection.execute(_FIND_DELETED, (DELETED_OWNER,)).fetchone()
+        if row is None:
+            return
+        query = "SELECT number FROM file_pieces WHERE file = ? ORDER BY number LIMIT ?"
+        numbers = [number for (number,) in self._connection.execute(query, (row[0], max_pieces)).fetchall()]
+        if numbers:
+            statement = "DELETE FROM file_pieces WHERE file = ? AND number <= ?"
+            self._connection.execute(statement, (row[0], numbers[-1]))
+        if len(numbers) < max_pieces:
+            self._connection.execute("DELETE FROM files WHERE id = ?", row)
+
+    # Reads
+
+    def has_deleted(self) -> bool:
+        """Tells whether a deleted file still has rows."""
+        return self._connection.execute(_FIND_DELETED, (DELETED_OWNER,)).fetchone() is not None
+
+    def find_file(self, owner: str, file_id: str, now: float) -> StoredFile | None:
+        """Returns the owner's file with this id, if it exists."""
+        query = f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND id = ? AND {_EXISTS}"  # noqa: S608
+        row = self._connection.execute(query, (owner, file_id, int(now))).fetchone()
+        return None if row is None else _decode_file(row)
+
+    def list_files(
+        self, owner: str, now: float, *, limit: int, after: str | None, purpose: str | None, descending: bool
+    ) -> list[StoredFile]:
+        """Returns at most `limit` of the owner's files, in the order of their creation, those behind `after`."""
+        conditions, values = ["owner = ?", _EXISTS], [owner, int(now)]
+        if purpose is not None:
+            conditions.append("purpose = ?")
+            values.append(purpose)
+        if after is not None:
+            comparison = "<" if descending else ">"
+            conditions.append(f"position {comparison} (SELECT position FROM files WHERE id = ?)")  # noqa: S608
+            values.append(after)
+        direction = "DESC" if descending else "ASC"
+        query = f"""
+            SELECT {_COLUMNS} FROM files WHERE {" AND ".join(conditions)} ORDER BY position {direction} LIMIT ?
+        """  # noqa: S608  # every value is a parameter
+        return [_decode_file(row) for row in self._connection.execute(query, (*values, limit)).fetchall()]
+
+    def count_bytes(self, owner: str) -> int:
+        """Returns the size of all files of an owner, incomplete ones included, with `ROW_BYTES` for each."""
+        query = "SELECT coalesce(sum(size + ?), 0) FROM files WHERE owner = ?"
+        return int(self._connection.execute(query, (ROW_BYTES, owner)).fetchone()[0])
+
+    def read_piece(self, file_id: str, number: int) -> bytes | None:
+        """Returns a piece of a file; None after the last one, and if the file was deleted."""
+        query = "SELECT data FROM file_pieces WHERE file = ? AND number = ?"
+        row = self._connection.execute(query, (file_id, number)).fetchone()
+        return None if row is None else bytes(row[0])
+
+
+def _decode_file(row: Sequence[Any]) -> StoredFile:
+    file_id, created, expires, filename, purpose, size = row
+    return StoredFile(id=file_id, created_at=created, expires_at=expires, filename=filename, purpose=purpose, size=size)

@@ -1,0 +1,84 @@
+"""Upkeep of the database: ends or takes over what dead processes left, and deletes rows that are not needed any more.
+
+Each step is a short transaction of its own, since it keeps the steps of responses waiting.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from antiphon.app.base.event_log import LogEntry
+from antiphon.app.store.database import Database, NewStep
+from antiphon.app.store.sql_connection import UnreadableRowError
+from antiphon.state.recovery import failure_events
+
+RESTARTED_CODE = "server_restarted"
+RESTARTED_MESSAGE = "The server process stopped before this response was complete. Retry the request."
+MAX_PURGED_PIECES = 16
+"""Pieces of deleted files, each of 1 MiB, to delete in one transaction."""
+MAX_PURGED_LINES = 1000
+"""Lines of ended batches to delete in one transaction."""
+
+_log = structlog.get_logger(__name__)
+
+
+class StoreUpkeep:
+    """Upkeep by the writer `name`. `is_alive` receives the name of a writer and the time of its latest heartbeat."""
+
+    def __init__(self, database: Database, name: str, is_alive: Callable[[str, float], bool]) -> None:
+        self._database, self._name, self._is_alive = database, name, is_alive
+
+    def end_orphans(self) -> None:
+        """Ends the responses of dead processes as failed."""
+        for owner, response_id, writer in self._database.list_orphaned(self._is_alive):
+            self._end_orphan(owner, response_id, writer)
+
+    def claim_orphans(self, *, with_batches: bool) -> None:
+        """Takes over the batches of dead processes, and deletes the files that they have not completed."""
+        batches = self._database.list_orphaned(self._is_alive, "batches") if with_batches else []
+        files = self._database.list_orphaned(self._is_alive, "files")
+        if not batches and not files:
+            return
+        self._database.begin(sync=True)
+        for _, batch_id, writer in batches:
+            self._database.take_over(batch_id, writer, self._name, "batches")
+        for _, file_id, writer in files:
+            if self._database.take_over(file_id, writer, self._name, "files"):
+                self._database.files.delete_file(file_id)
+        self._database.commit()
+
+    def purge_rows(self) -> None:
+        """Deletes some rows of files that were deleted, and of batches that have ended."""
+        files, batches = self._database.files, self._database.batches
+        if not files.has_deleted() and not batches.has_old_lines():
+            return
+        self._database.begin(sync=False)
+        files.purge_pieces(MAX_PURGED_PIECES)
+        batches.purge_lines(MAX_PURGED_LINES)
+        self._database.commit()
+
+    def delete_expired(self, now: float, retention_s: float, max_bytes: int) -> None:
+        """Deletes responses and batches that are older than `retention_s`, excess responses, and expired files."""
+        oldest = int(max(now - retention_s, 0))
+        self._database.begin(sync=False)
+        self._database.delete_expired(oldest, max_bytes)
+        self._database.files.delete_expired(now)
+        self._database.batches.delete_expired(oldest)
+        self._database.commit()
+
+    def _end_orphan(self, owner: str, response_id: str, writer: str) -> None:
+        """Ends a response whose writer is dead as failed, unless another process has taken it over."""
+        self._database.begin(sync=True)
+        if self._database.take_over(response_id, writer, self._name):
+            try:
+                events = [entry.event for entry in self._database.load_entries(response_id)]
+            except UnreadableRowError as error:
+                _log.error("unreadable response deleted", response=response_id, error=str(error))
+                self._database.delete_response(response_id)
+                self._database.commit()
+                return
+            missing = failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE)
+            entries = [LogEntry.from_event(event) for event in missing]
+            if entries:
+                self._database.append_steps([NewStep(owner, response_id, entries)], self._name)
+        self._database.commit()
