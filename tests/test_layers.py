@@ -50,6 +50,7 @@ EXTERNAL_IMPORTS = {
     "app": {
         "msgspec",
         "litestar",
+        "multipart",
         "uvicorn",
         "uvloop",
         "websockets",

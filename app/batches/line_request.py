@@ -34,7 +34,7 @@ class _OutputDetails(Struct, frozen=True):
     reasoning_tokens: int | None = None
 
 
-class _Usage(Struct, frozen=True):
+class _ReplyUsage(Struct, frozen=True):
     """Usage in the words of Responses, and of the other endpoints."""
 
     input_tokens: int | None = None
@@ -52,7 +52,7 @@ class _ReplyError(Struct, frozen=True):
 
 
 class _ReplyBody(Struct, frozen=True):
-    usage: _Usage | None = None
+    usage: _ReplyUsage | None = None
     error: _ReplyError | None = None
 
 
@@ -92,7 +92,7 @@ async def send_line(app: AsgiApp, path: str, body: bytes, owner: str, admission:
 def read_usage(body: bytes) -> TokenCounts:
     """Returns the usage in a reply's body; no tokens for an error."""
     try:
-        usage = _reply_decoder.decode(body).usage or _Usage()
+        usage = _reply_decoder.decode(body).usage or _ReplyUsage()
     except (msgspec.DecodeError, UnicodeDecodeError):
         return TokenCounts()
     input_details = usage.input_tokens_details or usage.prompt_tokens_details or _InputDetails()

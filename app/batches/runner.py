@@ -14,13 +14,13 @@ import structlog
 from antiphon.app.base.errors import ApiError, internal_error, shape_error
 from antiphon.app.batches.batch_run import BatchLostError, BatchRun, BatchTools
 from antiphon.app.batches.line_request import LineReply, read_error_code, send_line
+from antiphon.app.batches.line_scanner import decode_line_body
 from antiphon.app.batches.line_scheduler import LineQueue, LineScheduler
 from antiphon.app.batches.stored_files import FileGoneError
 from antiphon.app.batches.turn_gate import UNKNOWN_MODEL_PLACES, LinePermit, TurnGate, count_places
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.batches.body import check_line_body
-from antiphon.app.requests.batches.line_scanner import decode_line_body
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.store.batches.records import BatchLine
 from antiphon.app.store.store import ResponseStore
@@ -32,6 +32,7 @@ POLL_INTERVAL_S = 1.0
 MAX_BUSY_TRIES = 60
 """Attempts to run a line that is answered 429; half an hour."""
 MAX_RETRY_PAUSE_S = 30.0
+"""Longest pause before a line is sent again that the server could not run."""
 TEMPORARY_CODES = ("engine_unavailable", "storage_unavailable", "server_shutting_down")
 """Codes of a 503 that says nothing about the line: it is run again, however often."""
 _log = structlog.get_logger(__name__)

@@ -14,9 +14,10 @@ from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_
 from antiphon.app.projections.chat.schema import ChatCompletion
 from antiphon.app.projections.completions.schema import TextCompletion
 from antiphon.app.projections.messages.schema import AnthropicMessage
+from antiphon.app.requests.batches.body import FILE_PURPOSES, MAX_FILE_LIFETIME_S, MIN_FILE_LIFETIME_S, OUTPUT_PURPOSE
 from antiphon.app.requests.fields import RequestBody
 from antiphon.app.requests.fields.endpoints import BODIES
-from antiphon.app.requests.pagination import DEFAULT_LIMIT, MAX_LIMIT
+from antiphon.app.requests.pagination import DEFAULT_LIMIT, MAX_FILES_LIMIT, MAX_LIMIT
 from antiphon.events.response import Response
 
 
@@ -37,14 +38,31 @@ REPLY_TYPES: dict[str, type] = {
 """Type of the reply, by the name of the handler. Other replies are described as objects."""
 PLAIN_REPLIES = {
     "get_metrics": "text/plain",
+    "retrieve_content": "application/octet-stream",
     "load_lora_adapter": "text/plain",
     "unload_lora_adapter": "text/plain",
 }
 """Replies that are not JSON."""
 OTHER_BODIES: dict[str, Json] = {
-    "show_ollama_model": {"type": "object", "properties": {"model": {"type": "string"}, "name": {"type": "string"}}}
+    "show_ollama_model": {"type": "object", "properties": {"model": {"type": "string"}, "name": {"type": "string"}}},
+    "upload_file": {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "purpose": {"type": "string", "enum": [*FILE_PURPOSES]},
+            "expires_after[anchor]": {"const": "created_at"},
+            "expires_after[seconds]": {
+                "type": "integer",
+                "minimum": MIN_FILE_LIFETIME_S,
+                "maximum": MAX_FILE_LIFETIME_S,
+            },
+        },
+        "required": ["file", "purpose"],
+    },
 }
 """Bodies that no struct decodes, by the name of the handler."""
+BODY_TYPES = {"upload_file": "multipart/form-data"}
+"""Media types of bodies that are not JSON."""
 EMPTY_BODIES = frozenset({"/v1/conversations"})
 """Paths whose body may be left out."""
 
@@ -56,6 +74,12 @@ _PAGE = (
     ("order", {"type": "string", "enum": ["asc", "desc"]}, "By time."),
 )
 QUERY_PARAMETERS: dict[str, tuple[tuple[str, Json, str], ...]] = {
+    "list_batches": _PAGE[:2],
+    "list_files": (
+        ("limit", {"type": "integer", "minimum": 1, "maximum": MAX_FILES_LIMIT, "default": MAX_FILES_LIMIT}, "Most."),
+        *_PAGE[1:],
+        ("purpose", {"type": "string", "enum": [*FILE_PURPOSES, OUTPUT_PURPOSE]}, "Only files with this purpose."),
+    ),
     "retrieve_response": (
         _STREAM,
         ("starting_after", {"type": "integer", "minimum": -1}, "With `stream`: the last event that is known already."),
@@ -83,7 +107,7 @@ ERROR_TEXTS = {
     400: "The request is invalid.",
     401: "The API key is missing or wrong.",
     404: "What the path or the body names does not exist.",
-    409: "The name belongs to another model.",
+    409: "The name belongs to another model, or the file to a batch that has not ended.",
     413: "The body is too large.",
     415: "The body is not JSON, or has an unknown encoding.",
     429: "The server is busy. Retry after the time in `Retry-After`.",
@@ -146,7 +170,7 @@ def _operation(route: HTTPRoute, method: str, handler: HTTPRouteHandler) -> Json
     if body is not None:
         operation["requestBody"] = {
             "required": path not in EMPTY_BODIES,
-            "content": {"application/json": {"schema": body}},
+            "content": {BODY_TYPES.get(name, "application/json"): {"schema": body}},
         }
     return operation | ({"security": []} if path in OPEN_PATHS else {})
 
@@ -211,7 +235,7 @@ def _error_statuses(route: HTTPRoute, name: str, method: str, fields: frozenset[
         400: has_body or name in QUERY_PARAMETERS or method == "post",
         401: True,
         404: bool(route.path_parameters) or bool({"model", "lora_name"} & fields),
-        409: "lora_path" in fields,
+        409: "lora_path" in fields or name == "delete_file",
         413: has_body,
         415: has_body,
         429: path in GENERATION_PATHS or "model" in fields,

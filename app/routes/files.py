@@ -24,7 +24,7 @@ from antiphon.app.turns.manager import new_id
 
 @post("/v1/files", status_code=200, before_request=prepare_read)
 async def upload_file(request: AnyRequest) -> Response[Any]:
-    """Stores a file: a multipart form with `file`, `purpose` and, optionally, `expires_after`."""
+    """Stores a file: a multipart form with the fields "file", "purpose" and, optionally, "expires_after"."""
     context, owner = server_context(request), request_owner(request)
     now = int(context.turn_manager.clock())
     file = StoredFile(id=new_file_id(new_id), created_at=now, expires_at=None, filename="", purpose="")

@@ -12,7 +12,9 @@ from antiphon.app.requests.fields.checks import build_check, check_choice, requi
 from antiphon.app.requests.fields.common import Metadata
 
 MIN_FILE_LIFETIME_S = 3600
+"""Shortest time after which a client may have a file deleted."""
 MAX_FILE_LIFETIME_S = 30 * 86_400
+"""Longest one. Files of other purposes than `batch` have no end if none was asked for."""
 BATCH_FILE_LIFETIME_S = MAX_FILE_LIFETIME_S
 """Time after which files of batches are deleted if nothing else was asked for."""
 BATCH_WINDOW_S = 86_400

@@ -33,12 +33,12 @@ class InputLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body: Raw = Raw(b"")
 
 
-class _NamedModel(Struct, frozen=True):
+class _BodyModel(Struct, frozen=True):
     model: Any = None
 
 
 _line_decoder = msgspec.json.Decoder(InputLine)
-_model_decoder = msgspec.json.Decoder(_NamedModel)
+_model_decoder = msgspec.json.Decoder(_BodyModel)
 
 
 class LineScanner:
