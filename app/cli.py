@@ -7,14 +7,21 @@ its own imports, and imports the server at the same time.
 import gc
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
 
 from antiphon.app.base.api_keys import ApiKeyError, load_api_keys
 from antiphon.app.base.settings import Settings
-from antiphon.app.cli_options import ServeCommand, create_parameters, is_from_config_file, pick_fields
+from antiphon.app.cli_options import (
+    ServeCommand,
+    create_batch_parameters,
+    create_parameters,
+    is_from_config_file,
+    pick_fields,
+)
 from antiphon.app.remote_options import RemoteServeOptions
 from antiphon.app.serve_options import (
     ServeError,
@@ -26,7 +33,7 @@ from antiphon.app.serve_options import (
     resolve_store,
 )
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
+from antiphon.engine.process.spawn import PrespawnedWorker, SpawnWorker, WorkerProcess
 from antiphon.kit.cli.cassettes import record, replay
 from antiphon.kit.cli.check import check
 
@@ -61,21 +68,14 @@ def serve(**flags: Any) -> None:
     store_file, store_url = resolve_store(start.store)
     if store_url is not None:
         check_store_url(store_url, flags["encryption_key_file"], is_in_file=is_from_config_file("store"))
-    options = ServeOptions(
-        models=flags["model"],
-        engine_options=EngineOptions(**pick_fields(EngineOptions, flags)),
-        remote=RemoteServeOptions(**pick_fields(RemoteServeOptions, flags)),
-        **pick_fields(ServeOptions, flags),
-    )
+    options = _read_models(flags)
     settings = Settings(
         api_key_digests=digests, store_file=store_file, store_url=store_url, **pick_fields(Settings, flags)
     )
     check_public_bind(settings, insecure=start.insecure)
     check_lora_updates(settings, insecure=start.insecure)
-    loads_now = options.engine == "torch" and not options.load_on_demand
-    preloading = PrespawnedWorker(PRELOADED_MODULE) if loads_now else nullcontext(WorkerProcess)
     try:
-        with preloading as spawn:
+        with _spawn_worker(options) as spawn:
             gc.disable()  # imports leave no garbage, only objects that stay: visiting them takes a twelfth of the start
             from antiphon.app.launch import run_until_signal  # noqa: PLC0415  see the module's docstring
 
@@ -84,6 +84,36 @@ def serve(**flags: Any) -> None:
             run_until_signal(options, settings, start.log_format, spawn)
     except KeyboardInterrupt:  # during the imports; click would print "Aborted!"
         sys.exit(130)
+
+
+@main.command("batch", cls=ServeCommand, params=[*create_batch_parameters()])
+def run_batch(source: Path, target: Path, **flags: Any) -> None:
+    """Run the requests of a file without a server. IN has one JSON object a line, as /v1/batches takes them.
+
+    OUT gets their replies, in the same order. The exit status is 1 if a request failed.
+    """
+    options, settings = _read_models(flags), Settings(**pick_fields(Settings, flags))
+    with _spawn_worker(options) as spawn:
+        from antiphon.app.batch_command import run_batch_file  # noqa: PLC0415  see the module's docstring
+
+        status = run_batch_file(options, settings, source, target, spawn)
+    sys.exit(status)
+
+
+def _read_models(flags: dict[str, Any]) -> ServeOptions:
+    """Returns the options of models and engines."""
+    return ServeOptions(
+        models=flags["model"],
+        engine_options=EngineOptions(**pick_fields(EngineOptions, flags)),
+        remote=RemoteServeOptions(**pick_fields(RemoteServeOptions, flags)),
+        **pick_fields(ServeOptions, flags),
+    )
+
+
+def _spawn_worker(options: ServeOptions) -> AbstractContextManager[SpawnWorker]:
+    """Starts the engine's worker process if a model is loaded at the start."""
+    loads_now = options.engine == "torch" and not options.load_on_demand
+    return PrespawnedWorker(PRELOADED_MODULE) if loads_now else nullcontext(WorkerProcess)
 
 
 main.add_command(check)

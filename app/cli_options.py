@@ -160,6 +160,23 @@ class ServeCommand(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
 
+BATCH_GROUPS = ("Model", "Replies", "Engine", "Memory", "Remote engines")
+"""Headings of the options of `antiphon serve` that `antiphon batch` has, too."""
+
+
+def create_batch_parameters() -> Iterator[click.Parameter]:
+    """Yields the parameters of the command `batch`: two files, `--model`, and the options of models and replies."""
+    readable = click.Path(path_type=Path, dir_okay=False, exists=True)
+    yield click.Argument(["source"], metavar="IN", type=readable)
+    yield click.Argument(["target"], metavar="OUT", type=click.Path(path_type=Path, dir_okay=False))
+    yield ServeOption(
+        ["--model"], group="Model", multiple=True, help="Folder or hub id, or NAME=MODEL. Default: the embedded model."
+    )
+    for parameter in create_parameters():
+        if isinstance(parameter, ServeOption) and parameter.group in BATCH_GROUPS:
+            yield parameter
+
+
 def create_parameters() -> Iterator[click.Parameter]:
     """Yields the parameters of the command: the argument MODEL, `--config`, and the options of the structs."""
     yield ServeArgument(["model"], nargs=-1, envvar="ANTIPHON_MODEL")

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.batches.line_request import LineReply, read_usage
-from antiphon.app.batches.line_scanner import LineScanner
+from antiphon.app.batches.line_scanner import MAX_LINES, LineScanner
 from antiphon.app.batches.line_scheduler import LineQueue
 from antiphon.app.batches.output_files import OutputFiles
 from antiphon.app.batches.stored_files import FileGoneError, read_range
@@ -39,6 +39,15 @@ class BatchLostError(Exception):
     """Another server runs the batch now, or it was deleted."""
 
 
+class RunnerLimits(Struct, frozen=True, kw_only=True):
+    """Limits of the batches of a server."""
+
+    slot_share: float = 0.75
+    """Share of each engine's slots that lines may take."""
+    max_lines: int = MAX_LINES
+    """Lines of one batch."""
+
+
 class BatchTools(Struct, frozen=True):
     """Objects that all batches of a server use. `on_lines` is called when lines wait, `clock` returns seconds."""
 
@@ -46,6 +55,7 @@ class BatchTools(Struct, frozen=True):
     clock: Callable[[], float]
     new_id: NewId
     on_lines: Callable[[], None]
+    limits: RunnerLimits
 
 
 class BatchRun:
@@ -113,7 +123,7 @@ class BatchRun:
 
     async def _validate(self) -> Sequence[LineError]:
         """Stores the lines of the input file, and notes their number and their model. Returns the faults."""
-        batch, scanner = self.batch, LineScanner(self.batch.endpoint)
+        batch, scanner = self.batch, LineScanner(self.batch.endpoint, self._tools.limits.max_lines)
         await self._change(lambda database: database.batches.delete_lines(batch.id))
         number = 0
         while not scanner.is_done and (piece := await self._read_piece(number)) is not None:

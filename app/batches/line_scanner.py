@@ -19,8 +19,8 @@ MAX_LINE_ERRORS = 100
 MAX_CUSTOM_ID_CHARS = 512
 COMPARED_BYTES = 4096
 """Bytes at the begin of a body that decide which lines follow each other, so that their prompts share a prefix."""
-MAX_RANKED_LINES = 1 << 17
-"""Lines in a group of equal bodies, as a factor of ranks; more than `MAX_LINES` with blank lines."""
+MAX_RANKED_LINES = 1 << 31
+"""Factor of a group in ranks: more lines than a file has."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -48,8 +48,8 @@ class LineScanner:
     `{"custom_id":"a",` and `"method":"POST","url":"/v1/responses","body":{}}` give one line after `finish`.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: str, max_lines: int = MAX_LINES) -> None:
+        self._endpoint, self._max_lines = endpoint, max_lines
         self.lines: list[BatchLine] = []
         self.errors: list[LineError] = []
         self.total = 0
@@ -66,7 +66,7 @@ class LineScanner:
     @property
     def is_done(self) -> bool:
         """True if nothing more needs to be read, because there are too many faults."""
-        return len(self.errors) >= MAX_LINE_ERRORS or self.total > MAX_LINES
+        return len(self.errors) >= MAX_LINE_ERRORS or self.total > self._max_lines
 
     def feed(self, piece: bytes) -> None:
         """Reads the next piece."""
@@ -103,8 +103,8 @@ class LineScanner:
         if not line.strip():
             return
         self.total += 1
-        if self.total > MAX_LINES:
-            self._add_error("too_many_tasks", f"The input file has more than {MAX_LINES} requests.", line=None)
+        if self.total > self._max_lines:
+            self._add_error("too_many_tasks", f"The input file has more than {self._max_lines} requests.", line=None)
         elif len(line) > MAX_LINE_BYTES:
             self._add_too_long()
         elif (sent := self._decode_line(line)) is not None and self._check_line(sent):

@@ -15,6 +15,8 @@ from antiphon.state.ids import NewId
 
 RESULTS_PER_QUERY = 32
 """Results to have in memory at once; each may have megabytes."""
+NUMBER_DIGITS = 8
+"""Hexadecimal digits at the end of the id of a line: its number in the input."""
 UNRUN_MESSAGES = {
     "batch_expired": "This request could not be run before the batch expired.",
     "batch_cancelled": "This request was not run, because the batch was cancelled.",
@@ -47,7 +49,7 @@ class OutputLine(Struct, frozen=True, kw_only=True):
 
 def build_output_line(batch_id: str, result: LineResult, unrun_code: str) -> bytes:
     """Returns the line of a result. Its id is made of the batch's, so that it is the same whenever it is written."""
-    line_id = f"batch_req_{batch_id.removeprefix('batch_')[:24]}{result.number:06x}"
+    line_id = f"batch_req_{batch_id.removeprefix('batch_')[:24]}{result.number:0{NUMBER_DIGITS}x}"
     response = error = None
     if result.status is None:
         error = UnrunError(unrun_code, UNRUN_MESSAGES[unrun_code])

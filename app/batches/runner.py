@@ -12,12 +12,12 @@ from collections.abc import Callable
 import structlog
 
 from antiphon.app.base.errors import ApiError, internal_error, shape_error
-from antiphon.app.batches.batch_run import BatchLostError, BatchRun, BatchTools
+from antiphon.app.batches.batch_run import BatchLostError, BatchRun, BatchTools, RunnerLimits
 from antiphon.app.batches.line_request import LineReply, read_error_code, send_line
 from antiphon.app.batches.line_scanner import decode_line_body
 from antiphon.app.batches.line_scheduler import LineQueue, LineScheduler
 from antiphon.app.batches.stored_files import FileGoneError
-from antiphon.app.batches.turn_gate import UNKNOWN_MODEL_PLACES, LinePermit, TurnGate, count_places
+from antiphon.app.batches.turn_gate import UNKNOWN_MODEL_PLACES, LinePermit, TurnGate
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.batches.body import check_line_body
@@ -41,13 +41,19 @@ _log = structlog.get_logger(__name__)
 class BatchRunner:
     """Runs batches from `start` to `close`. `clock` returns seconds since 1970."""
 
-    def __init__(self, store: ResponseStore, models: ModelRegistry, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        models: ModelRegistry,
+        clock: Callable[[], float] = time.time,
+        limits: RunnerLimits = RunnerLimits(),  # noqa: B008  # it is frozen
+    ) -> None:
         self._store, self._models, self.clock = store, models, clock
-        self._tools = BatchTools(store, clock, new_id, self._start_lines)
+        self._tools = BatchTools(store, clock, new_id, self._start_lines, limits)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._scheduler: LineScheduler[BatchRun] = LineScheduler()
-        self._gate = TurnGate()
+        self._gate = TurnGate(limits.slot_share)
         self._open_lines: Counter[Engine | None] = Counter()
         self._wake = asyncio.Event()
         self._poll_task: asyncio.Task[None] | None = None
@@ -133,7 +139,7 @@ class BatchRunner:
 
     def _has_place(self, model: str | None) -> bool:
         engine = self._find_engine(model)
-        return self._open_lines[engine] < (UNKNOWN_MODEL_PLACES if engine is None else count_places(engine))
+        return self._open_lines[engine] < (UNKNOWN_MODEL_PLACES if engine is None else self._gate.count_places(engine))
 
     def _find_engine(self, name: str | None) -> Engine | None:
         """Returns the engine of a model; None if there is none, so that the line ends with an error."""

@@ -1,4 +1,4 @@
-"""Places of engines for lines of batches: a quarter of each engine's slots is left to other requests."""
+"""Places of engines for lines of batches, which leave a part of each engine's slots to other requests."""
 
 import asyncio
 from collections import Counter, deque
@@ -14,16 +14,14 @@ UNKNOWN_MODEL_PLACES = 4
 """Lines at once whose model does not exist: they end with an error."""
 
 
-def count_places(engine: Engine) -> int:
-    """Returns the number of turns of batches that an engine may run: its slots without a quarter, but at least one."""
-    slots = engine.stats().max_num_seqs
-    return max(slots - -(-slots // 4), 1)
-
-
 class TurnGate:
-    """Limits the turns of all batches on each engine. A line may need several, for several choices or prompts."""
+    """Limits the turns of all batches on each engine to `slot_share` of its slots, but to at least one.
 
-    def __init__(self) -> None:
+    A line may need several, for several choices or prompts.
+    """
+
+    def __init__(self, slot_share: float) -> None:
+        self._slot_share = slot_share
         self._open: Counter[Engine] = Counter()
         self._waiting: deque[tuple[Engine, int, asyncio.Future[None]]] = deque()
 
@@ -41,6 +39,10 @@ class TurnGate:
                 self.release(engine, count)
             raise
 
+    def count_places(self, engine: Engine) -> int:
+        """Returns the number of turns of batches that an engine may run now."""
+        return max(int(engine.stats().max_num_seqs * self._slot_share), 1)
+
     def release(self, engine: Engine, count: int) -> None:
         """Ends turns, and lets those that wait begin, in the order of their arrival."""
         self._open[engine] -= count
@@ -57,7 +59,7 @@ class TurnGate:
                 blocked.add(waiting_engine)
 
     def _has_place(self, engine: Engine, count: int) -> bool:
-        return not self._open[engine] or self._open[engine] + count <= count_places(engine)
+        return not self._open[engine] or self._open[engine] + count <= self.count_places(engine)
 
 
 class LinePermit:
