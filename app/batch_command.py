@@ -59,6 +59,8 @@ def run_batch_file(options: ServeOptions, settings: Settings, source: Path, targ
 
     Returns the exit status: 0, 1 if a line has no reply with status 200, 130 after Ctrl+C. Raises `ServeError`.
     """
+    if target.exists() and target.samefile(source):
+        raise ServeError(f"{target} is the input, too; name another file for the output")
     try:
         return uvloop.run(_run(options, settings, source, target, spawn))
     except (EngineError, ScriptError, DialectError) as error:
@@ -67,8 +69,6 @@ def run_batch_file(options: ServeOptions, settings: Settings, source: Path, targ
 
 async def _run(options: ServeOptions, settings: Settings, source: Path, target: Path, spawn: SpawnWorker) -> int:
     endpoint = _read_endpoint(source)
-    if target.exists() and target.samefile(source):
-        raise ServeError(f"{target} is the input, too; name another file for the output")
     with tempfile.TemporaryDirectory(prefix="antiphon-batch-") as folder, _open_target(target) as output:
         store = SqliteStore(Path(folder) / "batch.db")
         try:

@@ -119,13 +119,10 @@ class LineScanner:
 
     def _check_line(self, sent: InputLine) -> bool:
         """Tells whether a line is complete and names the batch's endpoint; adds its first fault."""
-        for name, value in (
-            ("custom_id", sent.custom_id),
-            ("method", sent.method),
-            ("url", sent.url),
-            ("body", b"" if sent.body == b"null" else bytes(sent.body)),
-        ):
-            if value in (None, "", b""):
+        body = bytes(sent.body)
+        values = {"custom_id": sent.custom_id, "method": sent.method, "url": sent.url, "body": body}
+        for name, value in values.items():
+            if value in (None, "", b"", b"null"):
                 self._add_error("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
                 return False
         custom_id = sent.custom_id

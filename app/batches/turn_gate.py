@@ -27,15 +27,16 @@ class TurnGate:
 
     async def acquire(self, engine: Engine, count: int) -> None:
         """Waits until `count` turns may run, or until no other turn of a batch runs."""
-        if not self._waiting and self._has_place(engine, count):
+        is_first = all(other is not engine or granted.done() for other, _, granted in self._waiting)
+        if is_first and self._has_place(engine, count):
             self._open[engine] += count
             return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((engine, count, granted))
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((engine, count, place))
         try:
-            await granted
+            await place
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
+            if place.done() and not place.cancelled():
                 self.release(engine, count)
             raise
 
