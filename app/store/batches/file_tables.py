@@ -16,7 +16,9 @@ DELETED_OWNER = "\x7fdeleted"
 _COLUMNS = "id, created, expires, filename, purpose, size"
 ROW_BYTES = 1024
 """Bytes that a file counts besides its content, so that the number of empty ones is limited, too."""
-_FIND_DELETED = "SELECT id FROM files WHERE owner = ? LIMIT 1"
+MAX_PURGED_FILES = 100
+"""Deleted files whose rows are deleted in one transaction."""
+_FIND_DELETED = "SELECT id FROM files WHERE owner = ?"
 _EXISTS = "writer IS NULL AND (expires IS NULL OR expires > ?)"
 
 
@@ -68,23 +70,23 @@ class FileTables:
         self._connection.execute(statement, (DELETED_OWNER, int(now)))
 
     def purge_pieces(self, max_pieces: int) -> None:
-        """Deletes at most `max_pieces` pieces of a deleted file, and its row after the last."""
-        row = self._connection.execute(_FIND_DELETED, (DELETED_OWNER,)).fetchone()
-        if row is None:
-            return
+        """Deletes at most `max_pieces` pieces of deleted files, and the row of each file after its last piece."""
         query = "SELECT number FROM file_pieces WHERE file = ? ORDER BY number LIMIT ?"
-        numbers = [number for (number,) in self._connection.execute(query, (row[0], max_pieces)).fetchall()]
-        if numbers:
-            statement = "DELETE FROM file_pieces WHERE file = ? AND number <= ?"
-            self._connection.execute(statement, (row[0], numbers[-1]))
-        if len(numbers) < max_pieces:
+        for row in self._connection.execute(f"{_FIND_DELETED} LIMIT ?", (DELETED_OWNER, MAX_PURGED_FILES)).fetchall():
+            numbers = self._connection.execute(query, (row[0], max_pieces)).fetchall()
+            if numbers:
+                statement = "DELETE FROM file_pieces WHERE file = ? AND number <= ?"
+                self._connection.execute(statement, (row[0], *numbers[-1]))
+            max_pieces -= len(numbers)
+            if max_pieces <= 0:
+                return  # the file may have more
             self._connection.execute("DELETE FROM files WHERE id = ?", row)
 
     # Reads
 
     def has_deleted(self) -> bool:
         """Tells whether a deleted file still has rows."""
-        return self._connection.execute(_FIND_DELETED, (DELETED_OWNER,)).fetchone() is not None
+        return self._connection.execute(f"{_FIND_DELETED} LIMIT 1", (DELETED_OWNER,)).fetchone() is not None
 
     def find_file(self, owner: str, file_id: str, now: float) -> StoredFile | None:
         """Returns the owner's file with this id, if it exists."""
