@@ -17,7 +17,9 @@ from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError,
 _log = structlog.get_logger(__name__)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(StoredBatch)
-_FIND_OLD_LINES = "SELECT id FROM batches WHERE has_lines = 1 AND writer IS NULL LIMIT 1"
+MAX_PURGED_BATCHES = 100
+"""Ended batches whose lines are deleted in one transaction."""
+_FIND_OLD_LINES = "SELECT id FROM batches WHERE has_lines = 1 AND writer IS NULL"
 _OPEN_STATUSES = ("validating", "in_progress")
 
 
@@ -95,16 +97,16 @@ class BatchTables:
         return batch
 
     def purge_lines(self, max_lines: int) -> None:
-        """Deletes at most `max_lines` lines of a batch that has ended."""
-        row = self._connection.execute(_FIND_OLD_LINES).fetchone()
-        if row is None:
-            return
+        """Deletes at most `max_lines` lines of batches that have ended."""
         query = "SELECT number FROM batch_lines WHERE batch = ? ORDER BY number LIMIT ?"
-        numbers = [number for (number,) in self._connection.execute(query, (row[0], max_lines)).fetchall()]
-        if numbers:
-            statement = "DELETE FROM batch_lines WHERE batch = ? AND number <= ?"
-            self._connection.execute(statement, (row[0], numbers[-1]))
-        if len(numbers) < max_lines:
+        for row in self._connection.execute(f"{_FIND_OLD_LINES} LIMIT ?", (MAX_PURGED_BATCHES,)).fetchall():
+            numbers = self._connection.execute(query, (row[0], max_lines)).fetchall()
+            if numbers:
+                statement = "DELETE FROM batch_lines WHERE batch = ? AND number <= ?"
+                self._connection.execute(statement, (row[0], *numbers[-1]))
+            max_lines -= len(numbers)
+            if max_lines <= 0:
+                return  # the batch may have more
             self._connection.execute("UPDATE batches SET has_lines = 0 WHERE id = ?", row)
 
     def delete_expired(self, before: int) -> None:
@@ -116,7 +118,7 @@ class BatchTables:
 
     def has_old_lines(self) -> bool:
         """Tells whether a batch that has ended still has rows of lines."""
-        return self._connection.execute(_FIND_OLD_LINES).fetchone() is not None
+        return self._connection.execute(f"{_FIND_OLD_LINES} LIMIT 1").fetchone() is not None
 
     def find_batch(self, owner: str, batch_id: str) -> StoredBatch | None:
         """Returns the owner's batch with this id."""
