@@ -42,8 +42,8 @@ def _make_parser(content_type: str) -> PushMultipartParser:
 
 def _complete(file: StoredFile, filename: str, fields: UploadFields) -> StoredFile:
     expires_at = None if fields.lifetime_s is None else file.created_at + fields.lifetime_s
-    name = filename.replace("\\", "/").rpartition("/")[2][:MAX_FILENAME_CHARS] or "file"
-    return structs.replace(file, filename=name, purpose=fields.purpose, expires_at=expires_at)
+    name = "".join(filter(str.isprintable, filename.replace("\\", "/").rpartition("/")[2]))[:MAX_FILENAME_CHARS]
+    return structs.replace(file, filename=name or "file", purpose=fields.purpose, expires_at=expires_at)
 
 
 class _UploadForm:

@@ -65,6 +65,15 @@ def test_fields_may_follow_the_file(client: BatchClient) -> None:
     assert reply.json()["expires_at"] - reply.json()["created_at"] == 3600
 
 
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [("../../x", "x"), ("C:\\\\x", "x"), ("a\0b\x1b", "ab"), ("..", ".."), ("", "file"), ("a" * 300, "a" * 255)],
+)
+def test_file_name_has_no_path_and_no_control_characters(client: BatchClient, sent: str, kept: str) -> None:
+    reply = post_form(client, f'name="file"; filename="{sent}"\r\n\r\nabc', PURPOSE_PART)
+    assert (reply.status_code, reply.json()["filename"]) == (200, kept), reply.text
+
+
 FILE_PART = 'name="file"; filename="a"\r\n\r\nabc'
 PURPOSE_PART = 'name="purpose"\r\n\r\nbatch'
 BAD_FORMS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
@@ -74,6 +83,8 @@ BAD_FORMS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
     "another purpose": ((FILE_PART, 'name="purpose"\r\n\r\nfine-tune'), "purpose", "invalid_value"),
     "unknown field": ((FILE_PART, PURPOSE_PART, 'name="x"\r\n\r\n1'), "x", "unknown_parameter"),
     "long field": ((FILE_PART, f'name="purpose"\r\n\r\n{"b" * 2000}'), "purpose", "invalid_value"),
+    "long file name": ((f'name="file"; filename="{"a" * 10_000}"\r\n\r\nabc', PURPOSE_PART), None, "invalid_body"),
+    "10 000 parts": ((FILE_PART, *[PURPOSE_PART] * 10_000), None, "invalid_body"),
     "many fields": ((FILE_PART, *[PURPOSE_PART] * 20), None, "invalid_body"),
     "no anchor": (
         (FILE_PART, PURPOSE_PART, 'name="expires_after[seconds]"\r\n\r\n3600'),
