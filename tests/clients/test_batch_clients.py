@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients
 from tests.clients.sdk_helpers import Json
 from tests.progress import HANG_TIMEOUT_S, POLL_INTERVAL_S
 from tests.serving import RunningServer, serve
+from tests.syntax import ROOT
 
 ENDPOINT: Any = "/v1/responses"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -253,3 +255,17 @@ def run_node_program(node: Path, program: str, task: str, home: Path) -> Json:
         return run_program([node, folder / program, task], home)
     finally:
         shutil.rmtree(folder)
+
+
+def test_page_of_clients_names_the_methods_that_are_called() -> None:
+    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    for client, path in (
+        ("`openai` for Python", Path(__file__)),
+        ("`openai` for Node", PROGRAMS_FOLDER / "openai_batches.mjs"),
+        ("`@ai-sdk/openai` with `ai`", PROGRAMS_FOLDER / "ai_sdk_batches.mjs"),
+        ("`litellm`", PROGRAMS_FOLDER / "litellm_batches.py"),
+    ):
+        (row,) = re.findall(rf"^\| {re.escape(client)} \| (.*[bB]atch.*) \|$", page, re.MULTILINE)
+        program = path.read_text(encoding="utf-8")
+        names = [name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", row)]
+        assert len(names) >= 5 and [name for name in names if name not in program] == [], client
