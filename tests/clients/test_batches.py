@@ -258,6 +258,18 @@ def test_file_of_another_system_is_read(client: openai.OpenAI) -> None:
     assert [line["custom_id"] for line in read_file(client, batch.output_file_id)] == ["a", "ü"]
 
 
+def test_lines_of_a_long_file_are_found(client: openai.OpenAI) -> None:
+    texts = {"a": "Hi", "b": "Slowly", "c": "What is six times seven?", "d": "Slowly"}
+    lines = write_lines(
+        "/v1/responses", {custom_id: {"model": MODEL, "input": text} for custom_id, text in texts.items()}
+    )
+    content = b"\n".join(line.replace(b"{", b"{" + b" " * 700_000, 1) for line in lines.splitlines())
+    batch = wait_batch(client, start_batch(client, content))
+    found = {line["custom_id"]: line["response"]["body"] for line in read_file(client, batch.output_file_id)}
+    outputs = [Response.model_validate(body).output_text for body in found.values()]
+    assert list(found) == list(texts) and outputs == ["Hello there.", "At last.", "42.", "At last."]
+
+
 def test_cancelled_batch_keeps_what_is_done(client: openai.OpenAI) -> None:
     bodies = {"endless": {"model": MODEL, "input": "Forever"}, "good": HELLO, "bad": {**HELLO, "top_p": 9}}
     batch = wait_batch(client, start_batch(client, write_lines("/v1/responses", bodies)), completed=1)
