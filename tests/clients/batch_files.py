@@ -56,13 +56,14 @@ def start_batch(client: openai.OpenAI, content: bytes, endpoint: Any = "/v1/resp
     return client.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window="24h", **fields)
 
 
-def wait_batch(client: openai.OpenAI, batch: Batch, *, completed: int | None = None) -> Batch:
-    """Polls a batch until it has ended, or `completed` of its lines have."""
+def wait_batch(client: openai.OpenAI, batch: Batch, *, ended_lines: int | None = None) -> Batch:
+    """Polls a batch until it has ended, or `ended_lines` of its lines have."""
     deadline = time.monotonic() + HANG_TIMEOUT_S
     while time.monotonic() < deadline:
         batch = client.batches.retrieve(batch.id)
         counts = batch.request_counts
-        if batch.status in ENDED or (completed is not None and counts is not None and counts.completed >= completed):
+        assert counts is not None
+        if batch.status in ENDED or (ended_lines is not None and counts.completed + counts.failed >= ended_lines):
             return batch
         time.sleep(POLL_INTERVAL_S)
     raise AssertionError(f"the batch did not end: {batch}")

@@ -224,7 +224,7 @@ def test_ai_sdk_runs_batches(node: Path, server: RunningServer, tmp_path: Path) 
     task = {"url": server.url, "key": "sk-ai-sdk", "model": MODEL, "tool": "weather"}
     task |= {"requests": AI_SDK_REQUESTS, "endless": AI_SDK_ENDLESS}
     results = run_node_program(node, "ai_sdk_batches.mjs", json.dumps(task), tmp_path)
-    begun = {"status": "pending", "raw": "validating", "warnings": 0, "has_file": True, "lifetime": 7200}
+    begun = {"status": "pending", "raw": "validating", "warnings": 0, "has_file": True, "lifetime_min": 120}
     assert results["begun"] == begun
     done = results["completed"]
     assert (done["status"], done["counts"]) == ("completed", {"total": 6, "pending": 0, "completed": 5, "failed": 1})

@@ -272,7 +272,7 @@ def test_lines_of_a_long_file_are_found(client: openai.OpenAI) -> None:
 
 def test_cancelled_batch_keeps_what_is_done(client: openai.OpenAI) -> None:
     bodies = {"endless": {"model": MODEL, "input": "Forever"}, "good": HELLO, "bad": {**HELLO, "top_p": 9}}
-    batch = wait_batch(client, start_batch(client, write_lines("/v1/responses", bodies)), completed=1)
+    batch = wait_batch(client, start_batch(client, write_lines("/v1/responses", bodies)), ended_lines=2)
     assert batch.status == "in_progress" and batch.output_file_id is None
     with pytest.raises(openai.ConflictError) as caught:
         client.files.delete(batch.input_file_id)

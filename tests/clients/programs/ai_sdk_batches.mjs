@@ -62,7 +62,7 @@ async function readResults(batch) {
 const batch = await start(task.requests);
 const { inputFileId, inputFileExpiresAt } = batch.providerMetadata.openai;
 const begun = { status: batch.status, raw: batch.rawStatus, warnings: batch.warnings.length, has_file: inputFileId.startsWith("file-") };
-begun.lifetime = Math.round((new Date(inputFileExpiresAt) - new Date(batch.createdAt)) / 1000);
+begun.lifetime_min = Math.round((new Date(inputFileExpiresAt) - new Date(batch.createdAt)) / 60_000);
 const done = await waitUntil(batch, ({ status }) => status !== "pending");
 const completed = { status: done.status, counts: done.requestCounts, results: await readResults(batch) };
 
