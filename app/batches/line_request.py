@@ -59,9 +59,19 @@ class _ReplyBody(Struct, frozen=True):
 _reply_decoder = msgspec.json.Decoder(_ReplyBody)
 
 
+def new_request_id() -> str:
+    """Returns an id for the request of a line."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+def error_reply(error: ApiError) -> LineReply:
+    """Returns the reply to a line that is refused before it is sent."""
+    return LineReply(status=error.status, body=error.encoded_body, request_id=new_request_id())
+
+
 async def send_line(app: AsgiApp, path: str, body: bytes, owner: str, admission: TurnAdmission) -> LineReply:
     """Returns the reply to a POST of `body`. Cancels the request if it is cancelled itself."""
-    request_id = f"req_{secrets.token_hex(12)}"
+    request_id = new_request_id()
     state = RequestState(owner=owner, request_id=request_id, body_bytes=len(body), turn_admission=admission)
     received = iter(({"type": "http.request", "body": body, "more_body": False},))
     status, parts = 500, list[bytes]()

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import structlog
 
-from antiphon.app.base.errors import ApiError, internal_error, shape_error
+from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.batches.batch_run import BatchLostError, BatchRun, BatchTools, RunnerLimits
-from antiphon.app.batches.line_request import LineReply, read_error_code, send_line
+from antiphon.app.batches.line_request import LineReply, error_reply, read_error_code, send_line
 from antiphon.app.batches.line_scanner import decode_line_body
 from antiphon.app.batches.line_scheduler import LineQueue, LineScheduler
 from antiphon.app.batches.stored_files import FileGoneError
@@ -155,7 +155,7 @@ class BatchRunner:
             reply = await self._get_reply(run, line)
         except Exception:  # noqa: BLE001  # a bug, which must not stop the other lines
             _log.exception("line of a batch failed", batch=run.batch.id, line=line.number)
-            reply = LineReply(status=500, body=internal_error().encoded_body, request_id="")
+            reply = error_reply(internal_error())
         try:
             await run.store_reply(line, reply)
         except BatchLostError:
@@ -168,11 +168,9 @@ class BatchRunner:
             body = decode_line_body(content)
             check_line_body(parse_object(body))
         except FileGoneError:
-            error = ApiError(404, None, "The input file of the batch was deleted.")
-            return LineReply(status=404, body=error.encoded_body, request_id="")
+            return error_reply(ApiError(404, None, "The input file of the batch was deleted."))
         except ApiError as error:
-            shaped = shape_error(error, run.batch.endpoint, "")
-            return LineReply(status=error.status, body=shaped.encoded_body, request_id="")
+            return error_reply(error)
         permit, tries = LinePermit(self._gate), 0
         while True:
             try:

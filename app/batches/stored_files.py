@@ -37,7 +37,7 @@ class FileWriter:
 
     async def begin(self) -> None:
         """Creates the file, which does not exist for its owner yet. Raises `ApiError`."""
-        await self._store.change(lambda database: database.files.insert_file(self._owner, self.file, self._store.name))
+        self._check_storage(await self._store.change(self._insert))
 
     async def write(self, data: bytes | bytearray) -> None:
         """Appends content. Raises `ApiError` and `FileGoneError`."""
@@ -64,10 +64,18 @@ class FileWriter:
         is_appended, owner_bytes = await self._store.change(partial(self._append_to, piece))
         if not is_appended:
             raise FileGoneError
-        if self._max_owner_bytes is not None and owner_bytes > self._max_owner_bytes:
-            raise StorageLimitError(self._max_owner_bytes)
+        self._check_storage(owner_bytes)
         self._num_pieces += 1
         self.file = structs.replace(self.file, size=self.file.size + len(piece))
+
+    def _check_storage(self, owner_bytes: int) -> None:
+        if self._max_owner_bytes is not None and owner_bytes > self._max_owner_bytes:
+            raise StorageLimitError(self._max_owner_bytes)
+
+    def _insert(self, database: Database) -> int:
+        """Returns the size of all files of the owner, this one included."""
+        database.files.insert_file(self._owner, self.file, self._store.name)
+        return database.files.count_bytes(self._owner)
 
     def _append_to(self, piece: bytes, database: Database) -> tuple[bool, int]:
         """Returns whether the file belongs to this process, and the size of all files of its owner."""

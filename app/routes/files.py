@@ -29,8 +29,8 @@ async def upload_file(request: AnyRequest) -> Response[Any]:
     now = int(context.turn_manager.clock())
     file = StoredFile(id=new_file_id(new_id), created_at=now, expires_at=None, filename="", purpose="")
     writer = FileWriter(context.store, owner, file, max_owner_bytes=context.store.max_file_bytes)
-    await writer.begin()
     try:
+        await writer.begin()
         completed = await receive_upload(request.headers.get("content-type", ""), request.stream(), writer)
         writer.file = completed
         await context.store.change(writer.complete)

@@ -315,7 +315,7 @@ def test_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
         ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, "integer_below_min_value", "output_expires_after.seconds"),
         ({"extra_body": {"wisdom": 1}}, "unknown_parameter", "wisdom"),
     ],
-    ids=lambda value: str(value)[:50],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
 )  # fmt: skip
 def test_refused_batch_names_its_field(client: openai.OpenAI, fields: Any, code: str, param: str) -> None:
     file_id = upload(client, write_lines("/v1/responses", {"a": HELLO}))

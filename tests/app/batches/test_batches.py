@@ -97,6 +97,7 @@ def test_a_line_cannot_be_a_stream_or_run_in_the_background(client: BatchClient,
     assert [line["custom_id"] for line in output] == ["r1"]
     error = errors[0]["response"]
     assert (error["status_code"], error["body"]["error"]["param"]) == (400, field)
+    assert error["request_id"].startswith("req_")
 
 
 def test_a_bad_file_fails_the_batch_with_its_lines(client: BatchClient) -> None:

@@ -160,6 +160,9 @@ def test_files_of_a_key_are_limited_together(server: RunningServer, monkeypatch:
     reply = client.upload(bytes(PIECE_BYTES))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "storage_limit_exceeded")
     assert "DELETE /v1/files/" in reply.json()["error"]["message"]
+    server.context.store.max_file_bytes = 0
+    assert client.upload(b"").json()["error"]["code"] == "storage_limit_exceeded"  # each file counts, an empty one, too
+    server.context.store.max_file_bytes = 3 * PIECE_BYTES
     assert other.get("/models").status_code == 200
     client.delete(f"/files/{ids[0]}")
     client.upload_id(bytes(PIECE_BYTES))
