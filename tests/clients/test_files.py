@@ -120,7 +120,7 @@ def test_deleted_file_is_gone(client: openai.OpenAI) -> None:
         ({"expires_after": {"anchor": "created_at", "seconds": 2_592_001}}, "integer_above_max_value", "expires_after[seconds]"),
         ({"extra_body": {"wisdom": 1}}, "unknown_parameter", "wisdom"),
     ],
-    ids=lambda value: str(value)[:50],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
 )  # fmt: skip
 def test_refused_upload_names_its_field(client: openai.OpenAI, fields: Any, code: str, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
