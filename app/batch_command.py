@@ -19,6 +19,7 @@ from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from antiphon.app.assembly.models import create_models
+from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import Settings
 from antiphon.app.batches.batch_run import RunnerLimits
 from antiphon.app.batches.output_files import NUMBER_DIGITS
@@ -160,12 +161,13 @@ async def _await_end(context: ServerContext, batch: StoredBatch) -> tuple[Stored
     with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("requests", total=None)
         while batch.status not in ENDED_STATUSES:
-            if interrupted.is_set() and batch.status != "cancelling" and runner is not None:
-                await store.change(lambda database: database.batches.request_cancel(batch_id, time.time()))
-                runner.wake()
             await asyncio.sleep(POLL_INTERVAL_S)
-            found = await store.read(lambda database: database.batches.find_batch(OWNER, batch_id))
-            batch = found or batch
+            with contextlib.suppress(ApiError):  # the store is slow beside a busy engine
+                if interrupted.is_set() and batch.status != "cancelling" and runner is not None:
+                    await store.change(lambda database: database.batches.request_cancel(batch_id, time.time()))
+                    runner.wake()
+                found = await store.read(lambda database: database.batches.find_batch(OWNER, batch_id))
+                batch = found if found is not None else batch
             progress.update(bar, completed=batch.completed + batch.failed, total=batch.total or None)
     for error in batch.errors:
         place = f"line {error.line}: " if error.line is not None else ""

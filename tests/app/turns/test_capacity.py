@@ -14,7 +14,7 @@ from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompt_renderer import PromptRenderer
 from antiphon.app.turns.turn import Turn
-from antiphon.engine.protocol import Engine
+from antiphon.engine.protocol import BATCH_PRIORITY, Engine
 from antiphon.engine.scripted.engine import ScriptedEngine
 from tests.app.requests.request_builders import read_responses_spec
 from tests.log_store import make_log_store
@@ -43,6 +43,23 @@ def test_a_slot_is_released_once() -> None:
     slot.release()
     slot.release()
     assert capacity.free_slots(engine) == 3
+
+
+def test_turns_of_batches_take_no_slot_from_others() -> None:
+    """Four slots: turns of batches may take what is left of them, and others take all, whatever batches have."""
+    engine = make_engine()
+    capacity = TurnCapacity([engine])
+    capacity.acquire(engine, 1)
+    held = capacity.acquire(engine, 3, BATCH_PRIORITY)
+    with pytest.raises(ApiError):
+        capacity.acquire(engine, 1, BATCH_PRIORITY)
+    assert (capacity.free_slots(engine), capacity.open_turns(engine)) == (3, 4)
+    capacity.acquire(engine, 3)
+    with pytest.raises(ApiError):
+        capacity.acquire(engine, 1)
+    for slot in held:
+        slot.release()
+    assert (capacity.free_slots(engine), capacity.open_turns(engine)) == (0, 4)
 
 
 def test_check_any_raises_only_if_all_engines_are_full() -> None:
