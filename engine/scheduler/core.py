@@ -191,6 +191,8 @@ class Core:
         return chunks
 
     def _admit_waiting(self) -> None:
+        for sequence in self._scheduler.yield_places():
+            self._cache_manager.free(sequence)
         for sequence in self._scheduler.admit_waiting(self._cache_manager.prefix_leader):
             try:
                 cached_tokens = self._cache_manager.allocate(sequence, self._scheduler.running)

@@ -10,6 +10,7 @@ The scheduler handles tokens only as counts: no model, no tensors, no clock. Its
 - Prefix: a sequence may stay in the queue until a running sequence has computed their common prefix.
 - Each step decodes one token of every decoding sequence and spends a budget on prompts: higher priorities first, then
   in equal shares for owners. One owner's prompts are computed in order of arrival.
+- While a prompt of higher priority is computed, sequences of batches pause. They are preempted for others that wait.
 - When the cache is full, the youngest sequence of the lowest priority is preempted; it is recomputed later.
 """
 
@@ -17,7 +18,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from antiphon.engine.protocol import is_full, overloaded_error
+from antiphon.engine.protocol import BATCH_PRIORITY, is_full, overloaded_error
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.sequence import Sequence
 
@@ -100,15 +101,25 @@ class Scheduler:
             sequence.prefix_leader = find_leader(sequence, self.running)
             if sequence.prefix_leader is not None:
                 continue
-            new_tokens = len(sequence.tokens) + 1 + self._state_tokens
-            planned = sum(other.reserved_tokens for other in self.running) + new_tokens
-            if self.running and planned > self._max_cache_tokens:
+            if not self._fits_cache(sequence):
                 return
             self.waiting.remove(sequence)
             self.running.append(sequence)
             self._num_admitted += 1
             self._last_admission[sequence.job.owner] = self._num_admitted
             yield sequence
+
+    def yield_places(self) -> list[Sequence]:
+        """Preempts sequences of batches for which others wait, the youngest first, and returns them.
+
+        The caller frees their caches. They give slots to all others that wait, and cache to the next one.
+        """
+        preempted: list[Sequence] = []
+        while victim := self._find_yielding():
+            self.running.remove(victim)
+            self._insert_waiting(victim)
+            preempted.append(victim)
+        return preempted
 
     def preempt(self) -> list[Sequence]:
         """Preempts sequences until the rest fits in the cache and returns them; the caller frees their caches.
@@ -127,19 +138,24 @@ class Scheduler:
         return preempted
 
     def schedule(self) -> list[tuple[Sequence, int]]:
-        """Returns the sequences of this step, each with the number of tokens to compute."""
-        decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
-        prefilling = sorted(
-            (other for other in self.running if other.num_pending > 1), key=lambda other: other.queue_rank
-        )
+        """Returns the sequences of this step, each with the number of tokens to compute.
+
+        While a prompt of higher priority is computed, sequences of `BATCH_PRIORITY` or a lower one pause.
+        """
+        running = self.running
+        if any(sequence.num_pending > 1 and sequence.job.priority > BATCH_PRIORITY for sequence in running):
+            running = [sequence for sequence in running if sequence.job.priority > BATCH_PRIORITY]
+        decoding = [sequence for sequence in running if sequence.num_pending == 1]
+        prefilling = sorted((other for other in running if other.num_pending > 1), key=lambda other: other.queue_rank)
         scheduled = [(sequence, 1) for sequence in decoding]
         if not prefilling:
             return scheduled
         if self._prefill_budget is None:
             return [*scheduled, (prefilling[0], prefilling[0].num_pending)]
-        return scheduled + _divide_budget(
-            prefilling, self._prefill_budget.next_budget(len(decoding), len(prefilling)), self._prefill_budget.alignment
-        )
+        # Steps of batches stay short, since a new prompt of others waits for the end of one.
+        num_urgent = sum(sequence.job.priority > BATCH_PRIORITY for sequence in prefilling)
+        budget = self._prefill_budget.next_budget(len(decoding), max(num_urgent, 1))
+        return scheduled + _divide_budget(prefilling, budget, self._prefill_budget.alignment)
 
     def _insert_waiting(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda other: other.queue_rank)
@@ -159,6 +175,23 @@ class Scheduler:
             )
 
         return min(ready, key=turn)
+
+    def _fits_cache(self, sequence: Sequence) -> bool:
+        new_tokens = len(sequence.tokens) + 1 + self._state_tokens
+        planned = sum(other.reserved_tokens for other in self.running) + new_tokens
+        return not self.running or planned <= self._max_cache_tokens
+
+    def _find_yielding(self) -> Sequence | None:
+        """The youngest running sequence of a batch, if another sequence waits for its slot or its cache."""
+        waiting = [
+            other for other in self.waiting if other.job.priority > BATCH_PRIORITY and not other.waiting_for_prefix
+        ]
+        if not waiting:
+            return None
+        if len(waiting) <= self.max_num_seqs - len(self.running) and self._fits_cache(self._next_to_admit(waiting)):
+            return None
+        running = [other for other in self.running if other.job.priority <= BATCH_PRIORITY]
+        return max(running, key=lambda other: other.queue_rank, default=None)
 
     def _find_displaceable(self, newcomer: Sequence) -> Sequence | None:
         """The queued sequence that the newcomer displaces: the last one of the owner with the most jobs, or None.

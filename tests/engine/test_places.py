@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from antiphon.engine.protocol import BATCH_PRIORITY, EngineError, Job, is_full
+from antiphon.engine.scheduler.scheduler import Scheduler
 from antiphon.engine.scripted.engine import ScriptedEngine
 from tests.engine.scheduler.test_scheduler import make_scheduler, make_sequence
 from tests.serving import scripted_registry
@@ -52,6 +53,56 @@ def test_scheduler_queues_others_beside_batches() -> None:
     with pytest.raises(EngineError):
         scheduler.add(make_sequence("late", "late"))
     assert [sequence.job.id for sequence in scheduler.waiting[:3]] == ["other0", "other1", "other2"]
+
+
+def admit_all(scheduler: Scheduler) -> list[str]:
+    """Frees the places that others wait for, admits what can be admitted, and returns the names of what runs."""
+    for _ in scheduler.yield_places():
+        pass
+    for _ in scheduler.admit_waiting(lambda *_: None):
+        pass
+    return sorted(sequence.job.id for sequence in scheduler.running)
+
+
+def test_lines_of_batches_give_their_slots_to_others() -> None:
+    """Three slots: the youngest lines are preempted, as many as others wait, and come back when there is a slot."""
+    scheduler = make_scheduler(max_num_seqs=3)
+    for number in range(3):
+        scheduler.add(make_sequence(f"batch{number}", priority=BATCH_PRIORITY))
+    assert admit_all(scheduler) == ["batch0", "batch1", "batch2"]
+    for number in range(2):
+        scheduler.add(make_sequence(f"other{number}"))
+    assert admit_all(scheduler) == ["batch0", "other0", "other1"]
+    scheduler.add(make_sequence("flex", priority=-50))
+    assert admit_all(scheduler) == ["flex", "other0", "other1"]
+    scheduler.add(make_sequence("last"))
+    assert admit_all(scheduler) == ["flex", "other0", "other1"]  # only lines of batches give their slots away
+    for sequence in list(scheduler.running):
+        scheduler.remove(sequence)
+    assert admit_all(scheduler) == ["batch0", "batch1", "last"]
+
+
+def test_lines_of_batches_give_their_cache_to_others() -> None:
+    scheduler = make_scheduler(max_num_seqs=8, max_cache_tokens=40)
+    for number in range(3):
+        scheduler.add(make_sequence(f"batch{number}", length=10, priority=BATCH_PRIORITY))
+    assert admit_all(scheduler) == ["batch0", "batch1", "batch2"]
+    scheduler.add(make_sequence("other", length=20))
+    assert admit_all(scheduler) == ["batch0", "other"]
+
+
+def test_lines_of_batches_pause_while_a_prompt_of_others_is_computed() -> None:
+    scheduler = make_scheduler(max_num_seqs=4)
+    scheduler.add(make_sequence("batch", priority=BATCH_PRIORITY))
+    admit_all(scheduler)
+    (batch,) = scheduler.running
+    batch.num_computed_tokens = len(batch.tokens) - 1
+    scheduler.add(make_sequence("other"))
+    admit_all(scheduler)
+    assert [sequence.job.id for sequence, _ in scheduler.schedule()] == ["other"]
+    other = next(sequence for sequence in scheduler.running if sequence.job.id == "other")
+    other.num_computed_tokens = len(other.tokens) - 1
+    assert [sequence.job.id for sequence, _ in scheduler.schedule()] == ["batch", "other"]
 
 
 async def test_scripted_engine_gives_slots_by_priority() -> None:
