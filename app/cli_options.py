@@ -165,7 +165,7 @@ BATCH_GROUPS = ("Model", "Replies", "Engine", "Memory", "Remote engines")
 
 
 def create_batch_parameters() -> Iterator[click.Parameter]:
-    """Yields the parameters of the command `batch`: two files, `--model`, and the options of models and replies."""
+    """Yields the parameters of "antiphon batch": two files, `--model`, and the options of models and replies."""
     readable = click.Path(path_type=Path, dir_okay=False, exists=True)
     yield click.Argument(["source"], metavar="IN", type=readable)
     yield click.Argument(["target"], metavar="OUT", type=click.Path(path_type=Path, dir_okay=False))

@@ -74,7 +74,7 @@ class BatchRun:
         if self.batch.status == "validating":
             errors = await self._validate()
             if errors and self._stopped_by is None:
-                failed = structs.replace(self.batch, errors=errors)
+                failed = structs.replace(self.batch, errors=tuple(errors))
                 await self._end_batch(failed.with_status("failed", self._tools.clock()))
                 return
             await self._save_status("in_progress")

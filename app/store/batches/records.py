@@ -1,6 +1,6 @@
 """Files, batches and their lines as the store keeps them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -68,7 +68,7 @@ class StoredBatch(Struct, frozen=True, kw_only=True):
     status_times: Mapping[str, int] = {}
     model: str | None = None
     """Name of the model if all lines have the same."""
-    errors: Sequence[LineError] = ()
+    errors: tuple[LineError, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
     total: int = 0
