@@ -8,6 +8,7 @@ import pytest
 
 from antiphon.app.batches.turn_gate import TurnGate
 from antiphon.engine.protocol import Engine, EngineStats
+from tests.progress import HANG_TIMEOUT_S
 
 
 class SlotEngine:
@@ -46,7 +47,7 @@ async def test_turns_never_exceed_the_places() -> None:
         gate.release(engine, count)
 
     tasks = [asyncio.create_task(run_line(dice.choice([1, 1, 2, 3, 9]))) for _ in range(100)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         await asyncio.gather(*tasks)
     assert open_turns == 0 and largest >= 6
 
@@ -67,11 +68,19 @@ async def test_a_cancelled_line_gives_its_places_back() -> None:
     waiting = [asyncio.create_task(gate.acquire(engine, 3)) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    await asyncio.sleep(0)
+    assert not waiting[1].done()  # the one that was cancelled held nothing
     gate.release(engine, 3)  # grants the second one in the same iteration in which it is cancelled
     waiting[1].cancel()
-    await asyncio.wait(waiting[:2])
-    async with asyncio.timeout(5):
+    await asyncio.wait(waiting[1:2])
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         await waiting[2]
+    last = asyncio.create_task(gate.acquire(engine, 1))
+    await asyncio.sleep(0.01)
+    assert not last.done()  # the three places are held once, neither more nor less
+    gate.release(engine, 3)
+    await last
 
 
 async def test_engines_do_not_wait_for_each_other() -> None:
@@ -79,7 +88,7 @@ async def test_engines_do_not_wait_for_each_other() -> None:
     await gate.acquire(engines[0], 3)
     blocked = asyncio.create_task(gate.acquire(engines[0], 1))
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         await gate.acquire(engines[1], 3)
     gate.release(engines[0], 3)
     await blocked
