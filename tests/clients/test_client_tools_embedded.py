@@ -1,6 +1,7 @@
 """The tools `shell` and `apply_patch` on the embedded model, which was trained to run commands and to edit files."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
+from tests.clients.node_install import copy_node_programs, install_node_sdk
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
 from tests.clients.sdk_helpers import Json, dump_sdk_object, get, open_sdk, post
 from tests.clients.test_client_tools_page import PATCH_PROGRAM, PATCH_PROMPT, SHELL_PROGRAM, run_page_program
@@ -34,7 +36,12 @@ def server() -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def agent_runs(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Json:
     """Runs of openai-agents with each tool: streamed and not, with and without storage."""
-    prompts = {"shell": "run `echo antiphon-7391`", "apply_patch": "in the file notes.txt replace hello by goodbye"}
+    command = "run `echo antiphon-7391`"
+    prompts = {
+        "shell": command,
+        "local_shell": command,
+        "apply_patch": "in the file notes.txt replace hello by goodbye",
+    }
     task = {"url": server.url, "model": "antiphon", "prompts": prompts, "files": {"notes.txt": "hello\nAnna\n"}}
     program = [install_python_clients("python"), PROGRAMS_FOLDER / "agents_tools.py", json.dumps(task)]
     runs: Json = run_program(program, tmp_path_factory.mktemp("agents"))
@@ -48,6 +55,42 @@ def test_agent_runs_the_command_and_reports_its_output(agent_runs: Json) -> None
     for name, run in runs.items():
         assert [call["commands"] for call in run["calls"]] == [["echo antiphon-7391"]], name
         assert "antiphon-7391" in run["text"].splitlines(), name
+
+
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_agent_runs_the_program_and_reports_its_output(agent_runs: Json) -> None:
+    runs = agent_runs["local_shell"]
+    assert len(runs) == 6
+    for name, run in runs.items():
+        assert [call["command"] for call in run["calls"]] == [["bash", "-lc", "echo antiphon-7391"]], name
+        assert "antiphon-7391" in run["text"].splitlines(), name
+
+
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_ai_sdk_runs_commands_and_finds_tools(server: RunningServer, tmp_path: Path) -> None:
+    """The model was not trained to search, so the tool choices say when it does."""
+    command = "run `echo antiphon-7391`"
+    prompts = {"shell": command, "local_shell": command, "tool_search": "What is the weather in Oslo?"}
+    choices = {"tool_search": ["required", {"type": "tool", "toolName": "get_weather"}]}
+    task = json.dumps({"url": server.url, "model": "antiphon", "prompts": prompts, "choices": choices})
+    node, folder = install_node_sdk(), copy_node_programs()
+    try:
+        results = run_program([node, folder / "ai_sdk_tools.mjs", task], tmp_path)
+    finally:
+        shutil.rmtree(folder)
+    assert {name: len(runs) for name, runs in results.items()} == {
+        "shell": 6, "local_shell_environment": 6, "local_shell": 6, "tool_search": 6
+    }  # fmt: skip
+    for name in ("shell", "local_shell_environment"):
+        for run in results[name].values():
+            assert [call["commands"] for call in run["calls"]] == [["echo antiphon-7391"]], run
+            assert "antiphon-7391" in run["text"].splitlines(), run
+    for run in results["local_shell"].values():
+        assert [call["command"] for call in run["calls"]] == [["bash", "-lc", "echo antiphon-7391"]], run
+    for run in results["tool_search"].values():
+        search, weather = run["calls"]
+        assert list(search) == ["query"] and list(weather) == ["city"], run
+        assert run["outputs"][1] == f"rain in {weather['city']}", run
 
 
 @pytest.mark.timeout(600)  # the first run installs packages

@@ -97,6 +97,7 @@ BUILTIN_CASES = [
     make_case("builtin_tools_forced", [ONE_COMMAND], responses={"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}]}}),
     make_case("builtin_and_other_calls", [ONE_COMMAND, write_call("get_weather", {"city": "Oslo"}), write_patch(DELETE)], tools=(WEATHER, SHELL, PATCH)),
     make_case("local_shell", cut_text(PROGRAM, "command", "-a", "env"), "emitted as a whole", tools=(LOCAL_SHELL,)),
+    make_case("local_shell_line_in_a_list", [write_call("local_shell", {"command": ["ls -a"]})], "as one word", tools=(LOCAL_SHELL,)),
     make_case("local_shell_command_as_text", [write_call("local_shell", {"command": "ls | wc"})], tools=(LOCAL_SHELL,)),
     make_case("local_shell_cut", cut_text(PROGRAM, "-a")[:1], finish="length", tools=(LOCAL_SHELL,)),
     make_case("local_shell_without_command", [write_call("local_shell", {"command": []})], fails=True, tools=(LOCAL_SHELL,)),

@@ -36,7 +36,11 @@ class WholeArgumentsReader(ArgumentsReader):
 
 
 class LocalShellReader(WholeArgumentsReader):
-    """Reads one call of `local_shell`. A model that no grammar binds may write its command as one string."""
+    """Reads one call of `local_shell`.
+
+    Some models write a line for a shell where a program and its words are asked for, as one string or as the only word
+    of the list. `bash` then runs it.
+    """
 
     def read_arguments(self, text: str) -> str:
         """Returns the action as JSON. Raises `MalformedText`."""
@@ -61,9 +65,11 @@ def _read_action(text: str) -> LocalShellAction:
     try:
         sent = msgspec.json.decode(text)
         fields = {key: value for key, value in sent.items() if value is not None}
-        command = fields.get("command")
-        if isinstance(command, str):
-            fields["command"] = ["bash", "-lc", command]
+        match fields.get("command"):
+            case str(line):
+                fields["command"] = ["bash", "-lc", line]
+            case [str(line)] if " " in line:
+                fields["command"] = ["bash", "-lc", line]
         action = msgspec.convert({**fields, "type": "exec"}, LocalShellAction)
     except (msgspec.DecodeError, AttributeError, RecursionError):
         raise MalformedText("arguments") from None

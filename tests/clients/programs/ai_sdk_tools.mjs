@@ -1,4 +1,5 @@
-// The client tools of the Vercel AI SDK. The task is that of agents_tools.py, and so are the results.
+// The client tools of the Vercel AI SDK. The task is that of agents_tools.py, with the tool choices of each step by the name
+// of the prompt, and so are the results.
 import { createOpenAI } from "@ai-sdk/openai";
 import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 import { spawnSync } from "node:child_process";
@@ -36,12 +37,13 @@ const weather = tool({
   execute: async ({ city }) => `rain in ${city}`,
 });
 
-async function runTurns(stream, tools, prompt, store) {
+async function runTurns(stream, tools, prompt, store, choices) {
   const options = {
     model: openai(task.model),
     prompt,
     tools,
     stopWhen: stepCountIs(3),
+    prepareStep: ({ stepNumber }) => ({ toolChoice: choices?.[stepNumber] ?? "auto" }),
     maxRetries: 0,
     providerOptions: store === null ? {} : { openai: { store } },
   };
@@ -71,12 +73,13 @@ const sets = {
 };
 const results = {};
 for (const [name, { tools, prompt }] of Object.entries(sets)) {
+  if (!(prompt in task.prompts)) continue;
   results[name] = {};
   for (const stream of [false, true]) {
     for (const store of [null, true, false]) {
       const key = `${stream ? "stream" : "run"}${store === null ? "" : `, store ${store ? "True" : "False"}`}`;
       try {
-        results[name][key] = describeRun(await runTurns(stream, tools, task.prompts[prompt], store));
+        results[name][key] = describeRun(await runTurns(stream, tools, task.prompts[prompt], store, task.choices?.[prompt]));
       } catch (error) {
         results[name][key] = { failure: String(error.stack ?? error).slice(0, 1500) };
       }
