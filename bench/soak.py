@@ -3,9 +3,10 @@
     python -m bench.soak --minutes 10
 
 The traffic is streams, complete replies, background responses that are resumed and cancelled, chat completions,
-conversations, WebSockets, and their lanes with steers. One request in twenty is abusive: invalid JSON, a client that disconnects, a compression
-bomb, an incomplete header, a binary frame, a connection with lanes that breaks off. Every 30 seconds the traffic pauses, and memory, open files and tasks are
-read while no request runs. The readings of the warm-up do not count, since the caches of recent responses grow to their
+conversations, batches, WebSockets, and their lanes with steers. One request in twenty is abusive: invalid JSON, a client
+that disconnects, also in a compaction, a compression bomb, an incomplete header, a binary frame, a connection with lanes
+that breaks off, an upload that breaks off. Every 30 seconds the traffic pauses, and memory, open files and tasks are read
+while no request runs. The readings of the warm-up do not count, since the caches of recent responses grow to their
 limits first. `--warm` sets its duration.
 """
 
@@ -103,11 +104,11 @@ class SoakTest:
         """Makes random requests while the traffic is enabled."""
         valid: list[Callable[[], Awaitable[str]]] = [
             self.create_response, self.stream_response, self.stream_response, self.stream_chat, self.resume_background,
-            self.cancel_background, self.use_conversation, self.use_websocket, self.steer_lanes,
+            self.cancel_background, self.use_conversation, self.use_websocket, self.steer_lanes, self.run_batch,
         ]  # fmt: skip
         abusive = [
             self.send_invalid_json, self.disconnect, self.send_bomb, self.send_incomplete_header, self.send_binary,
-            self.break_lanes,
+            self.break_lanes, self.break_upload, self.leave_compaction,
         ]  # fmt: skip
         while True:
             await self.traffic_enabled.wait()
@@ -193,7 +194,49 @@ class SoakTest:
                 assert event["type"] not in ("error", "response.failed", "response.steer.failed")
         return "steered lanes 8"
 
+    async def run_batch(self) -> str:
+        """Runs a batch of five lines, reads its output, and deletes its files."""
+        line = {"method": "POST", "url": "/v1/responses", "body": {"model": "scripted", "input": "Hi"}}
+        content = "\n".join(json.dumps({**line, "custom_id": str(number)}) for number in range(5))
+        upload = await self.client.post(
+            f"{self.url}/files", files={"file": ("in.jsonl", content.encode())}, data={"purpose": "batch"}
+        )
+        if upload.status_code != 200:
+            return f"upload {upload.status_code} {upload.text}"
+        body = {"input_file_id": upload.json()["id"], "endpoint": "/v1/responses", "completion_window": "24h"}
+        batch = (await self.client.post(f"{self.url}/batches", json=body)).json()
+        while batch.get("status") != "completed":
+            if "error" in batch:
+                return f"batch {batch}"
+            await asyncio.sleep(0.1)
+            batch = (await self.client.get(f"{self.url}/batches/{batch['id']}")).json()
+        output = (await self.client.get(f"{self.url}/files/{batch['output_file_id']}/content")).text
+        for file_id in (upload.json()["id"], batch["output_file_id"]):
+            await self.client.delete(f"{self.url}/files/{file_id}")
+        return f"batch {len(output.splitlines())}"
+
     # Abusive requests
+
+    async def break_upload(self) -> str:
+        """Breaks a connection off in the middle of an upload."""
+        _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(self.url).port)
+        head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: {100 << 20}\r\n"
+        form = '--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        writer.write(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n{form}".encode())
+        writer.write(bytes(self.rng.randrange(3 << 20)))
+        await writer.drain()
+        writer.transport.abort()
+        return "broken upload"
+
+    async def leave_compaction(self) -> str:
+        """Disconnects from a response while it is compacted: the summary never ends."""
+        compaction = [{"type": "compaction", "compact_threshold": 1000}]
+        body = {"model": "scripted", "input": "Forever " * 500, "stream": True, "context_management": compaction}
+        async with self.client.stream("POST", f"{self.url}/responses", json=body) as reply:
+            async for piece in reply.aiter_bytes():
+                if b"compaction" in piece:
+                    return "left compaction"
+        return f"compaction ended {reply.status_code}"
 
     async def break_lanes(self) -> str:
         """Breaks a connection off while its lanes stall or wait, and a steer is on its way."""

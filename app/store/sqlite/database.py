@@ -67,7 +67,7 @@ class MemoryDatabase(SqliteDatabase):
     is_volatile = True
 
     def __init__(self, max_responses: int) -> None:
-        self._shared = SharedConnection()
+        self._shared = SharedConnection(open_memory())
         super().__init__(self._shared)
         self.max_responses = max_responses
 
@@ -89,10 +89,14 @@ class MemoryDatabase(SqliteDatabase):
 
 
 class SharedConnection:
-    """A connection to a database in memory that threads use in turn. `lock` is held for more than one statement."""
+    """A connection that threads use in turn. `lock` may be held for more than one statement.
 
-    def __init__(self) -> None:
-        self._connection = open_memory()
+    All rows of a statement are read at once: while one of a connection to a file is not at its end, all statements of
+    that connection see the file as it was at the begin of this one.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
         self.lock = threading.RLock()
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> StoredRows:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store import writer_lease
-from antiphon.app.store.sqlite.database import MemoryDatabase, SqliteDatabase
+from antiphon.app.store.sqlite.database import MemoryDatabase, SharedConnection, SqliteDatabase
 from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
 from antiphon.app.store.sqlite.schema import open_connection
 from antiphon.app.store.store import ResponseStore
@@ -41,8 +41,9 @@ class SqliteStore(ResponseStore):
         quarantine_if_corrupt(path)
         self._polls: set[asyncio.Task[None]] = set()
         with ExitStack() as undo:
-            databases = [undo.enter_context(closing(SqliteDatabase(open_connection(path)))) for _ in range(3)]
-            written, reads, history = databases
+            written, reads = (undo.enter_context(closing(SqliteDatabase(open_connection(path)))) for _ in range(2))
+            # Several threads read the history at once.
+            history = undo.enter_context(closing(SqliteDatabase(SharedConnection(open_connection(path)))))
             super().__init__(writer_lease.create_name(), (written, reads, history), timings, max_bytes)
             undo.pop_all()
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.write_ops import StoreTimings
@@ -325,3 +326,27 @@ async def test_store_reports_itself_unavailable_until_a_write_succeeds(
 
 def raise_disk_full(*_: object) -> None:
     raise OSError("database or disk is full")
+
+
+async def test_a_read_sees_what_was_committed_before_it(place: StorePlace) -> None:
+    """A thread that has not read all its rows must not keep the others at the state of its own begin."""
+    started, may_end = threading.Event(), threading.Event()
+
+    def read_slowly(database: Database) -> int:
+        rows = iter(database.turns._connection.execute("SELECT id FROM responses ORDER BY id"))
+        next(rows)
+        started.set()
+        may_end.wait(HANG_TIMEOUT_S)
+        return len([*rows])
+
+    async with place.open() as store:
+        for name in ("a", "b", "c"):
+            await add_log(store, name).wait_published()
+        slow = asyncio.create_task(store.read(read_slowly))
+        await asyncio.to_thread(started.wait, HANG_TIMEOUT_S)
+        file = StoredFile(id="file-a", created_at=1, expires_at=None, filename="a", purpose="batch")
+        await store.change(lambda database: database.files.insert_file("me", file, store.name))
+        await store.change(lambda database: database.files.complete_file(file, store.name))
+        assert await store.read(lambda database: database.files.find_file("me", file.id, 2)) == file
+        may_end.set()
+        assert await slow == 2

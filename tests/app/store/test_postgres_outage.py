@@ -256,6 +256,8 @@ def test_clients_get_answers_while_the_database_does_not_answer(
                 assert (reply.status_code, reply.headers.get("retry-after")) == (503, "1"), reply.text
             assert client.post("responses", json={**body, "store": False}).json()["status"] == "completed"
         assert wait_until(60, lambda: server.context.store.unavailable_reason() is None)
+        # A read that began in the outage may still wait for its answer.
+        assert wait_until(60, lambda: client.get("conversations/conv_none").status_code == 404)
         assert client.get(f"responses/{made['id']}").json() == made, "a deletion that got a 503 was not made"
         assert client.delete(f"responses/{made['id']}").json()["deleted"]
         assert client.post("conversations", json={}).status_code == 200
