@@ -68,6 +68,9 @@ class BatchRun:
         self.line_tasks: set[asyncio.Task[None]] = set()
         self._stopped_by: tuple[EndCause, float] | None = None
         self._changed = asyncio.Event()
+        if batch.status == "cancelling":  # on another server, which is dead
+            self.stop("cancelled", batch.status_times["cancelling"])
+            self.batch = structs.replace(batch, status="in_progress" if batch.total else "validating")
 
     async def run(self) -> None:
         """Runs the batch to its end. Raises `BatchLostError` if it is not this server's any more."""
@@ -77,13 +80,11 @@ class BatchRun:
                 failed = structs.replace(self.batch, errors=tuple(errors))
                 await self._end_batch(failed.with_status("failed", self._tools.clock()))
                 return
-            await self._save_status("in_progress")
+            await self._save_status("in_progress", self._tools.clock())
         if self.batch.status == "in_progress":
             await self._run_lines()
-            if self._stopped_by is None or self._stopped_by[0] == "expired":
-                await self._save_status("finalizing")
-            else:
-                self.batch = self.batch.with_status("cancelling", self._stopped_by[1])
+            cause, now = self._stopped_by or ("completed", self._tools.clock())
+            await self._save_status("cancelling" if cause == "cancelled" else "finalizing", now)
         await self._finalize()
 
     def stop(self, cause: EndCause, now: float) -> None:
@@ -124,7 +125,9 @@ class BatchRun:
     async def _validate(self) -> Sequence[LineError]:
         """Stores the lines of the input file, and notes their number and their model. Returns the faults."""
         batch, scanner = self.batch, LineScanner(self.batch.endpoint, self._tools.limits.max_lines)
-        await self._change(lambda database: database.batches.delete_lines(batch.id))
+        writer = self._store.name
+        if not await self._change(lambda database: database.batches.delete_lines(batch.id, writer)):
+            raise BatchLostError
         number = 0
         while not scanner.is_done and (piece := await self._read_piece(number)) is not None:
             await asyncio.to_thread(scanner.feed, piece)
@@ -140,7 +143,8 @@ class BatchRun:
         lines, scanner.lines = scanner.lines, []
         for start in range(0, len(lines), LINES_PER_CHANGE):
             part = lines[start : start + LINES_PER_CHANGE]
-            await self._change(partial(_insert_lines, self.batch.id, part))
+            if not await self._change(partial(_insert_lines, self.batch.id, self._store.name, part)):
+                raise BatchLostError
 
     async def _run_lines(self) -> None:
         """Waits until all lines have a result, or the batch is stopped."""
@@ -189,17 +193,22 @@ class BatchRun:
             else:
                 return
 
-    async def _save_status(self, status: BatchStatus) -> None:
-        batch, writer = self.batch.with_status(status, self._tools.clock()), self._store.name
-        if not await self._change(lambda database: database.batches.save_batch(batch, writer)):
+    async def _save_status(self, status: BatchStatus, now: float) -> None:
+        """Stores a status. Results whose lines were cancelled while they were stored count from then on."""
+        batch, writer = self.batch.with_status(status, now), self._store.name
+        saved = await self._change(lambda database: database.batches.save_batch(batch, writer))
+        if saved is None:
             raise BatchLostError
-        self.batch = batch
+        self.batch = saved
 
     async def _end_batch(self, batch: StoredBatch, complete: Callable[[Database], bool] = lambda _: True) -> None:
-        """Stores the end of the batch, together with the completion of its files."""
+        """Stores the end of the batch, together with the completion of its files. Raises `FileGoneError`."""
         writer = self._store.name
-        if not await self._change(lambda database: database.batches.end_batch(batch, writer) and complete(database)):
+        outcome = await self._change(partial(_end_batch, batch, writer, complete))
+        if outcome == "lost":
             raise BatchLostError
+        if outcome == "file_gone":
+            raise FileGoneError
         self.batch = batch
 
     async def _list_open(self, after_rank: int) -> list[BatchLine]:
@@ -232,5 +241,17 @@ async def _repeat(attempt: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(RETRY_PAUSE_S)
 
 
-def _insert_lines(batch_id: str, lines: Iterable[BatchLine], database: Database) -> None:
-    database.batches.insert_lines(batch_id, lines)
+def _insert_lines(batch_id: str, writer: str, lines: Iterable[BatchLine], database: Database) -> bool:
+    return database.batches.insert_lines(batch_id, writer, lines)
+
+
+def _end_batch(
+    batch: StoredBatch, writer: str, complete: Callable[[Database], bool], database: Database
+) -> Literal["ended", "lost", "file_gone"]:
+    """Ends a batch and completes its files, or changes nothing."""
+    if not database.batches.lock_batch(batch.id, writer):
+        return "ended" if database.batches.has_ended(batch) else "lost"
+    if not complete(database):
+        return "file_gone"
+    database.batches.end_batch(batch, writer)
+    return "ended"

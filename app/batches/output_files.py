@@ -80,8 +80,11 @@ class OutputFiles:
         return structs.replace(self._batch, output_file_id=ids.get("output"), error_file_id=ids.get("error"))
 
     def complete(self, database: Database) -> bool:
-        """Makes the files exist, as a part of a change. Returns False if one was deleted."""
-        return all(writer.complete(database) for writer in self._writers.values())
+        """Makes the files exist, as a part of a change. Returns False, and changes nothing, if one was deleted."""
+        writers = self._writers.values()
+        if not all(writer.lock(database) for writer in writers):
+            return False
+        return all(writer.complete(database) for writer in writers)
 
     async def discard(self) -> None:
         """Deletes what was written, as far as the store can be reached."""

@@ -56,9 +56,13 @@ class FileWriter:
         """Makes the file exist, as a part of a change. Returns False if it was deleted meanwhile."""
         return database.files.complete_file(self.file, self._store.name)
 
+    def lock(self, database: Database) -> bool:
+        """Keeps other servers from deleting the file until the end of a change. Returns False if one has done so."""
+        return database.files.lock_file(self.file.id, self._store.name)
+
     async def discard(self) -> None:
-        """Deletes what was written."""
-        await self._store.change(lambda database: database.files.delete_file(self.file.id))
+        """Deletes what was written, unless the file was completed: by a change whose result did not arrive."""
+        await self._store.change(lambda database: database.files.discard_file(self.file.id, self._store.name))
 
     async def _append(self, piece: bytes) -> None:
         is_appended, owner_bytes = await self._store.change(partial(self._append_to, piece))

@@ -39,17 +39,40 @@ class BatchTables:
         row = (batch.id, owner, batch.created_at, batch.input_file_id, _encoder.encode(batch), writer)
         self._connection.execute(statement, row)
 
-    def save_batch(self, batch: StoredBatch, writer: str) -> bool:
-        """Replaces the data of a batch. Returns False if it does not belong to this writer any more."""
-        statement = "UPDATE batches SET data = ? WHERE id = ? AND writer = ?"
-        return self._connection.execute(statement, (_encoder.encode(batch), batch.id, writer)).rowcount == 1
+    def lock_batch(self, batch_id: str, writer: str) -> bool:
+        """Keeps other servers from taking a batch over until the commit. Returns False if one has done so before."""
+        statement = "UPDATE batches SET has_lines = 1 WHERE id = ? AND writer = ?"
+        return self._connection.execute(statement, (batch_id, writer)).rowcount == 1
+
+    def save_batch(self, batch: StoredBatch, writer: str) -> StoredBatch | None:
+        """Replaces the data of a batch, except the counts: those of `save_result` are kept.
+
+        Returns the batch as it is now; None if it does not belong to this writer any more.
+        """
+        if not self.lock_batch(batch.id, writer):
+            return None
+        row = self._connection.execute("SELECT data FROM batches WHERE id = ?", (batch.id,)).fetchone()
+        stored = decode_row(_decoder.decode, row[0])
+        batch = msgspec.structs.replace(batch, completed=stored.completed, failed=stored.failed, usage=stored.usage)
+        self._replace_data(batch)
+        return batch
 
     def end_batch(self, batch: StoredBatch, writer: str) -> bool:
-        """Saves a batch that has ended; its lines may be deleted. Returns False as `save_batch` does."""
-        is_saved = self.save_batch(batch, writer)
+        """Saves a batch that has ended; its lines may be deleted. Returns False as `save_batch` returns None."""
+        is_saved = self.save_batch(batch, writer) is not None
         if is_saved:
             self._connection.execute("UPDATE batches SET writer = NULL WHERE id = ?", (batch.id,))
         return is_saved
+
+    def has_ended(self, batch: StoredBatch) -> bool:
+        """Tells whether a batch has ended with these files: a change that was made already is made again."""
+        query = "SELECT data FROM batches WHERE id = ? AND writer IS NULL"
+        row = self._connection.execute(query, (batch.id,)).fetchone()
+        if row is None:
+            return False
+        stored = decode_row(_decoder.decode, row[0])
+        names = (batch.status, batch.output_file_id, batch.error_file_id)
+        return names == (stored.status, stored.output_file_id, stored.error_file_id)
 
     def request_cancel(self, batch_id: str, now: float) -> None:
         """Asks the server that runs a batch to cancel it. The first request counts."""
@@ -58,27 +81,32 @@ class BatchTables:
         )
         self._connection.execute(statement, (int(now), batch_id))
 
-    def delete_lines(self, batch_id: str) -> None:
-        """Deletes the lines of a batch whose validation begins again."""
+    def delete_lines(self, batch_id: str, writer: str) -> bool:
+        """Deletes the lines of a batch whose validation begins again. Returns False as `lock_batch` does."""
+        if not self.lock_batch(batch_id, writer):
+            return False
         self._connection.execute("DELETE FROM batch_lines WHERE batch = ?", (batch_id,))
+        return True
 
-    def insert_lines(self, batch_id: str, lines: Iterable[BatchLine]) -> None:
-        """Inserts lines without results. Those that exist are kept."""
+    def insert_lines(self, batch_id: str, writer: str, lines: Iterable[BatchLine]) -> bool:
+        """Inserts lines without results. Those that exist are kept. Returns False as `lock_batch` does."""
+        if not self.lock_batch(batch_id, writer):
+            return False
         statement = """
             INSERT INTO batch_lines (batch, number, line_rank, start, length, custom_id, model)
             VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
         """
         self._connection.executemany(statement, [(batch_id, *msgspec.structs.astuple(line)) for line in lines])
+        return True
 
     def save_result(self, batch_id: str, writer: str, result: LineResult, usage: TokenCounts) -> StoredBatch | None:
         """Stores the reply to a line and counts it. Returns the batch; None if it does not belong to this writer.
 
         A line that has a result keeps it.
         """
-        query = "SELECT data FROM batches WHERE id = ? AND writer = ?"
-        row = self._connection.execute(query, (batch_id, writer)).fetchone()
-        if row is None:
+        if not self.lock_batch(batch_id, writer):
             return None
+        row = self._connection.execute("SELECT data FROM batches WHERE id = ?", (batch_id,)).fetchone()
         batch = decode_row(_decoder.decode, row[0])
         statement = """
             UPDATE batch_lines SET status = ?, body = ?, request_id = ?
@@ -93,8 +121,11 @@ class BatchTables:
                 failed=batch.failed + (not is_completed),
                 usage=batch.usage + usage,
             )
-            self.save_batch(batch, writer)
+            self._replace_data(batch)
         return batch
+
+    def _replace_data(self, batch: StoredBatch) -> None:
+        self._connection.execute("UPDATE batches SET data = ? WHERE id = ?", (_encoder.encode(batch), batch.id))
 
     def purge_lines(self, max_lines: int) -> None:
         """Deletes at most `max_lines` lines of batches that have ended."""

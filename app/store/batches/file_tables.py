@@ -49,6 +49,11 @@ class FileTables:
         )
         return True
 
+    def lock_file(self, file_id: str, writer: str) -> bool:
+        """Keeps other servers from deleting an incomplete file until the commit. Returns False if one has done so."""
+        statement = "UPDATE files SET size = size WHERE id = ? AND writer = ?"
+        return self._connection.execute(statement, (file_id, writer)).rowcount == 1
+
     def complete_file(self, file: StoredFile, writer: str) -> bool:
         """Makes a file exist for its owner. Returns False if it does not belong to this writer any more."""
         statement = """
@@ -56,6 +61,11 @@ class FileTables:
         """
         values = (file.filename, file.purpose, file.expires_at, file.id, writer)
         return self._connection.execute(statement, values).rowcount == 1
+
+    def discard_file(self, file_id: str, writer: str) -> None:
+        """Deletes a file that this writer has not completed, as `delete_file` does."""
+        if self.lock_file(file_id, writer):
+            self.delete_file(file_id)
 
     def delete_file(self, file_id: str) -> None:
         """Deletes a file, complete or not. Its pieces stay until `purge_pieces`."""
