@@ -196,6 +196,7 @@ class Database:
 
     def start_batch(self, owner: str, batch: StoredBatch, writer: str) -> bool:
         """Inserts a batch. Returns False if its input file does not exist any more."""
+        self.files.hold_file(batch.input_file_id)
         if self.files.find_file(owner, batch.input_file_id, batch.created_at) is None:
             return False
         self.batches.insert_batch(owner, batch, writer)
@@ -203,6 +204,7 @@ class Database:
 
     def delete_unused_file(self, file_id: str) -> bool:
         """Deletes a file. Returns False, and keeps it, if it is the input of a batch that has not ended."""
+        self.files.hold_file(file_id)
         if self.batches.is_input(file_id):
             return False
         self.files.delete_file(file_id)

@@ -54,6 +54,10 @@ class FileTables:
         statement = "UPDATE files SET size = size WHERE id = ? AND writer = ?"
         return self._connection.execute(statement, (file_id, writer)).rowcount == 1
 
+    def hold_file(self, file_id: str) -> None:
+        """Keeps other servers from deleting a file, or from beginning a batch that reads it, until the commit."""
+        self._connection.execute("UPDATE files SET size = size WHERE id = ?", (file_id,))
+
     def complete_file(self, file: StoredFile, writer: str) -> bool:
         """Makes a file exist for its owner. Returns False if it does not belong to this writer any more."""
         statement = """

@@ -9,7 +9,12 @@ from concurrent.futures import Future
 from typing import Any, LiteralString
 
 import psycopg
-from psycopg.errors import OperationalError, ProgramLimitExceeded, ReadOnlySqlTransaction
+from psycopg.errors import (
+    IdleInTransactionSessionTimeout,
+    OperationalError,
+    ProgramLimitExceeded,
+    ReadOnlySqlTransaction,
+)
 
 from antiphon.app.base.errors import storage_unavailable
 from antiphon.app.store.base import StoreError
@@ -61,10 +66,11 @@ class PostgresConnection:
 def is_outage(error: Exception) -> bool:
     """Tells whether an error is due to the database server and its state, not to the statement.
 
-    A server that became a standby, or whose disk is full, refuses writes until an operator has acted.
+    A server that became a standby, or whose disk is full, refuses writes until an operator has acted. One that ended
+    the transaction of a process that paused has ended the connection, too.
     """
-    is_of_server = isinstance(error, OperationalError | ReadOnlySqlTransaction | StoreError)
-    return is_of_server and not isinstance(error, ProgramLimitExceeded)
+    kinds = (OperationalError, ReadOnlySqlTransaction, IdleInTransactionSessionTimeout, StoreError)
+    return isinstance(error, kinds) and not isinstance(error, ProgramLimitExceeded)
 
 
 ReadRequest = tuple[str, Sequence[Any], "Future[StoredRows]"]

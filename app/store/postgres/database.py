@@ -69,9 +69,13 @@ class PostgresDatabase(PostgresReads):
         """Number of events of each wanted response that the current transaction changes."""
 
     def begin(self, *, sync: bool) -> None:  # noqa: ARG002  # every commit is synced
-        """Begins a transaction. Its data is on disk when `commit` returns."""
+        """Begins a transaction. Its data is on disk when `commit` returns.
+
+        The database ends it if this process pauses for its lease, so that others can take over the rows that it locks.
+        """
         self.commit_is_uncertain = False
-        self._session.run_script("BEGIN ISOLATION LEVEL READ COMMITTED")
+        limit = f"SET LOCAL idle_in_transaction_session_timeout = {int(self._lease_s * 1000)}"
+        self._session.run_script(f"BEGIN ISOLATION LEVEL READ COMMITTED; {limit}")
 
     def commit(self) -> None:
         """Commits the transaction with its number and its notification."""

@@ -7,9 +7,11 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
 import pytest
 
 from antiphon.app.base.errors import storage_unavailable
@@ -21,11 +23,13 @@ from antiphon.app.batches.stored_files import FileWriter, read_pieces
 from antiphon.app.store.batches.records import BatchLine, LineResult, StoredBatch, StoredFile, TokenCounts
 from antiphon.app.store.database import Database
 from antiphon.app.store.postgres.address import parse_address
+from antiphon.app.store.postgres.database import PostgresDatabase
 from antiphon.app.store.postgres.schema import migrate_database
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.manager import new_id
 from tests.app.store.store_helpers import PostgresPlace, SqlitePlace, StorePlace
 from tests.postgres_server import PostgresServer
+from tests.progress import HANG_TIMEOUT_S
 
 T = TypeVar("T")
 NUM_LINES = 3
@@ -250,4 +254,48 @@ def test_batch_is_not_taken_over_in_the_middle_of_a_transaction(postgres_server:
     (batch,) = [batch for name in ("first", "second") for _, batch in second.batches.list_owned(name)]
     assert batch.completed == sum(row.status is not None for row in second.batches.list_results(BATCH.id, 0, 9))
     for database in (first, second):
+        database.close()
+
+
+def test_input_that_a_batch_begins_to_read_is_not_deleted_by_another_server(postgres_server: PostgresServer) -> None:
+    place = PostgresPlace(postgres_server.create_database())
+    migrate_database(parse_address(place.url))
+    first, second = place.open_database(), place.open_database()
+    file = StoredFile(id="file-in", created_at=1, expires_at=None, filename="in.jsonl", purpose="batch")
+    first.begin(sync=True)
+    first.files.insert_file("me", file, "first")
+    first.files.complete_file(file, "first")
+    first.commit()
+    first.begin(sync=True)
+    assert first.start_batch("me", BATCH, "first")
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        second.begin(sync=True)
+        deleting = pool.submit(second.delete_unused_file, file.id)
+        wait([deleting], timeout=0.2)  # it waits for the other server
+        first.commit()
+        assert not deleting.result()
+    second.commit()
+    assert first.files.find_file("me", file.id, 1) is not None
+    for database in (first, second):
+        database.close()
+
+
+def test_batch_of_a_server_that_is_paused_in_a_transaction_is_taken_over(postgres_server: PostgresServer) -> None:
+    place = PostgresPlace(postgres_server.create_database())
+    address = parse_address(place.url)
+    migrate_database(address)
+    paused, other = PostgresDatabase(address, lease_s=0.2), place.open_database()
+    paused.begin(sync=True)
+    paused.batches.insert_batch("me", BATCH, "paused")
+    paused.commit()
+    paused.begin(sync=True)
+    assert paused.batches.lock_batch(BATCH.id, "paused")
+    deadline = time.monotonic() + HANG_TIMEOUT_S
+    while not other.take_over(BATCH.id, "paused", "other", "batches"):
+        assert time.monotonic() < deadline, "the lock of a paused server is kept"
+        time.sleep(0.05)
+    with pytest.raises(psycopg.Error) as caught:
+        paused.batches.lock_batch(BATCH.id, "paused")
+    assert paused.is_outage(caught.value), "its transaction begins again, on a new connection"
+    for database in (paused, other):
         database.close()
