@@ -48,7 +48,7 @@ HIT_STATES = frozenset(
     )
 )
 """States in which a full run kills at least one batch. Those that have ended still have rows of lines."""
-MAX_DELAYS_S = {"finalizing": 0.03, "expiring": 0.03, "ended": 0.03}
+MAX_DELAYS_S = {"finalizing": 0.03, "expiring": 0.005, "ended": 0.03}
 """Longest time from a state to a kill. Others last longer."""
 MAX_OPEN_BATCHES = 4
 MAX_TAKE_OVER_S = 10.0
@@ -160,7 +160,7 @@ class KillRun:
         elif target == "cancelling_validation":
             await self._cancel(batch_id)
         elif target == "expiring":
-            await self._poll(server, batch_id, "in_progress", self.dice.randrange(many // 4))
+            await self._poll(server, batch_id, "in_progress", self.dice.randrange(many // 5, many // 4))
             await self._expire(batch_id)
             await self._poll(server, batch_id, "finalizing")
         else:
