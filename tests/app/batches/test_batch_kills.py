@@ -48,7 +48,7 @@ HIT_STATES = frozenset(
     )
 )
 """States in which a full run kills at least one batch. Those that have ended still have rows of lines."""
-MAX_DELAYS_S = {"finalizing": 0.03, "expiring": 0.005, "ended": 0.03}
+MAX_DELAYS_S = {"finalizing": 0.03, "ended": 0.03}
 """Longest time from a state to a kill. Others last longer."""
 MAX_OPEN_BATCHES = 4
 MAX_TAKE_OVER_S = 10.0
@@ -265,7 +265,7 @@ async def test_every_line_is_there_once_after_kills(place: StorePlace, num_serve
 
 
 async def pause_between_transactions(cluster: BatchCluster, server: BatchServer) -> None:
-    """Pauses a server while it holds no lock: of a SQLite file, or of rows, which others cannot take over then."""
+    """Pauses a server while it does not hold the lock of a SQLite file, which would keep all others from writing."""
     while True:
         server.pause()
         await asyncio.sleep(0.02)
