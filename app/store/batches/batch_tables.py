@@ -20,6 +20,9 @@ _decoder = msgspec.json.Decoder(StoredBatch)
 MAX_PURGED_BATCHES = 100
 """Ended batches whose lines are deleted in one transaction."""
 _FIND_OLD_LINES = "SELECT id FROM batches WHERE has_lines = 1 AND writer IS NULL"
+LINES_PER_STATEMENT = 128
+"""Lines to insert at once: SQLite before 3.32 takes 999 values. PostgreSQL's driver would send many statements as one
+pipeline, and the database does not end the transaction of a server that is paused within one."""
 _OPEN_STATUSES = ("validating", "in_progress")
 
 
@@ -92,11 +95,14 @@ class BatchTables:
         """Inserts lines without results. Those that exist are kept. Returns False as `lock_batch` does."""
         if not self.lock_batch(batch_id, writer):
             return False
-        statement = """
-            INSERT INTO batch_lines (batch, number, line_rank, start, length, custom_id, model)
-            VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
-        """
-        self._connection.executemany(statement, [(batch_id, *msgspec.structs.astuple(line)) for line in lines])
+        rows = [(batch_id, *msgspec.structs.astuple(line)) for line in lines]
+        for start in range(0, len(rows), LINES_PER_STATEMENT):
+            part = rows[start : start + LINES_PER_STATEMENT]
+            statement = f"""
+                INSERT INTO batch_lines (batch, number, line_rank, start, length, custom_id, model)
+                VALUES {", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(part))} ON CONFLICT DO NOTHING
+            """  # noqa: S608
+            self._connection.execute(statement, [value for row in part for value in row])
         return True
 
     def save_result(self, batch_id: str, writer: str, result: LineResult, usage: TokenCounts) -> StoredBatch | None:
