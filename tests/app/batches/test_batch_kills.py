@@ -28,6 +28,7 @@ from tests.app.store.store_helpers import PostgresPlace, SqlitePlace, StorePlace
 from tests.counts import FULL_COUNTS
 
 NUM_KILLS = 100 if FULL_COUNTS else 2
+MAX_LINES = 300 if FULL_COUNTS else 80
 NUM_PAUSES = 6 if FULL_COUNTS else 1
 TARGETS = (
     "uploading", "validating", "in_progress", "finalizing", "cancelling", "expiring", "ended", "any",
@@ -141,7 +142,7 @@ class KillRun:
         if target == "uploading":
             await self._begin_upload(server)
             return
-        many, few = self.dice.randrange(60, 300), self.dice.randrange(1, 60)
+        many, few = self.dice.randrange(60, MAX_LINES), self.dice.randrange(1, 60)
         if target in {"validating", "cancelling_validation"}:
             batch_id = await self._start(server, make_input(self.dice, few + 20, large_bodies=30))
         elif target in {"finalizing", "expiring"}:
@@ -249,7 +250,7 @@ class KillRun:
 @pytest.mark.parametrize("num_servers", [1, 2])
 @pytest.mark.timeout(300 + 20 * NUM_KILLS)
 async def test_every_line_is_there_once_after_kills(place: StorePlace, num_servers: int) -> None:
-    async with run_cluster(place, num_servers, DEFAULT_TIMINGS) as cluster:
+    async with run_cluster(place, num_servers, DEFAULT_TIMINGS if FULL_COUNTS else (0.2, 7.0)) as cluster:
         run = KillRun(cluster, random.Random(31 + num_servers))
         targets = list[str]()
         while run.num_kills < NUM_KILLS:
@@ -284,7 +285,7 @@ async def test_paused_server_changes_nothing_after_it_has_lost_its_batches(place
         run = KillRun(cluster, dice)
         for number in range(NUM_PAUSES):
             paused = cluster.servers[0]
-            for large_bodies, num_lines in ((0, 40), (0, 250), (30, 40)):
+            for large_bodies, num_lines in ((0, 40), (0, MAX_LINES), (30, 40)):
                 built = make_input(dice, num_lines, large_bodies=large_bodies, large_replies=not large_bodies)
                 await run._start(paused, built)
             upload = asyncio.create_task(upload_endlessly(cluster, paused, 3, asyncio.Event()))
@@ -295,7 +296,7 @@ async def test_paused_server_changes_nothing_after_it_has_lost_its_batches(place
             rows = cluster.load_batches()
             hits.update(row.state for row in rows.values() if paused.owns(row.writer))
             await run._await_take_over(paused)
-            await asyncio.sleep(dice.uniform(0.0, 2.0))
+            await asyncio.sleep(dice.uniform(0.0, 2 * timings[0]))
             paused.resume()
             await asyncio.wait({upload}, timeout=0.5)
             upload.cancel()
