@@ -55,7 +55,7 @@ class BatchTools(Struct, frozen=True):
     clock: Callable[[], float]
     new_id: NewId
     on_lines: Callable[[], None]
-    limits: RunnerLimits
+    limits: RunnerLimits = RunnerLimits()
 
 
 class BatchRun:

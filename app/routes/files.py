@@ -33,7 +33,7 @@ async def upload_file(request: AnyRequest) -> Response[Any]:
         await writer.begin()
         completed = await receive_upload(request.headers.get("content-type", ""), request.stream(), writer)
         writer.file = completed
-        await context.store.change(writer.complete)
+        await _complete_upload(request, writer)
     except BaseException:
         with contextlib.suppress(ApiError):  # the store is away, too
             await writer.discard()
@@ -81,6 +81,12 @@ async def delete_file(request: AnyRequest, file_id: FromPath[str]) -> Response[A
         message = f"The file '{file.id}' is the input of a batch that has not ended. Cancel the batch first."
         raise ApiError(409, "file_in_use", message)
     return json_reply({"id": file.id, "object": "file", "deleted": True})
+
+
+async def _complete_upload(request: AnyRequest, writer: FileWriter) -> None:
+    """Makes a file exist. Raises `ApiError` 404 if another server has deleted it, because this one was paused."""
+    if not await server_context(request).store.change(writer.complete):
+        raise not_found("The file was deleted while it was uploaded. Upload it again.")
 
 
 async def _find_file(request: AnyRequest, file_id: str) -> StoredFile | None:

@@ -58,6 +58,7 @@ CREATE TABLE files (
     writer TEXT
 );
 CREATE INDEX files_by_owner ON files (owner, position);
+CREATE INDEX incomplete_files ON files (writer) WHERE writer IS NOT NULL;
 CREATE TABLE file_pieces (
     file TEXT NOT NULL, number INTEGER NOT NULL, data BYTEA NOT NULL, PRIMARY KEY (file, number)
 );
@@ -68,6 +69,8 @@ CREATE TABLE batches (
     cancel_requested BIGINT NOT NULL DEFAULT 0, has_lines INTEGER NOT NULL
 );
 CREATE INDEX batches_by_owner ON batches (owner, position);
+CREATE INDEX running_batches ON batches (writer) WHERE writer IS NOT NULL;
+CREATE INDEX batches_with_lines ON batches (id) WHERE has_lines = 1;
 CREATE TABLE batch_lines (
     batch TEXT NOT NULL, number INTEGER NOT NULL, line_rank BIGINT NOT NULL, start BIGINT NOT NULL,
     length INTEGER NOT NULL, custom_id TEXT NOT NULL, model TEXT, status INTEGER, body BYTEA, request_id TEXT,

@@ -26,6 +26,7 @@ CREATE TABLE files (
     expires INTEGER, filename TEXT NOT NULL, purpose TEXT NOT NULL, size INTEGER NOT NULL, writer TEXT
 );
 CREATE INDEX files_by_owner ON files (owner, position);
+CREATE INDEX incomplete_files ON files (writer) WHERE writer IS NOT NULL;
 CREATE TABLE file_pieces (
     file TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (file, number)
 );
@@ -35,6 +36,8 @@ CREATE TABLE batches (
     has_lines INTEGER NOT NULL
 );
 CREATE INDEX batches_by_owner ON batches (owner, position);
+CREATE INDEX running_batches ON batches (writer) WHERE writer IS NOT NULL;
+CREATE INDEX batches_with_lines ON batches (id) WHERE has_lines = 1;
 CREATE TABLE batch_lines (
     batch TEXT NOT NULL, number INTEGER NOT NULL, line_rank INTEGER NOT NULL, start INTEGER NOT NULL,
     length INTEGER NOT NULL, custom_id TEXT NOT NULL, model TEXT, status INTEGER, body BLOB, request_id TEXT,

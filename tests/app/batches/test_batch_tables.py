@@ -107,12 +107,12 @@ def test_only_its_server_changes_a_batch(database: Database) -> None:
     assert database.start_batch("me", batch, "w1")
     assert not database.start_batch("you", make_batch("y"), "w1")
     changed = structs.replace(batch, total=3)
-    assert not database.batches.save_batch(changed, "w2") and not database.batches.end_batch(changed, "w2")
+    assert database.batches.save_batch(changed, "w2") is None and not database.batches.end_batch(changed, "w2")
     assert database.batches.find_batch("me", batch.id) == batch
-    assert database.batches.save_batch(changed, "w1")
+    assert database.batches.save_batch(changed, "w1") == changed
     assert database.take_over(batch.id, "w1", "w2", "batches")
     assert not database.take_over(batch.id, "w1", "w3", "batches")
-    assert not database.batches.save_batch(batch, "w1")
+    assert database.batches.save_batch(batch, "w1") is None
     assert database.batches.list_owned("w1") == [] and database.batches.list_owned("w2") == [("me", changed)]
     assert database.batches.find_batch("you", batch.id) is None
 
@@ -125,8 +125,8 @@ def test_result_of_a_line_stays_and_is_counted_once(database: Database) -> None:
         BatchLine(number=number, rank=10 - number, start=number * 5, length=5, custom_id=f"r{number}", model=None)
         for number in (1, 2, 3)
     ]
-    database.batches.insert_lines(batch.id, lines)
-    database.batches.insert_lines(batch.id, lines)  # a change may be made twice
+    database.batches.insert_lines(batch.id, "w1", lines)
+    database.batches.insert_lines(batch.id, "w1", lines)  # a change may be made twice
     assert database.batches.list_open_lines(batch.id, -1, 2) == [lines[2], lines[1]]
     result = LineResult(number=2, custom_id="r2", status=200, body=b"{}", request_id="req_1")
     assert database.batches.save_result(batch.id, "w2", result, TokenCounts(1, 1, 1, 1)) is None
@@ -148,6 +148,7 @@ def test_lines_of_ended_batches_are_purged_in_parts(database: Database) -> None:
     assert database.start_batch("me", batch, "w1")
     database.batches.insert_lines(
         batch.id,
+        "w1",
         [
             BatchLine(number=number, rank=number, start=0, length=1, custom_id=str(number), model="m")
             for number in range(5)
