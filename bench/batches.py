@@ -121,7 +121,8 @@ async def measure_ttft(server: BatchServer, streams: int, name: str) -> list[flo
         times = []
         for number in range(max(REQUESTS_PER_ROUND // streams, 2)):
             body = request_body("responses", MODEL, f"{name} {client} {number}: hello", OUTPUT_TOKENS, store=False)
-            times.append((await send_request(server.port, "responses", body)).ttft_s * 1e3)
+            stream = await send_request(server.port, "responses", body)
+            times += [stream.ttft_s * 1e3] if stream.arrivals else []  # the model may end without a text
         return times
 
     return [ttft for times in await asyncio.gather(*map(run_client, range(streams))) for ttft in times]
