@@ -29,7 +29,8 @@ def _handle_http_error(request: Request[Any, Any, Any], error: HTTPException) ->
     """Converts errors that litestar itself raises, such as those for unknown paths and methods."""
     target = f"{request.method} {clip_text(request.url.path)}"
     if error.status_code == 404:
-        api_error = ApiError(404, "unknown_url", f"Unknown request URL: {target}.")
+        message = f"Unknown request URL: {target}. GET /openapi.json lists those that are served."
+        api_error = ApiError(404, "unknown_url", message)
     elif error.status_code == 405:
         allowed = (("allow", ", ".join(_allowed_methods(request))),)
         api_error = ApiError(405, "method_not_allowed", f"Method not allowed: {target}.", headers=allowed)
