@@ -19,6 +19,7 @@ from antiphon.events.inputs import (
 )
 from antiphon.harmony.prompt.builtin_items import show_builtin_calls
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
+from tests.harmony.parser_helpers import NOW, load_token_format
 
 SHELL: dict[str, Any] = {"type": "shell"}
 PATCH: dict[str, Any] = {"type": "apply_patch"}
@@ -57,6 +58,14 @@ def test_a_skill_cannot_begin_a_line_of_its_own() -> None:
     assert shell is not None and shell.description.count("\n") == 201
 
 
+@pytest.mark.parametrize("environment", [None, {}, {"type": "local"}, {"type": "local", "skills": None}], ids=str)
+def test_environment_may_be_missing_or_null(environment: Any) -> None:
+    spec = read_responses_spec(tools=[{**SHELL, "environment": environment}])
+    shell = spec.prompt_input.tools.find_builtin("shell")
+    assert shell is not None and shell.local_shell == (environment is not None)
+    assert spec.base_response.tools == ({**SHELL, "environment": environment},)
+
+
 @pytest.mark.parametrize(
     ("choice", "allowed", "mode"),
     [
@@ -77,6 +86,8 @@ REFUSED: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
     ({"tools": [{**SHELL, "environment": {"type": "container_auto"}}]}, ("invalid_value", "tools[0].environment.type", SHELL_REFUSED)),
     ({"tools": [PATCH, {**SHELL, "environment": {"type": "container_reference", "container_id": "c"}}]},
      ("invalid_value", "tools[1].environment.type", SHELL_REFUSED)),
+    ({"tools": [{**SHELL, "environment": {"type": "moon"}}]}, ("invalid_value", "tools[0].environment.type", SHELL_REFUSED)),
+    ({"tools": [{**SHELL, "environment": {"type": None}}]}, ("missing_required_parameter", "tools[0].environment.type", None)),
     ({"tools": [{**SHELL, "environment": "local"}]}, ("invalid_type", "tools[0].environment", None)),
     ({"tools": [{**SHELL, "environment": {"type": "local", "skills": [{"name": "a"}]}}]},
      ("missing_required_parameter", "tools[0].environment.skills[0].description", None)),
@@ -157,6 +168,25 @@ def test_items_are_read_in_every_form_that_libraries_send() -> None:
         InputShellCall,
         InputShellOutput,
     ]
+
+
+@pytest.mark.parametrize(
+    ("call", "output"),
+    [
+        (SHELL_CALL, SHELL_OUTPUT), (PATCH_CALL, PATCH_OUTPUT),
+        (LOCAL_CALL, {"type": "local_shell_call_output", "call_id": "c5", "output": "x"}),
+    ],
+    ids=lambda item: str(item["type"]),
+)  # fmt: skip
+@pytest.mark.parametrize("dialect", ["hermes", "mistral", "gpt-oss"])
+def test_output_that_is_sent_twice_is_shown_behind_its_call(
+    call: dict[str, Any], output: dict[str, Any], dialect: str
+) -> None:
+    spec = read_responses_spec(input=[HI, call, output, output])
+    shown = show_builtin_calls(spec.prompt_input.items, spec.prompt_input.tools)[1:]
+    assert shown[0].call_id == shown[1].call_id and {item.call_id for item in shown} == {call["call_id"]}  # type: ignore[union-attr]
+    prompt = load_token_format(dialect).render_prompt(spec.prompt_input, now=NOW)
+    assert prompt.tokens
 
 
 def test_output_item_is_read_back_as_it_was_sent() -> None:

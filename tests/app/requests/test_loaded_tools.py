@@ -100,6 +100,16 @@ def test_tool_that_is_found_twice_is_the_later_one() -> None:
     assert [tool.description for tool in spec.prompt_input.tools if tool.name == "weather"] == ["Newer."]
 
 
+def test_deferred_tool_that_is_sent_twice_is_offered_once_it_is_found() -> None:
+    tools = [SEARCH, *[function("weather", defer_loading=True)] * 2]
+    assert names(read_responses_spec(tools=tools)) == ["tool_search"]
+    spec = read_responses_spec(tools=tools, input=[HI, CALL, found(*[function("weather")] * 2)])
+    assert names(spec, loaded=True) == ["weather"] and len(spec.base_response.tools) == 3
+    with pytest.raises(ApiError) as caught:
+        read_responses_spec(tools=tools[1:])  # without a search, both are offered
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "tools[1].name")
+
+
 def test_ten_thousand_found_tools_are_read() -> None:
     tools = [function(f"tool_{number}") for number in range(10_000)]
     spec = read_responses_spec(tools=[SEARCH], input=[HI, CALL, found(*tools)])
