@@ -1,6 +1,6 @@
 """`antiphon batch`: runs a file of requests without a server, on the same store, turns and machine as a server would.
 
-The batch is one of a store in a temporary file; what is written to OUT are its two output files, merged.
+The command creates a batch in a temporary store, and merges its two output files into OUT.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import BinaryIO, get_args
@@ -29,7 +30,7 @@ from antiphon.app.context import ServerContext, create_context
 from antiphon.app.requests.batches.body import BatchEndpoint
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.server import build_app
-from antiphon.app.store.batches.records import ENDED_STATUSES, StoredBatch, StoredFile
+from antiphon.app.store.batches.records import ENDED_STATUSES, PIECE_BYTES, StoredBatch, StoredFile
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.manager import new_id
@@ -38,11 +39,10 @@ from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.harmony.detect import DialectError
 
-READ_BYTES = 1 << 20
 POLL_INTERVAL_S = 0.1
 """Time between two looks at the number of lines that have ended."""
-LONG_AGO_S = 100 * 365 * 86_400
-"""Lifetime of a batch and its files that nothing but the command ends."""
+LIFETIME_S = 100 * 365 * 86_400
+"""Lifetime of a batch and its files. The command ends them before."""
 OWNER = ""
 ENDPOINTS: tuple[str, ...] = get_args(BatchEndpoint)
 
@@ -93,7 +93,7 @@ def _read_endpoint(source: Path) -> str:
     try:
         with source.open("rb") as lines:
             first = next((line for line in lines if line.strip()), b"")
-        url = msgspec.json.decode(first.removeprefix(b"\xef\xbb\xbf"), type=_FirstLine).url
+        url = msgspec.json.decode(first.removeprefix(BOM_UTF8), type=_FirstLine).url
     except OSError as error:
         raise ServeError(f"{source}: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -134,7 +134,7 @@ async def _store_batch(store: ResponseStore, source: Path, endpoint: str) -> Sto
     writer = FileWriter(store, OWNER, file)
     await writer.begin()
     with source.open("rb") as content:
-        while piece := await asyncio.to_thread(content.read, READ_BYTES):
+        while piece := await asyncio.to_thread(content.read, PIECE_BYTES):
             await writer.write(piece)
     await writer.flush()
     batch = StoredBatch(
@@ -142,10 +142,10 @@ async def _store_batch(store: ResponseStore, source: Path, endpoint: str) -> Sto
         endpoint=endpoint,
         input_file_id=file.id,
         created_at=now,
-        expires_at=now + LONG_AGO_S,
+        expires_at=now + LIFETIME_S,
         completion_window="24h",
         metadata=None,
-        output_expires_s=LONG_AGO_S,
+        output_expires_s=LIFETIME_S,
     )
     await store.change(lambda database: writer.complete(database) and database.start_batch(OWNER, batch, store.name))
     return batch

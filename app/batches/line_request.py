@@ -4,7 +4,6 @@ So a line gets the very reply that its own request would get: the same checks, t
 """
 
 import asyncio
-import secrets
 
 import msgspec
 import structlog
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiScope
+from antiphon.app.http.headers import new_request_id
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState, TurnAdmission
 from antiphon.app.store.batches.records import TokenCounts
 
@@ -59,11 +59,6 @@ class _ReplyBody(Struct, frozen=True):
 _reply_decoder = msgspec.json.Decoder(_ReplyBody)
 
 
-def new_request_id() -> str:
-    """Returns an id for the request of a line."""
-    return f"req_{secrets.token_hex(12)}"
-
-
 def error_reply(error: ApiError) -> LineReply:
     """Returns the reply to a line that is refused before it is sent."""
     return LineReply(status=error.status, body=error.encoded_body, request_id=new_request_id())
@@ -101,10 +96,7 @@ async def send_line(app: AsgiApp, path: str, body: bytes, owner: str, admission:
 
 def read_usage(body: bytes) -> TokenCounts:
     """Returns the usage in a reply's body; no tokens for an error."""
-    try:
-        usage = _reply_decoder.decode(body).usage or _ReplyUsage()
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return TokenCounts()
+    usage = _decode_reply(body).usage or _ReplyUsage()
     input_details = usage.input_tokens_details or usage.prompt_tokens_details or _InputDetails()
     output_details = usage.output_tokens_details or usage.completion_tokens_details or _OutputDetails()
     return TokenCounts(
@@ -117,11 +109,15 @@ def read_usage(body: bytes) -> TokenCounts:
 
 def read_error_code(body: bytes) -> str | None:
     """Returns the code of the error that a reply's body describes, if any."""
-    try:
-        error = _reply_decoder.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    error = _decode_reply(body).error
     return error.code if error is not None else None
+
+
+def _decode_reply(body: bytes) -> _ReplyBody:
+    try:
+        return _reply_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _ReplyBody()
 
 
 def _build_scope(path: str, length: int, state: RequestState) -> AsgiScope:

@@ -3,6 +3,7 @@
 A fault of a line fails the whole batch. A fault of a body is that request's alone, and is found when it runs.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ COMPARED_BYTES = 4096
 """Bytes at the begin of a body that decide which lines follow each other, so that their prompts share a prefix."""
 MAX_RANKED_LINES = 1 << 31
 """Factor of a group in ranks: more lines than a file has."""
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class InputLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,8 +98,8 @@ class LineScanner:
             return
         self._number += 1
         start = self._offset
-        if self._number == 1 and line.startswith(_BYTE_ORDER_MARK):
-            line, start = line.removeprefix(_BYTE_ORDER_MARK), start + len(_BYTE_ORDER_MARK)
+        if self._number == 1 and line.startswith(BOM_UTF8):
+            line, start = line.removeprefix(BOM_UTF8), start + len(BOM_UTF8)
         if not line.strip():
             return
         self.total += 1

@@ -1,12 +1,13 @@
 """Writes the results of a batch to its output file and its error file, in the order of the input."""
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw, Struct, structs
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.batches.stored_files import FileGoneError, FileWriter, new_file_id
+from antiphon.app.batches.stored_files import FileWriter, new_file_id
 from antiphon.app.requests.batches.body import BATCH_FILE_LIFETIME_S, OUTPUT_PURPOSE
 from antiphon.app.store.batches.records import LineResult, StoredBatch, StoredFile
 from antiphon.app.store.database import Database
@@ -89,10 +90,8 @@ class OutputFiles:
     async def discard(self) -> None:
         """Deletes what was written, as far as the store can be reached."""
         for writer in self._writers.values():
-            try:
+            with contextlib.suppress(ApiError):
                 await writer.discard()
-            except (ApiError, FileGoneError):
-                continue
 
     async def _list_results(self, after_number: int) -> Sequence[LineResult]:
         batch_id = self._batch.id

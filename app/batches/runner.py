@@ -19,9 +19,9 @@ from antiphon.app.batches.line_scheduler import LineQueue, LineScheduler
 from antiphon.app.batches.stored_files import FileGoneError
 from antiphon.app.batches.turn_gate import UNKNOWN_MODEL_PLACES, LinePermit, TurnGate
 from antiphon.app.http.asgi import AsgiApp
+from antiphon.app.http.body_parsing import run_parser
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.batches.body import check_line_body
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.store.batches.records import BatchLine
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.manager import new_id
@@ -48,7 +48,7 @@ class BatchRunner:
         clock: Callable[[], float] = time.time,
         limits: RunnerLimits = RunnerLimits(),  # noqa: B008  # it is frozen
     ) -> None:
-        self._store, self._models, self.clock = store, models, clock
+        self._store, self._models = store, models
         self._tools = BatchTools(store, clock, new_id, self._start_lines, limits)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -77,11 +77,6 @@ class BatchRunner:
     def wake(self) -> None:
         """Looks for new and cancelled batches at once."""
         self._wake.set()
-
-    @property
-    def num_running(self) -> int:
-        """Number of batches that run here."""
-        return len(self._runs)
 
     async def _poll(self) -> None:
         while True:
@@ -142,7 +137,7 @@ class BatchRunner:
         return self._open_lines[engine] < (UNKNOWN_MODEL_PLACES if engine is None else self._gate.count_places(engine))
 
     def _find_engine(self, name: str | None) -> Engine | None:
-        """Returns the engine of a model; None if there is none, so that the line ends with an error."""
+        """Returns the engine of a model, or None for an unknown model, whose lines end with an error."""
         model = self._models.get_model(name)
         if model is not None:
             return model.engine
@@ -165,8 +160,7 @@ class BatchRunner:
         """Returns the reply to a line; while the server is busy or a part of it is away, the line is sent again."""
         try:
             content = await run.read_line(line)
-            body = decode_line_body(content)
-            check_line_body(parse_object(body))
+            body = await run_parser(len(content), _read_line_body, content)
         except FileGoneError:
             return error_reply(ApiError(404, None, "The input file of the batch was deleted."))
         except ApiError as error:
@@ -181,6 +175,13 @@ class BatchRunner:
             if not _is_temporary(reply, tries):
                 return reply
             await asyncio.sleep(min(0.25 * 2 ** min(tries, 10), MAX_RETRY_PAUSE_S))
+
+
+def _read_line_body(content: bytes) -> bytes:
+    """Returns the body of a line, as it was sent. Raises `ApiError` for one that no line can have."""
+    body = decode_line_body(content)
+    check_line_body(body)
+    return body
 
 
 def _is_temporary(reply: LineReply, tries: int) -> bool:

@@ -13,10 +13,15 @@ def decode_headers(scope: AsgiScope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
+def new_request_id() -> str:
+    """Returns a new id of a request."""
+    return f"req_{secrets.token_hex(12)}"
+
+
 def choose_request_id(headers: dict[str, str]) -> str:
     """Returns the client's `X-Request-Id` if it is harmless, so that both sides' logs can be matched; else a new id."""
     client_id = headers.get("x-request-id", "")
-    return client_id if _REQUEST_ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"
+    return client_id if _REQUEST_ID.fullmatch(client_id) else new_request_id()
 
 
 def sent_key(headers: dict[str, str]) -> bytes:

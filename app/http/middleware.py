@@ -100,6 +100,7 @@ class RequestGuard:
             if scope["type"] == "websocket" and self._websocket_app is not None:
                 await self._websocket_app(scope, receive, response.send)
                 return
+            # An upload is stored while it arrives, so it is no part of the memory that bodies take.
             body = limit_body(
                 receive,
                 find_max_bytes(scope, self._settings.max_body_bytes),

@@ -28,7 +28,7 @@ async def upload_file(request: AnyRequest) -> Response[Any]:
     context, owner = server_context(request), request_owner(request)
     now = int(context.turn_manager.clock())
     file = StoredFile(id=new_file_id(new_id), created_at=now, expires_at=None, filename="", purpose="")
-    writer = FileWriter(context.store, owner, file, max_owner_bytes=context.store.max_file_bytes)
+    writer = FileWriter(context.store, owner, file, max_owner_bytes=context.store.max_owner_bytes)
     try:
         await writer.begin()
         completed = await receive_upload(request.headers.get("content-type", ""), request.stream(), writer)

@@ -63,6 +63,16 @@ class StoredRows:
         return self._rows
 
 
+def delete_numbered(connection: SqlConnection, table: str, column: str, row_id: str, limit: int) -> int:
+    """Deletes at most `limit` rows with `row_id` in a column, those with the smallest numbers. Returns how many."""
+    query = f"SELECT number FROM {table} WHERE {column} = ? ORDER BY number LIMIT ?"  # noqa: S608
+    numbers = connection.execute(query, (row_id, limit)).fetchall()
+    if numbers:
+        statement = f"DELETE FROM {table} WHERE {column} = ? AND number <= ?"  # noqa: S608
+        connection.execute(statement, (row_id, *numbers[-1]))
+    return len(numbers)
+
+
 def decode_row(decode: Callable[[bytes], T], data: bytes) -> T:
     """Decodes a column of JSON. Raises `UnreadableRowError`."""
     try:

@@ -28,8 +28,9 @@ from antiphon.events.inputs import AnyInput
 
 OVERDUE_CHECK_INTERVAL_S = 0.5
 """Time between two checks for steps that are overdue."""
-MAX_FILE_BYTES = 4 << 30
-MAX_VOLATILE_FILE_BYTES = 512 << 20
+MAX_OWNER_BYTES = 4 << 30
+"""Bytes that all files of one owner may take in a database on disk."""
+MAX_VOLATILE_OWNER_BYTES = 512 << 20
 """Bytes of one owner's files in a database that ends with the process, which is in memory."""
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class ResponseStore:
         self, name: str, databases: tuple[Database, Database, Database], timings: StoreTimings, max_bytes: int
     ) -> None:
         self.name, self._timings = name, timings
-        self.max_file_bytes = MAX_VOLATILE_FILE_BYTES if databases[0].is_volatile else MAX_FILE_BYTES
+        self.max_owner_bytes = MAX_VOLATILE_OWNER_BYTES if databases[0].is_volatile else MAX_OWNER_BYTES
         """Bytes that all files of one owner may take."""
         self._queue: OpQueue = queue.SimpleQueue()
         self._database, self._reader = databases[1:]

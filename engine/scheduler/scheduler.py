@@ -183,6 +183,9 @@ class Scheduler:
 
     def _find_yielding(self) -> Sequence | None:
         """The youngest running sequence of a batch, if another sequence waits for its slot or its cache."""
+        running = [other for other in self.running if other.job.priority <= BATCH_PRIORITY]
+        if not running:
+            return None
         waiting = [
             other for other in self.waiting if other.job.priority > BATCH_PRIORITY and not other.waiting_for_prefix
         ]
@@ -190,8 +193,7 @@ class Scheduler:
             return None
         if len(waiting) <= self.max_num_seqs - len(self.running) and self._fits_cache(self._next_to_admit(waiting)):
             return None
-        running = [other for other in self.running if other.job.priority <= BATCH_PRIORITY]
-        return max(running, key=lambda other: other.queue_rank, default=None)
+        return max(running, key=lambda other: other.queue_rank)
 
     def _find_displaceable(self, newcomer: Sequence) -> Sequence | None:
         """The queued sequence that the newcomer displaces: the last one of the owner with the most jobs, or None.

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from antiphon.app.base.errors import invalid_type, invalid_value, unknown_field
@@ -86,8 +87,22 @@ def read_purpose(query: Mapping[str, str]) -> str | None:
     return purpose
 
 
-def check_line_body(body: Mapping[str, object]) -> None:
-    """Refuses what a line of a batch cannot ask for. Raises `ApiError` 400."""
+class _LineModes(Struct, frozen=True):
+    """The fields of a line's body that say how the reply arrives."""
+
+    stream: Any = None
+    background: Any = None
+
+
+_modes_decoder = msgspec.json.Decoder(_LineModes)
+
+
+def check_line_body(body: bytes) -> None:
+    """Refuses the modes of a reply that a line cannot have; the endpoint checks the rest. Raises `ApiError` 400."""
+    try:
+        modes = _modes_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
     for name, reason in (("stream", "has no stream"), ("background", "runs in the background already")):
-        if body.get(name):
+        if getattr(modes, name):
             raise invalid_value(name, f"Invalid '{name}': a line of a batch {reason}. Leave the field out.")

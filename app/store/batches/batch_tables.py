@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from antiphon.app.store.batches.records import BatchLine, LineResult, StoredBatch, TokenCounts
-from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
+from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row, delete_numbered
 
 _log = structlog.get_logger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -44,7 +44,7 @@ class BatchTables:
 
     def lock_batch(self, batch_id: str, writer: str) -> bool:
         """Keeps other servers from taking a batch over until the commit. Returns False if one has done so before."""
-        statement = "UPDATE batches SET has_lines = 1 WHERE id = ? AND writer = ?"
+        statement = "UPDATE batches SET writer = writer WHERE id = ? AND writer = ?"
         return self._connection.execute(statement, (batch_id, writer)).rowcount == 1
 
     def save_batch(self, batch: StoredBatch, writer: str) -> StoredBatch | None:
@@ -52,10 +52,8 @@ class BatchTables:
 
         Returns the batch as it is now; None if it does not belong to this writer any more.
         """
-        if not self.lock_batch(batch.id, writer):
+        if (stored := self._load_locked(batch.id, writer)) is None:
             return None
-        row = self._connection.execute("SELECT data FROM batches WHERE id = ?", (batch.id,)).fetchone()
-        stored = decode_row(_decoder.decode, row[0])
         batch = msgspec.structs.replace(batch, completed=stored.completed, failed=stored.failed, usage=stored.usage)
         self._replace_data(batch)
         return batch
@@ -110,10 +108,8 @@ class BatchTables:
 
         A line that has a result keeps it.
         """
-        if not self.lock_batch(batch_id, writer):
+        if (batch := self._load_locked(batch_id, writer)) is None:
             return None
-        row = self._connection.execute("SELECT data FROM batches WHERE id = ?", (batch_id,)).fetchone()
-        batch = decode_row(_decoder.decode, row[0])
         statement = """
             UPDATE batch_lines SET status = ?, body = ?, request_id = ?
             WHERE batch = ? AND number = ? AND status IS NULL
@@ -130,18 +126,20 @@ class BatchTables:
             self._replace_data(batch)
         return batch
 
+    def _load_locked(self, batch_id: str, writer: str) -> StoredBatch | None:
+        """Locks a batch and returns it; None if it does not belong to this writer any more."""
+        if not self.lock_batch(batch_id, writer):
+            return None
+        row = self._connection.execute("SELECT data FROM batches WHERE id = ?", (batch_id,)).fetchone()
+        return decode_row(_decoder.decode, row[0])
+
     def _replace_data(self, batch: StoredBatch) -> None:
         self._connection.execute("UPDATE batches SET data = ? WHERE id = ?", (_encoder.encode(batch), batch.id))
 
     def purge_lines(self, max_lines: int) -> None:
         """Deletes at most `max_lines` lines of batches that have ended."""
-        query = "SELECT number FROM batch_lines WHERE batch = ? ORDER BY number LIMIT ?"
         for row in self._connection.execute(f"{_FIND_OLD_LINES} LIMIT ?", (MAX_PURGED_BATCHES,)).fetchall():
-            numbers = self._connection.execute(query, (row[0], max_lines)).fetchall()
-            if numbers:
-                statement = "DELETE FROM batch_lines WHERE batch = ? AND number <= ?"
-                self._connection.execute(statement, (row[0], *numbers[-1]))
-            max_lines -= len(numbers)
+            max_lines -= delete_numbered(self._connection, "batch_lines", "batch", row[0], max_lines)
             if max_lines <= 0:
                 return  # the batch may have more
             self._connection.execute("UPDATE batches SET has_lines = 0 WHERE id = ?", row)

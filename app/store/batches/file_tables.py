@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphon.app.store.batches.records import StoredFile
-from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.store.sql_connection import SqlConnection, delete_numbered
 
 DELETED_OWNER = "\x7fdeleted"
 """Owner of files that do not exist any more. No owner has this name: those are hexadecimal or empty."""
@@ -85,13 +85,8 @@ class FileTables:
 
     def purge_pieces(self, max_pieces: int) -> None:
         """Deletes at most `max_pieces` pieces of deleted files, and the row of each file after its last piece."""
-        query = "SELECT number FROM file_pieces WHERE file = ? ORDER BY number LIMIT ?"
         for row in self._connection.execute(f"{_FIND_DELETED} LIMIT ?", (DELETED_OWNER, MAX_PURGED_FILES)).fetchall():
-            numbers = self._connection.execute(query, (row[0], max_pieces)).fetchall()
-            if numbers:
-                statement = "DELETE FROM file_pieces WHERE file = ? AND number <= ?"
-                self._connection.execute(statement, (row[0], *numbers[-1]))
-            max_pieces -= len(numbers)
+            max_pieces -= delete_numbered(self._connection, "file_pieces", "file", row[0], max_pieces)
             if max_pieces <= 0:
                 return  # the file may have more
             self._connection.execute("DELETE FROM files WHERE id = ?", row)

@@ -155,14 +155,14 @@ def test_size_is_limited(server: RunningServer, client: BatchClient, monkeypatch
 
 def test_files_of_a_key_are_limited_together(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     client, other = BatchClient(server, "bob"), BatchClient(server, "alice")
-    monkeypatch.setattr(server.context.store, "max_file_bytes", 3 * PIECE_BYTES)
+    monkeypatch.setattr(server.context.store, "max_owner_bytes", 3 * PIECE_BYTES)
     ids = [client.upload_id(bytes(PIECE_BYTES)) for _ in range(2)]
     reply = client.upload(bytes(PIECE_BYTES))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "storage_limit_exceeded")
     assert "DELETE /v1/files/" in reply.json()["error"]["message"]
-    server.context.store.max_file_bytes = 0
+    server.context.store.max_owner_bytes = 0
     assert client.upload(b"").json()["error"]["code"] == "storage_limit_exceeded"  # each file counts, an empty one, too
-    server.context.store.max_file_bytes = 3 * PIECE_BYTES
+    server.context.store.max_owner_bytes = 3 * PIECE_BYTES
     assert other.get("/models").status_code == 200
     client.delete(f"/files/{ids[0]}")
     client.upload_id(bytes(PIECE_BYTES))
