@@ -1,15 +1,38 @@
 """Output items of hosted tools: those that a server runs itself.
 
-This server runs none. The classes exist so that a stream recorded elsewhere decodes, and so that a client may resend
-its history. Payloads are kept as they are (`Any`) and never interpreted.
+This server runs MCP tools, web searches, code and searches in files. The classes of the others exist so that a stream
+recorded elsewhere decodes, and so that a client may resend its history. Their payloads are kept as they are (`Any`).
 Source: the types of the openai SDK.
 """
 
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from antiphon.events.items import Item
+
+
+class McpExecutionError(Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_tool_execution_error"):
+    """The tool itself reported an error. `content` is that of its result: parts as JSON objects."""
+
+    content: Any
+
+
+class McpProtocolError(Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_protocol_error"):
+    """The tool's server answered with a JSON-RPC error."""
+
+    code: int
+    message: str
+
+
+class McpHttpError(Struct, frozen=True, kw_only=True, tag_field="type", tag="http_error"):
+    """The tool's server could not be reached, did not answer in time, or answered with an HTTP status. `code`: it."""
+
+    code: int
+    message: str
+
+
+McpCallError = McpExecutionError | McpProtocolError | McpHttpError
 
 
 class FileSearchCall(Item, frozen=True, kw_only=True, tag="file_search_call"):
@@ -21,9 +44,9 @@ class FileSearchCall(Item, frozen=True, kw_only=True, tag="file_search_call"):
 
 
 class WebSearchCall(Item, frozen=True, kw_only=True, tag="web_search_call"):
-    """A web search, run by the server."""
+    """A web search, run by the server. `action` is absent until the search has ended."""
 
-    action: Any
+    action: Any = UNSET
     status: str
 
 

@@ -1,0 +1,1 @@
+"""Tools that this server runs during a response: servers of MCP, code, searches."""
