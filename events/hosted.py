@@ -7,7 +7,7 @@ Source: the types of the openai SDK.
 
 from typing import Any
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from antiphon.events.items import Item
 
@@ -38,9 +38,9 @@ McpCallError = McpExecutionError | McpProtocolError | McpHttpError
 class FileSearchCall(Item, frozen=True, kw_only=True, tag="file_search_call"):
     """A search in stored files, run by the server."""
 
-    queries: Any
+    queries: tuple[Any, ...] | None
     status: str
-    results: Any = UNSET
+    results: tuple[Any, ...] | None | UnsetType = UNSET
 
 
 class WebSearchCall(Item, frozen=True, kw_only=True, tag="web_search_call"):
@@ -131,9 +131,9 @@ class ImageGenerationCall(Item, frozen=True, kw_only=True, tag="image_generation
 class CodeInterpreterCall(Item, frozen=True, kw_only=True, tag="code_interpreter_call"):
     """Code that runs in a container of the server."""
 
-    code: Any = UNSET
+    code: str | None | UnsetType = UNSET
     container_id: str
-    outputs: Any = UNSET
+    outputs: tuple[Any, ...] | None | UnsetType = UNSET
     status: str
 
 
@@ -171,17 +171,17 @@ class McpCall(Item, frozen=True, kw_only=True, tag="mcp_call"):
     arguments: str
     name: str
     server_label: str
-    approval_request_id: Any = UNSET
-    error: Any = UNSET
-    output: Any = UNSET
-    status: Any = UNSET
+    approval_request_id: str | None | UnsetType = UNSET
+    error: McpCallError | str | None | UnsetType = UNSET
+    output: str | None | UnsetType = UNSET
+    status: str | None | UnsetType = UNSET
 
 
 class McpListTools(Item, frozen=True, kw_only=True, tag="mcp_list_tools"):
     """The list of an MCP server's tools."""
 
     server_label: str
-    tools: Any
+    tools: tuple[Any, ...]
     error: Any = UNSET
 
 

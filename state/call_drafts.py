@@ -27,6 +27,11 @@ CALL_ID_PREFIXES: dict[ToolKind, str] = {
     "apply_patch": "apc",
     "local_shell": "lsh",
     "tool_search": "tsc",
+    "mcp": "mcp",
+    "mcp_approval": "mcpr",
+    "web_search": "ws",
+    "code_interpreter": "ci",
+    "file_search": "fs",
 }
 """Prefix of an item's id by the kind of call."""
 
@@ -61,7 +66,7 @@ class CallDraft(ItemDraft):
         """Emits the call with its name and call id."""
         self._emit_item(ev.ItemAdded, self._build_item("in_progress"))
 
-    def freeze(self) -> OutputItem:
+    def freeze(self) -> OutputItem | None:
         """Returns the call with the text emitted so far, and emits no done event."""
         return self._build_item("incomplete")
 

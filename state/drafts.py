@@ -29,6 +29,7 @@ from antiphon.events.items import (
 )
 from antiphon.events.response import OutputItem
 from antiphon.state.emitter import EventEmitter, ItemPosition
+from antiphon.state.segments import Result, Segment
 
 ReasoningOutput = Literal["content", "summary", "both"]
 Seal = Callable[[str], str]
@@ -59,8 +60,11 @@ class ItemDraft:
         """Emits the end of the item and returns it. `status` tells whether it is complete or cut."""
         raise NotImplementedError
 
-    def freeze(self) -> OutputItem:
-        """Returns the item with the text emitted so far and status `incomplete`. Emits nothing."""
+    def freeze(self) -> OutputItem | None:
+        """Returns the item with the text emitted so far and status `incomplete`; None if it was not emitted.
+
+        Emits nothing.
+        """
         raise NotImplementedError
 
     def _emit_item(self, event: type[ev.ItemAdded] | type[ev.ItemDone], item: OutputItem) -> None:
@@ -237,7 +241,19 @@ class MessageDraft(ItemDraft):
         return Message(id=self._position.item_id, status=status, content=content, phase=self.phase or UNSET)
 
 
-class CompactionDraft(ItemDraft):
+class RunningDraft(ItemDraft):
+    """Base of the drafts whose content the server makes while the item is open."""
+
+    def emit_stage(self) -> None:
+        """Emits the stage of what the server does."""
+        raise NotImplementedError
+
+    def settle(self, result: Segment) -> OutputItem:
+        """Finishes the item with what the server made."""
+        raise NotImplementedError
+
+
+class CompactionDraft(RunningDraft):
     """A compaction, which is made while the item is open."""
 
     def open(self) -> None:
@@ -249,9 +265,11 @@ class CompactionDraft(ItemDraft):
         """Emits that the compaction is in progress."""
         self._emitter.emit_at(self._position, CompactionCompactingEvent)
 
-    def settle(self, encrypted_content: str) -> Compaction:
+    def settle(self, result: Segment) -> Compaction:
         """Finishes the item."""
-        item = Compaction(id=self._position.item_id, encrypted_content=encrypted_content)
+        if not isinstance(result, Result):
+            raise TypeError(result)
+        item = Compaction(id=self._position.item_id, encrypted_content=result.encrypted_content)
         self._emit_item(ev.ItemDone, item)
         return item
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import count
 
 NewId = Callable[[str], str]
-"""Mints an id with the given prefix: `rs`, `msg`, `fc`, `ctc`, `sh`, `apc`, `cmp` or `call`."""
+"""Mints an id with the given prefix: `rs`, `msg`, `fc`, `ctc`, `mcp`, `cmp`, `call` and others."""
 
 
 class IdFactory:

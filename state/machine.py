@@ -28,6 +28,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
+from antiphon.events.hosted import McpListTools
 from antiphon.events.items import Status
 from antiphon.events.response import (
     IncompleteDetails,
@@ -45,17 +46,22 @@ from antiphon.state.drafts import (
     OutputSettings,
     PartKind,
     ReasoningDraft,
+    RunningDraft,
     Seal,
 )
 from antiphon.state.emitter import EventEmitter, ItemPosition
 from antiphon.state.ids import IdFactory, NewId
 from antiphon.state.segments import (
+    SERVER_TOOL_KINDS,
     Arguments,
     Call,
     Cite,
     Close,
+    CodeResult,
     Compact,
     CompleteItem,
+    FileSearchResult,
+    McpResult,
     PlacedLogprob,
     Refuse,
     Result,
@@ -63,6 +69,14 @@ from antiphon.state.segments import (
     Segment,
     Setting,
     Think,
+    WebSearchResult,
+)
+from antiphon.state.server_drafts import (
+    ApprovalDraft,
+    CreateApprovalId,
+    ServerCallDraft,
+    create_server_draft,
+    emit_list,
 )
 from antiphon.state.table import BLANK_INPUTS, GUARDS, TABLE, Guard, IllegalInput, Input, State, Verb
 from antiphon.state.whitespace import EMPTY_PIECE, TextPiece, split_whitespace
@@ -71,13 +85,16 @@ CutReason = Literal["max_output_tokens", "content_filter", "steered"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
 _SEGMENT_INPUTS = {
     Cite: Input.CITE,
-    Call: Input.CALL,
     Close: Input.CLOSE,
     Compact: Input.COMPACT,
     Result: Input.RESULT,
+    McpResult: Input.RESULT,
+    WebSearchResult: Input.RESULT,
+    CodeResult: Input.RESULT,
+    FileSearchResult: Input.RESULT,
     CompleteItem: Input.COMPLETE_ITEM,
 }
-_PLAIN_TEXT_DRAFTS = (ReasoningDraft, TextCallDraft)
+_PLAIN_TEXT_DRAFTS = (ReasoningDraft, TextCallDraft, ServerCallDraft, ApprovalDraft)
 
 
 class _EndingDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +110,8 @@ class Machine:
 
     `base_response` is the Response with every echoed field set. `clock` returns whole seconds since 1970. `usage` and
     `diagnose` are called once, for the terminal event; `diagnose` returns the diagnosis of the prompt cache.
-    `seal(text)` returns a reasoning item's `encrypted_content`.
+    `seal(text)` returns a reasoning item's `encrypted_content`, `create_approval_id(label, name, arguments)` the id of
+    a request to approve a call.
     """
 
     def __init__(
@@ -105,6 +123,7 @@ class Machine:
         usage: Callable[[], Usage | None] = lambda: None,
         diagnose: Callable[[], PromptCacheDiagnostics | UnsetType] = lambda: UNSET,
         seal: Seal | None = None,
+        create_approval_id: CreateApprovalId | None = None,
         settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
     ) -> None:
         self.state = State.NEW
@@ -116,9 +135,11 @@ class Machine:
         self._ids, self._clock, self._usage = IdFactory(new_id), clock, usage
         self._diagnose = diagnose
         self._seal, self._settings = seal, settings
+        self._create_approval_id = create_approval_id or (lambda *_: new_id("mcpr"))
         self._emitter = EventEmitter()
         self._output: list[OutputItem] = []
         self._draft: ItemDraft | None = None
+        self._has_new_result = False  # from the end of what the server did to the next item
         self._held_blank = EMPTY_PIECE
         self._segment: Segment | None = None  # the segment being read, and the current piece of its text
         self._piece = EMPTY_PIECE
@@ -151,6 +172,8 @@ class Machine:
             case Setting():
                 self._piece = EMPTY_PIECE
                 self._apply_input(Input.ARGUMENTS)
+            case Call(kind=kind):
+                self._apply_input(Input.TOOL if kind in SERVER_TOOL_KINDS else Input.CALL)
             case _:
                 self._apply_input(_SEGMENT_INPUTS[type(segment)])
 
@@ -165,7 +188,7 @@ class Machine:
     def keepalive(self) -> list[Event]:
         """Repeats the latest lifecycle event on a silent stream, or the stage of what the server does.
 
-        Legal before the first item, and while the server makes the content of one.
+        Legal before the first item, while the server makes the content of one, and after that until the next item.
         """
         return self._apply_lifecycle(Input.KEEPALIVE)
 
@@ -230,8 +253,8 @@ class Machine:
         return Input.THINK if self.state is State.REASONING else None
 
     def _guard_holds(self, guard: Guard) -> bool:
-        if guard == "no item yet":
-            return not self._output
+        if guard == "no item yet or after a result":
+            return self._has_new_result or not self._output
         draft = self._draft
         if not isinstance(draft, MessageDraft):
             return False
@@ -242,6 +265,7 @@ class Machine:
     # Verbs of the open item
 
     def _open(self) -> None:
+        self._has_new_result = False
         self._draft = self._new_draft()
         self._draft.open()
 
@@ -254,6 +278,10 @@ class Machine:
                 return MessageDraft(self._next_position("msg"), self._emitter, phase, "text")
             case Refuse():
                 return MessageDraft(self._next_position("msg"), self._emitter, None, "refusal")
+            case Call(kind="mcp_approval"):
+                return ApprovalDraft(self._next_position("mcpr"), self._emitter, segment, self._create_approval_id)
+            case Call(kind=kind) if kind in SERVER_TOOL_KINDS:
+                return create_server_draft(segment, self._next_position(CALL_ID_PREFIXES[kind]), self._emitter)
             case Call(kind=kind, call_id=native):
                 position, call_id = self._next_position(CALL_ID_PREFIXES[kind]), self._ids.call_id_for(native)
                 return create_call_draft(segment, position, self._emitter, call_id, self._settings)
@@ -288,25 +316,33 @@ class Machine:
             self._output.append(self._draft.close(status))
         self._draft = None
 
+    def _run(self) -> None:
+        if isinstance(self._draft, ServerCallDraft):
+            self._draft.run()
+
     def _settle(self) -> None:
-        if isinstance(self._draft, CompactionDraft) and isinstance(self._segment, Result):
-            self._output.append(self._draft.settle(self._segment.encrypted_content))
-        self._draft = None
+        if isinstance(self._draft, RunningDraft) and self._segment is not None:
+            self._output.append(self._draft.settle(self._segment))
+        self._draft, self._has_new_result = None, True
 
     def _cut(self) -> None:
         self._close("incomplete")
 
     def _freeze(self) -> None:
         self._drop()
-        if self._draft:
-            self._output.append(self._draft.freeze())
+        if self._draft and (item := self._draft.freeze()):
+            self._output.append(item)
         self._draft = None
 
     def _insert(self) -> None:
+        self._has_new_result = False
         if isinstance(self._segment, CompleteItem):
             item = self._segment.item
             if not item.id:
-                item = msgspec.structs.replace(item, id=self._ids("cmp"))
+                item = msgspec.structs.replace(item, id=self._ids("mcpl" if isinstance(item, McpListTools) else "cmp"))
+            if isinstance(item, McpListTools):
+                self._output.append(emit_list(item, ItemPosition(item.id, len(self._output)), self._emitter))
+                return
             self._emitter.emit(ev.ItemAdded, output_index=len(self._output), item=item)
             self._emitter.emit(ev.ItemDone, output_index=len(self._output), item=item)
             self._output.append(item)
@@ -349,7 +385,7 @@ class Machine:
         self._emitter.emit(ev.InProgress, response=self.response)
 
     def _keepalive(self) -> None:
-        if isinstance(self._draft, CompactionDraft):
+        if isinstance(self._draft, RunningDraft):
             self._draft.emit_stage()
             return
         event = ev.Queued if self.state is State.QUEUED else ev.InProgress

@@ -11,7 +11,8 @@ import msgspec
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.builtin_calls import ApplyPatchCall, DeleteFile, LocalShellCall, ShellCall
-from antiphon.events.hosted import ToolSearchCall
+from antiphon.events.hosted import CodeInterpreterCall, FileSearchCall, McpCall, ToolSearchCall, WebSearchCall
+from antiphon.events.hosted_events import CodeInterpreterCallCodeDeltaEvent, McpCallArgumentsDeltaEvent
 from antiphon.events.items import (
     CustomToolCall,
     FunctionCall,
@@ -25,6 +26,15 @@ from antiphon.events.items import (
 )
 from antiphon.events.response import OutputItem, Response, ResponseError
 from antiphon.state.emitter import EventEmitter
+from antiphon.state.server_drafts import UNKNOWN_SEARCH
+
+_TEXT_FIELDS: dict[type, str] = {
+    FunctionCall: "arguments",
+    CustomToolCall: "input",
+    McpCall: "arguments",
+    CodeInterpreterCall: "code",
+}
+"""Field of a call that is the text of its deltas."""
 
 
 def failure_events(events: Sequence[Event], *, code: str, message: str) -> list[Event]:
@@ -75,7 +85,13 @@ class _OpenItem:
     def add_event(self, event: Event) -> None:
         """Applies one event of the item."""
         match event:
-            case ev.ArgumentsDelta() | ev.CustomInputDelta() | ev.PatchDiffDelta():
+            case (
+                ev.ArgumentsDelta()
+                | ev.CustomInputDelta()
+                | ev.PatchDiffDelta()
+                | McpCallArgumentsDeltaEvent()
+                | CodeInterpreterCallCodeDeltaEvent()
+            ):
                 self._text.append(event.delta)
             case ev.ShellCommandAdded():
                 self._commands.append([])
@@ -103,15 +119,16 @@ class _OpenItem:
                 summary = tuple(SummaryText(text="".join(text)) for text in self._summary)
                 raw = {"content": tuple(part.build_content() for part in self._parts)} if self._parts else {}
                 return msgspec.structs.replace(item, status="incomplete", summary=summary, **raw)
-            case FunctionCall():
-                return msgspec.structs.replace(item, status="incomplete", arguments="".join(self._text))
-            case CustomToolCall():
-                return msgspec.structs.replace(item, status="incomplete", input="".join(self._text))
+            case FunctionCall() | CustomToolCall() | McpCall() | CodeInterpreterCall():
+                text = {_TEXT_FIELDS[type(item)]: "".join(self._text)}
+                return msgspec.structs.replace(item, status="incomplete", **text)
             case ShellCall():
                 commands = tuple("".join(command) for command in self._commands)
                 action = msgspec.structs.replace(item.action, commands=commands)
                 return msgspec.structs.replace(item, status="incomplete", action=action)
-            case LocalShellCall() | ToolSearchCall():
+            case WebSearchCall():
+                return msgspec.structs.replace(item, status="incomplete", action=UNKNOWN_SEARCH)
+            case LocalShellCall() | ToolSearchCall() | FileSearchCall():
                 return msgspec.structs.replace(item, status="incomplete")
             case ApplyPatchCall(operation=operation) if not isinstance(operation, DeleteFile):
                 operation = msgspec.structs.replace(operation, diff="".join(self._text))

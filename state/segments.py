@@ -4,16 +4,21 @@ A dialect produces segments in the order in which the model generated their toke
 no ids minted by this server: those belong to the machine.
 """
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
 from antiphon.events.builtin_calls import PatchKind
-from antiphon.events.hosted import HostedItem
+from antiphon.events.hosted import HostedItem, McpCallError
 from antiphon.events.items import Annotation, Compaction, Logprob, Phase
 
 SettingName = Literal["timeout_ms", "max_output_length"]
-ToolKind = Literal["function", "custom", "shell", "apply_patch", "local_shell", "tool_search"]
+ServerToolKind = Literal["mcp", "web_search", "code_interpreter", "file_search"]
+"""Kinds of calls that the server runs."""
+ToolKind = Literal[
+    "function", "custom", "shell", "apply_patch", "local_shell", "tool_search", "mcp_approval", ServerToolKind
+]
+SERVER_TOOL_KINDS: frozenset[ToolKind] = frozenset(get_args(ServerToolKind))
 
 
 class PlacedLogprob(Struct, frozen=True, gc=False):
@@ -60,7 +65,9 @@ class Call(Struct, frozen=True, gc=False):
     """The start of a tool call. `call_id` is the model's own; if it is None, the machine mints one.
 
     `local` belongs to a call of `shell` whose tool names the client's environment; `operation` and `path` to a call of
-    `apply_patch`. `is_async`: the client may send the output later than in the next request.
+    `apply_patch`. `is_async`: the client may send the output later than in the next request. `server_label` belongs to
+    a call of an MCP server's tool, `approval_request_id` to one that the client has approved, `container_id` to a call
+    of `code_interpreter`. A call of kind `mcp_approval` is not run: it becomes a request to approve it.
     """
 
     name: str
@@ -71,6 +78,9 @@ class Call(Struct, frozen=True, gc=False):
     local: bool = False
     operation: PatchKind = "update_file"
     path: str = ""
+    server_label: str = ""
+    approval_request_id: str | None = None
+    container_id: str = ""
 
 
 class Arguments(Struct, frozen=True, gc=False):
@@ -104,10 +114,42 @@ class Result(Struct, frozen=True, gc=False):
     encrypted_content: str
 
 
+class McpResult(Struct, frozen=True, gc=False):
+    """The end of a call of an MCP server's tool: its output, or why it failed."""
+
+    output: str | None = None
+    error: McpCallError | None = None
+
+
+class WebSearchResult(Struct, frozen=True, gc=False):
+    """The end of a web search. `action` is a JSON object that tells what was done, with its sources."""
+
+    action: dict[str, Any]
+    is_failed: bool = False
+
+
+class CodeResult(Struct, frozen=True, gc=False):
+    """The end of a run of code. `logs` is what it printed."""
+
+    logs: str
+    is_failed: bool = False
+
+
+class FileSearchResult(Struct, frozen=True, gc=False):
+    """The end of a search in files. `results` are JSON objects, the best first."""
+
+    queries: tuple[str, ...]
+    results: tuple[dict[str, Any], ...] = ()
+    is_failed: bool = False
+
+
 class CompleteItem(Struct, frozen=True, gc=False):
     """An item that is complete from its start. The machine mints its id if that is empty."""
 
     item: Compaction | HostedItem
 
 
-Segment = Think | Say | Refuse | Cite | Call | Arguments | Setting | Close | Compact | Result | CompleteItem
+CallResult = McpResult | WebSearchResult | CodeResult | FileSearchResult
+Segment = (
+    Think | Say | Refuse | Cite | Call | Arguments | Setting | Close | Compact | Result | CallResult | CompleteItem
+)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 
 class State(Enum):
-    """States of a response. REASONING, MESSAGE and CALL name the open item.
+    """States of a response. REASONING, MESSAGE, CALL and TOOL name the open item; TOOL is a call that the server runs.
 
     In RUN, the open item is one whose content the server makes, and the model's text is not output. In the other states
     no item is open.
@@ -23,6 +23,7 @@ class State(Enum):
     REASONING = auto()
     MESSAGE = auto()
     CALL = auto()
+    TOOL = auto()
     RUN = auto()
     ENDED = auto()
 
@@ -42,6 +43,7 @@ class Input(Enum):
     REFUSE_BLANK = auto()
     CITE = auto()
     CALL = auto()
+    TOOL = auto()
     ARGUMENTS = auto()
     CLOSE = auto()
     COMPACT = auto()
@@ -56,7 +58,7 @@ class Input(Enum):
 
 Verb = Literal[
     # on the open item
-    "open", "grow", "cite", "close", "settle", "cut", "freeze", "insert",
+    "open", "grow", "cite", "close", "run", "settle", "cut", "freeze", "insert",
     # on the held blank
     "hold", "flush", "drop", "discard",
     # on the response
@@ -94,6 +96,7 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.IDLE, _I.REFUSE): _make_cell(_S.MESSAGE, "open grow"),
     (_S.IDLE, _I.REFUSE_BLANK): _make_cell(_S.IDLE, "hold"),
     (_S.IDLE, _I.CALL): _make_cell(_S.CALL, "drop open"),
+    (_S.IDLE, _I.TOOL): _make_cell(_S.TOOL, "drop open"),
     (_S.IDLE, _I.CLOSE): _make_cell(_S.IDLE, "drop"),
     (_S.IDLE, _I.COMPACT): _make_cell(_S.RUN, "drop open"),
     (_S.IDLE, _I.COMPLETE_ITEM): _make_cell(_S.IDLE, "drop insert"),
@@ -110,6 +113,7 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.REASONING, _I.REFUSE): _make_cell(_S.MESSAGE, "drop close open grow"),
     (_S.REASONING, _I.REFUSE_BLANK): _make_cell(_S.IDLE, "drop close hold"),
     (_S.REASONING, _I.CALL): _make_cell(_S.CALL, "drop close open"),
+    (_S.REASONING, _I.TOOL): _make_cell(_S.TOOL, "drop close open"),
     (_S.REASONING, _I.CLOSE): _make_cell(_S.IDLE, "drop close"),
     (_S.REASONING, _I.COMPLETE_ITEM): _make_cell(_S.IDLE, "drop close insert"),
     (_S.REASONING, _I.STOP): _make_cell(_S.ENDED, "drop close complete"),
@@ -125,6 +129,7 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.MESSAGE, _I.REFUSE_BLANK): _make_cell(_S.MESSAGE, "hold"),
     (_S.MESSAGE, _I.CITE): _make_cell(_S.MESSAGE, "cite"),
     (_S.MESSAGE, _I.CALL): _make_cell(_S.CALL, "drop close open"),
+    (_S.MESSAGE, _I.TOOL): _make_cell(_S.TOOL, "drop close open"),
     (_S.MESSAGE, _I.CLOSE): _make_cell(_S.IDLE, "flush close"),
     (_S.MESSAGE, _I.COMPLETE_ITEM): _make_cell(_S.IDLE, "drop close insert"),
     (_S.MESSAGE, _I.STOP): _make_cell(_S.ENDED, "flush close complete"),
@@ -139,6 +144,7 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.CALL, _I.REFUSE): _FREEZE_AND_FAIL,
     (_S.CALL, _I.REFUSE_BLANK): _make_cell(_S.CALL, "discard"),
     (_S.CALL, _I.CALL): _FREEZE_AND_FAIL,
+    (_S.CALL, _I.TOOL): _FREEZE_AND_FAIL,
     (_S.CALL, _I.ARGUMENTS): _make_cell(_S.CALL, "grow"),
     (_S.CALL, _I.CLOSE): _make_cell(_S.IDLE, "close"),
     (_S.CALL, _I.COMPLETE_ITEM): _FREEZE_AND_FAIL,
@@ -146,6 +152,22 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.CALL, _I.CUT): _make_cell(_S.ENDED, "freeze incomplete"),
     (_S.CALL, _I.FAIL): _FREEZE_AND_FAIL,
     (_S.CALL, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
+    # A call that the server runs is open. At its end the server begins to run it.
+    (_S.TOOL, _I.THINK): _FREEZE_AND_FAIL,
+    (_S.TOOL, _I.THINK_BLANK): _make_cell(_S.TOOL, "discard"),
+    (_S.TOOL, _I.SAY): _FREEZE_AND_FAIL,
+    (_S.TOOL, _I.SAY_BLANK): _make_cell(_S.TOOL, "discard"),
+    (_S.TOOL, _I.REFUSE): _FREEZE_AND_FAIL,
+    (_S.TOOL, _I.REFUSE_BLANK): _make_cell(_S.TOOL, "discard"),
+    (_S.TOOL, _I.CALL): _FREEZE_AND_FAIL,
+    (_S.TOOL, _I.TOOL): _FREEZE_AND_FAIL,
+    (_S.TOOL, _I.ARGUMENTS): _make_cell(_S.TOOL, "grow"),
+    (_S.TOOL, _I.CLOSE): _make_cell(_S.RUN, "run"),
+    (_S.TOOL, _I.COMPLETE_ITEM): _FREEZE_AND_FAIL,
+    (_S.TOOL, _I.STOP): _FREEZE_AND_FAIL,
+    (_S.TOOL, _I.CUT): _make_cell(_S.ENDED, "freeze incomplete"),
+    (_S.TOOL, _I.FAIL): _FREEZE_AND_FAIL,
+    (_S.TOOL, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
     # The server makes the content of the open item. Its stage is repeated in silence.
     (_S.RUN, _I.KEEPALIVE): _make_cell(_S.RUN, "keepalive"),
     (_S.RUN, _I.RESULT): _make_cell(_S.IDLE, "settle"),
@@ -154,10 +176,10 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.RUN, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
 }
 
-Guard = Literal["no item yet", "same phase", "text part open"]
+Guard = Literal["no item yet or after a result", "same phase", "text part open"]
 
 GUARDS: dict[tuple[State, Input], Guard] = {
-    (_S.IDLE, _I.KEEPALIVE): "no item yet",
+    (_S.IDLE, _I.KEEPALIVE): "no item yet or after a result",
     (_S.MESSAGE, _I.SAY): "same phase",
     (_S.MESSAGE, _I.SAY_BLANK): "same phase",
     (_S.MESSAGE, _I.CITE): "text part open",

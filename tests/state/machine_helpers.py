@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 
 from antiphon.events.base import Event
+from antiphon.events.hosted import McpHttpError, McpListTools
 from antiphon.events.items import Compaction, UrlCitation
 from antiphon.events.response import Response, Usage
 from antiphon.events.sse import encode_event
@@ -14,14 +15,20 @@ from antiphon.state.segments import (
     Call,
     Cite,
     Close,
+    CodeResult,
     Compact,
     CompleteItem,
+    FileSearchResult,
+    McpResult,
     Refuse,
     Result,
     Say,
+    Segment,
     Setting,
     Think,
+    WebSearchResult,
 )
+from antiphon.state.server_drafts import CodeDraft, FileSearchDraft, McpDraft, WebSearchDraft
 
 MachineStep = Callable[[Machine], list[Event]]
 
@@ -50,6 +57,26 @@ def create_machine(
     )  # fmt: skip
 
 
+RESULTS: dict[type, tuple[Segment, Segment]] = {
+    McpDraft: (McpResult("12:00"), McpResult(None, McpHttpError(code=502, message="The server did not answer."))),
+    WebSearchDraft: (
+        WebSearchResult({"type": "search", "query": "q", "sources": []}),
+        WebSearchResult({"type": "search", "query": "q"}, is_failed=True),
+    ),
+    CodeDraft: (CodeResult("1\n"), CodeResult("NameError", is_failed=True)),
+    FileSearchDraft: (
+        FileSearchResult(("q",), ({"file_id": "f", "filename": "a.md", "score": 0.5, "text": "x", "attributes": {}},)),
+        FileSearchResult(("q",), is_failed=True),
+    ),
+}
+"""What the server feeds at the end of its work, and if that has failed, by the class of the open draft."""
+
+
+def find_result(machine: Machine, *, is_failed: bool = False) -> Segment:
+    """Returns the end of what the server does now."""
+    return RESULTS.get(type(machine._draft), (Result("sealed"),) * 2)[is_failed]
+
+
 SEGMENT_STEPS: dict[str, MachineStep] = {
     "think": lambda machine: machine.feed(Think("a")),
     "think blank": lambda machine: machine.feed(Think(" ")),
@@ -59,11 +86,12 @@ SEGMENT_STEPS: dict[str, MachineStep] = {
     "refuse blank": lambda machine: machine.feed(Refuse("\t")),
     "cite": lambda machine: machine.feed(Cite(CITATION)),
     "call": lambda machine: machine.feed(Call("f")),
+    "tool": lambda machine: machine.feed(Call("t", kind="mcp", server_label="s")),
     "custom": lambda machine: machine.feed(Call("g", kind="custom", namespace="n")),
     "arguments": lambda machine: machine.feed(Arguments("{")),
     "close": lambda machine: machine.feed(Close()),
     "compact": lambda machine: machine.feed(Compact()),
-    "result": lambda machine: machine.feed(Result("sealed")),
+    "result": lambda machine: machine.feed(find_result(machine)),
     "complete_item": lambda machine: machine.feed(CompleteItem(Compaction(id="", encrypted_content="x"))),
 }
 """Inputs that come from model output, one of each kind."""
@@ -80,6 +108,23 @@ BUILTIN_STEPS: dict[str, MachineStep] = {
     "close": lambda machine: machine.feed(Close()),
 }
 """Inputs of the calls of built-in tools, and those that end them."""
+
+HOSTED_STEPS: dict[str, MachineStep] = {
+    "mcp": lambda machine: machine.feed(Call("t", kind="mcp", server_label="s")),
+    "approved": lambda machine: machine.feed(Call("t", kind="mcp", server_label="s", approval_request_id="mcpr_1")),
+    "approval": lambda machine: machine.feed(Call("t", kind="mcp_approval", server_label="s")),
+    "web": lambda machine: machine.feed(Call("web_search", kind="web_search")),
+    "code": lambda machine: machine.feed(Call("python", kind="code_interpreter", container_id="cntr_1")),
+    "files": lambda machine: machine.feed(Call("file_search", kind="file_search")),
+    "list": lambda machine: machine.feed(CompleteItem(McpListTools(id="", server_label="s", tools=()))),
+    "arguments": lambda machine: machine.feed(Arguments('{"a":1}')),
+    "say": lambda machine: machine.feed(Say("b")),
+    "close": lambda machine: machine.feed(Close()),
+    "result": lambda machine: machine.feed(find_result(machine)),
+    "failure": lambda machine: machine.feed(find_result(machine, is_failed=True)),
+    "keepalive": lambda machine: machine.keepalive(),
+}
+"""Inputs of the calls that the server runs."""
 
 END_STEPS: dict[str, MachineStep] = {
     "stop": lambda machine: machine.stop(),

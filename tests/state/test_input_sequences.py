@@ -19,10 +19,17 @@ from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.table import IllegalInput, State
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
-from tests.state.machine_helpers import BUILTIN_STEPS, END_STEPS, SEGMENT_STEPS, convert_events_to_json, create_machine
+from tests.state.machine_helpers import (
+    BUILTIN_STEPS,
+    END_STEPS,
+    HOSTED_STEPS,
+    SEGMENT_STEPS,
+    convert_events_to_json,
+    create_machine,
+)
 
 MAX_SEQUENCE_LENGTH = 4
-SERVER_STEPS = {"compact", "result", "complete_item"}
+SERVER_STEPS = {"compact", "tool", "result", "complete_item"}
 """Steps that the model does not cause. The longest sequences have none."""
 SDK_EVENTS = TypeAdapter(ResponseStreamEvent)
 
@@ -40,7 +47,7 @@ def run_sequence(
     events: list[Event] = [*(machine.queue() if queued else []), *machine.begin()]
     for step in sequence:
         with contextlib.suppress(IllegalInput):
-            events += (SEGMENT_STEPS | BUILTIN_STEPS)[step](machine)
+            events += (SEGMENT_STEPS | BUILTIN_STEPS | HOSTED_STEPS)[step](machine)
     ended = machine.is_ended
     if machine.state is State.RUN and ending == "stop":
         events += SEGMENT_STEPS["result"](machine)  # the server never stops while it makes the content of an item
@@ -63,6 +70,20 @@ def test_every_input_sequence_gives_a_valid_stream(reasoning_output: ReasoningOu
 def test_every_sequence_of_builtin_calls_gives_a_valid_stream(*, patch_diffs: bool) -> None:
     max_length = MAX_SEQUENCE_LENGTH if FULL_COUNTS or not patch_diffs else 3
     assert check_sequences(BUILTIN_STEPS, max_length, "content", patch_diffs=patch_diffs) > 1000
+
+
+def test_every_sequence_of_hosted_calls_gives_a_valid_stream() -> None:
+    assert check_sequences(HOSTED_STEPS, MAX_SEQUENCE_LENGTH if FULL_COUNTS else 3, "content") > 1000
+    rounds = ("mcp", "web", "code", "files", "approved")
+    long = (
+        (first, "arguments", "close", end, *between, second, "arguments", "close", other_end, "say")
+        for first, second in itertools.product(rounds, repeat=2)
+        for end, other_end in itertools.product(("result", "failure"), repeat=2)
+        for between in ((), ("keepalive",), ("say",), ("list",))
+    )
+    for sequence in long:
+        for ending in END_STEPS:
+            check_stream(convert_events_to_json(run_sequence(sequence, ending)[0]))
 
 
 def check_sequences(
@@ -98,7 +119,7 @@ def test_every_event_validates_against_the_sdk() -> None:
     event_types: set[str] = set()
     sequences = (
         sequence
-        for steps in (SEGMENT_STEPS, BUILTIN_STEPS)
+        for steps in (SEGMENT_STEPS, BUILTIN_STEPS, HOSTED_STEPS)
         for length in range(4)
         for sequence in itertools.product(steps, repeat=length)
     )
@@ -113,9 +134,17 @@ def test_every_event_validates_against_the_sdk() -> None:
                 if shape in checked_shapes:
                     continue
                 checked_shapes.add(shape)
-                event_types.add(SDK_EVENTS.validate_json(data, strict=True).type)
+                event_types.add(SDK_EVENTS.validate_json(_with_action(data), strict=True).type)
                 assert decode_event(data) == event
     assert len(event_types) >= 25, sorted(event_types)
+
+
+def _with_action(data: bytes) -> bytes:
+    """Returns the event with an action of a web search: OpenAI leaves it out of the added item, its SDK needs one."""
+    event = json.loads(data)
+    if event.get("item", {}).get("type") == "web_search_call":
+        event["item"].setdefault("action", {"type": "search"})
+    return json.dumps(event).encode()
 
 
 def _event_shape(data: bytes) -> bytes:

@@ -12,10 +12,26 @@ from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.recovery import failure_events
 from antiphon.state.table import IllegalInput
 from tests.invariants import check_stream
-from tests.state.machine_helpers import BUILTIN_STEPS, SEGMENT_STEPS, convert_events_to_json, create_machine
+from tests.state.machine_helpers import (
+    BUILTIN_STEPS,
+    HOSTED_STEPS,
+    SEGMENT_STEPS,
+    convert_events_to_json,
+    create_machine,
+)
 
-STEPS = SEGMENT_STEPS | BUILTIN_STEPS
-SEQUENCES = [*itertools.product(SEGMENT_STEPS, repeat=3), *itertools.product(BUILTIN_STEPS, repeat=3)]
+STEPS = SEGMENT_STEPS | BUILTIN_STEPS | HOSTED_STEPS
+HOSTED_SEQUENCES = [
+    (call, "arguments", "close", end, *rest)
+    for call in ("mcp", "approved", "approval", "web", "code", "files")
+    for end in ("result", "failure", "keepalive")
+    for rest in itertools.product(HOSTED_STEPS, repeat=2)
+]
+SEQUENCES = [
+    *itertools.product(SEGMENT_STEPS, repeat=3),
+    *itertools.product(BUILTIN_STEPS, repeat=3),
+    *HOSTED_SEQUENCES,
+]
 
 
 def sample_failed_runs(reasoning_output: ReasoningOutput) -> list[tuple[list[Event], list[Event]]]:

@@ -24,7 +24,10 @@ STEPS_TO_STATE: dict[str, list[str]] = {
     "MESSAGE, refusal part": ["begin", "refuse"],
     "CALL, function": ["begin", "call"],
     "CALL, custom": ["begin", "custom"],
+    "TOOL": ["begin", "tool"],
     "RUN": ["begin", "compact"],
+    "RUN, a tool": ["begin", "tool", "close"],
+    "IDLE, after a result": ["begin", "tool", "close", "result"],
     "ENDED": ["begin", "stop"],
 }
 INPUT_OF_STEP = {
@@ -36,33 +39,34 @@ INPUT_OF_STEP = {
 
 
 DRAWN_TABLE = """
-in            | NEW                  | QUEUED             | IDLE                        | REASONING                       | MESSAGE                         | CALL | RUN
-QUEUE         | QUEUED: create queue | -                  | -                           | -                               | -                               | - | -
-BEGIN         | IDLE: create begin   | IDLE: begin        | -                           | -                               | -                               | - | -
-KEEPALIVE     | -                    | QUEUED: keepalive  | IDLE: keepalive             | -                               | -                               | - | RUN: keepalive
-THINK         | -                    | -                  | REASONING: drop open grow   | REASONING: grow                 | REASONING: drop close open grow | ENDED: freeze fail | -
-THINK_BLANK   | -                    | -                  | IDLE: discard               | REASONING: hold                 | MESSAGE: discard                | CALL: discard | -
-SAY           | -                    | -                  | MESSAGE: open grow          | MESSAGE: drop close open grow   | MESSAGE: grow                   | ENDED: freeze fail | -
-SAY_BLANK     | -                    | -                  | IDLE: hold                  | IDLE: drop close hold           | MESSAGE: hold                   | CALL: discard | -
-REFUSE        | -                    | -                  | MESSAGE: open grow          | MESSAGE: drop close open grow   | MESSAGE: grow                   | ENDED: freeze fail | -
-REFUSE_BLANK  | -                    | -                  | IDLE: hold                  | IDLE: drop close hold           | MESSAGE: hold                   | CALL: discard | -
-CITE          | -                    | -                  | -                           | -                               | MESSAGE: cite                   | - | -
-CALL          | -                    | -                  | CALL: drop open             | CALL: drop close open           | CALL: drop close open           | ENDED: freeze fail | -
-ARGUMENTS     | -                    | -                  | -                           | -                               | -                               | CALL: grow | -
-CLOSE         | -                    | -                  | IDLE: drop                  | IDLE: drop close                | IDLE: flush close               | IDLE: close | -
-COMPACT       | -                    | -                  | RUN: drop open              | -                               | -                               | -                        | -
-RESULT        | -                    | -                  | -                           | -                               | -                               | -                        | IDLE: settle
-COMPLETE_ITEM | -                    | -                  | IDLE: drop insert           | IDLE: drop close insert         | IDLE: drop close insert         | ENDED: freeze fail | -
-STOP          | -                    | -                  | ENDED: drop complete        | ENDED: drop close complete      | ENDED: flush close complete     | ENDED: freeze fail | -
-CUT           | -                    | -                  | ENDED: drop incomplete      | ENDED: drop cut incomplete      | ENDED: flush cut incomplete     | ENDED: freeze incomplete | ENDED: freeze incomplete
-STEER         | -                    | -                  | ENDED: drop incomplete      | -                               | -                               | -                        | -
-FAIL          | -                    | ENDED: freeze fail | ENDED: freeze fail          | ENDED: freeze fail              | ENDED: freeze fail              | ENDED: freeze fail | ENDED: freeze fail
-CANCEL        | -                    | ENDED: freeze cancel | ENDED: freeze cancel      | ENDED: freeze cancel            | ENDED: freeze cancel            | ENDED: freeze cancel | ENDED: freeze cancel
+in            | NEW                  | QUEUED               | IDLE                      | REASONING                     | MESSAGE                         | CALL                     | TOOL                     | RUN
+QUEUE         | QUEUED: create queue | -                    | -                         | -                             | -                               | -                        | -                        | -
+BEGIN         | IDLE: create begin   | IDLE: begin          | -                         | -                             | -                               | -                        | -                        | -
+KEEPALIVE     | -                    | QUEUED: keepalive    | IDLE: keepalive           | -                             | -                               | -                        | -                        | RUN: keepalive
+THINK         | -                    | -                    | REASONING: drop open grow | REASONING: grow               | REASONING: drop close open grow | ENDED: freeze fail       | ENDED: freeze fail       | -
+THINK_BLANK   | -                    | -                    | IDLE: discard             | REASONING: hold               | MESSAGE: discard                | CALL: discard            | TOOL: discard            | -
+SAY           | -                    | -                    | MESSAGE: open grow        | MESSAGE: drop close open grow | MESSAGE: grow                   | ENDED: freeze fail       | ENDED: freeze fail       | -
+SAY_BLANK     | -                    | -                    | IDLE: hold                | IDLE: drop close hold         | MESSAGE: hold                   | CALL: discard            | TOOL: discard            | -
+REFUSE        | -                    | -                    | MESSAGE: open grow        | MESSAGE: drop close open grow | MESSAGE: grow                   | ENDED: freeze fail       | ENDED: freeze fail       | -
+REFUSE_BLANK  | -                    | -                    | IDLE: hold                | IDLE: drop close hold         | MESSAGE: hold                   | CALL: discard            | TOOL: discard            | -
+CITE          | -                    | -                    | -                         | -                             | MESSAGE: cite                   | -                        | -                        | -
+CALL          | -                    | -                    | CALL: drop open           | CALL: drop close open         | CALL: drop close open           | ENDED: freeze fail       | ENDED: freeze fail       | -
+TOOL          | -                    | -                    | TOOL: drop open           | TOOL: drop close open         | TOOL: drop close open           | ENDED: freeze fail       | ENDED: freeze fail       | -
+ARGUMENTS     | -                    | -                    | -                         | -                             | -                               | CALL: grow               | TOOL: grow               | -
+CLOSE         | -                    | -                    | IDLE: drop                | IDLE: drop close              | IDLE: flush close               | IDLE: close              | RUN: run                 | -
+COMPACT       | -                    | -                    | RUN: drop open            | -                             | -                               | -                        | -                        | -
+RESULT        | -                    | -                    | -                         | -                             | -                               | -                        | -                        | IDLE: settle
+COMPLETE_ITEM | -                    | -                    | IDLE: drop insert         | IDLE: drop close insert       | IDLE: drop close insert         | ENDED: freeze fail       | ENDED: freeze fail       | -
+STOP          | -                    | -                    | ENDED: drop complete      | ENDED: drop close complete    | ENDED: flush close complete     | ENDED: freeze fail       | ENDED: freeze fail       | -
+CUT           | -                    | -                    | ENDED: drop incomplete    | ENDED: drop cut incomplete    | ENDED: flush cut incomplete     | ENDED: freeze incomplete | ENDED: freeze incomplete | ENDED: freeze incomplete
+STEER         | -                    | -                    | ENDED: drop incomplete    | -                             | -                               | -                        | -                        | -
+FAIL          | -                    | ENDED: freeze fail   | ENDED: freeze fail        | ENDED: freeze fail            | ENDED: freeze fail              | ENDED: freeze fail       | ENDED: freeze fail       | ENDED: freeze fail
+CANCEL        | -                    | ENDED: freeze cancel | ENDED: freeze cancel      | ENDED: freeze cancel          | ENDED: freeze cancel            | ENDED: freeze cancel     | ENDED: freeze cancel     | ENDED: freeze cancel
 """
 """Every cell, drawn a second time and not read from the code: the next state and the verbs; `-` is illegal."""
 
 DRAWN_GUARDS = {
-    (State.IDLE, Input.KEEPALIVE): "no item yet",
+    (State.IDLE, Input.KEEPALIVE): "no item yet or after a result",
     (State.MESSAGE, Input.SAY): "same phase",
     (State.MESSAGE, Input.SAY_BLANK): "same phase",
     (State.MESSAGE, Input.CITE): "text part open",
