@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from antiphon.events.tools import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
 from antiphon.harmony.builtin_tools import SHELL_SCHEMA, BuiltinKind, builtin_fields, builtin_kind
+from antiphon.state.segments import Call, ServerToolKind
 
 MAX_TOOL_NAME_CHARS = 64
 VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -26,6 +27,28 @@ INPUT = "input"
 BUILTIN_PREFIX = "builtin__"
 """Begins the name of a built-in tool if a tool of the request has its usual name."""
 ToolKey = tuple[str | None, str]
+
+
+class ServerTool(Struct, frozen=True, kw_only=True):
+    """Tool that the server runs, as it is offered to the model.
+
+    `server_label` names the MCP server that has it, and is empty for tools of other kinds. `needs_approval`: a call
+    becomes a request to approve it. `container_id` belongs to `code_interpreter`. `parameters` is a JSON Schema;
+    `can_enforce` is False for one that no grammar can hold.
+    """
+
+    kind: ServerToolKind
+    name: str
+    server_label: str = ""
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+    can_enforce: bool = True
+    needs_approval: bool = False
+    container_id: str = ""
+    read_only: bool | None = None
+
+
+OfferedTool = FunctionTool | CustomTool | BuiltinTool | ServerTool
 
 
 class ToolError(ValueError):
@@ -58,11 +81,28 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     is_async: bool = False
     local_shell: bool = False
     single_file: bool = False
+    server: ServerTool | None = None
+    """The tool, if the server runs it."""
 
     @property
     def accepted_schema(self) -> dict[str, Any] | None:
         """The JSON Schema of calls that are written as JSON: of what is read, which is more than the model is told."""
+        if self.server is not None and not self.server.can_enforce:
+            return None
         return SHELL_SCHEMA if self.builtin == "shell" else self.parameters
+
+    def start_call(self, call_id: str | None) -> Call:
+        """Returns the start of a call. `call_id` is the model's own; None if it wrote none."""
+        if self.server is None:
+            return Call(self.name, self.builtin or self.kind, call_id, self.namespace, self.is_async)
+        return Call(
+            self.name,
+            "mcp_approval" if self.server.needs_approval else self.server.kind,
+            call_id,
+            self.namespace,
+            server_label=self.server.server_label,
+            container_id=self.server.container_id,
+        )
 
 
 ToolCall = tuple[ToolSpec, str]
@@ -82,7 +122,7 @@ class ToolTable:
     @classmethod
     def from_request(
         cls,
-        tools: Sequence[FunctionTool | CustomTool | NamespaceTool | BuiltinTool],
+        tools: Sequence[OfferedTool | NamespaceTool],
         *,
         num_loaded: int = 0,
         single_call: bool = False,
@@ -93,7 +133,7 @@ class ToolTable:
         `single_call`: the answer may have one call, so a patch may change one file.
         """
         num_listed, loaded = len(tools) - num_loaded, set[ToolKey]()
-        tools_by_key: dict[ToolKey, FunctionTool | CustomTool | BuiltinTool] = {}
+        tools_by_key: dict[ToolKey, OfferedTool] = {}
         for index, tool in enumerate(tools):
             for key, leaf in _functions(tool):
                 is_loaded = index >= num_listed
@@ -101,7 +141,7 @@ class ToolTable:
                     continue  # the list of tools shows it already
                 if is_loaded:
                     loaded.add(key)
-                _check_name(key, index, {} if is_loaded else tools_by_key)
+                _check_name(key, index, {} if is_loaded else tools_by_key, is_foreign=isinstance(leaf, ServerTool))
                 tools_by_key[key] = leaf
         # Names without a namespace are as the client wrote them, so they take precedence.
         taken_names = {
@@ -168,22 +208,23 @@ def _short_names(tool: ToolSpec) -> tuple[str, ...]:
     return () if tool.namespace is None else (tool.name, f"{tool.namespace}.{tool.name}")
 
 
-def _functions(
-    tool: FunctionTool | CustomTool | NamespaceTool | BuiltinTool,
-) -> Iterator[tuple[ToolKey, FunctionTool | CustomTool | BuiltinTool]]:
+def _functions(tool: OfferedTool | NamespaceTool) -> Iterator[tuple[ToolKey, OfferedTool]]:
     """Yields the tools in a tool of the request. A built-in one is in the empty namespace, in which no other can be."""
     if isinstance(tool, NamespaceTool):
         yield from (((tool.name, leaf.name), leaf) for leaf in tool.tools)
     elif isinstance(tool, BuiltinTool):
         yield ("", builtin_kind(tool)), tool
+    elif isinstance(tool, ServerTool):
+        yield (tool.server_label or None, tool.name), tool
     else:
         yield (None, tool.name), tool
 
 
-def _check_name(key: ToolKey, index: int, found: Mapping[ToolKey, object]) -> None:
+def _check_name(key: ToolKey, index: int, found: Mapping[ToolKey, object], *, is_foreign: bool) -> None:
+    """Checks a name. `is_foreign`: an MCP server has chosen it, so any will do: the model name has no odd characters."""
     namespace, name = key
     # Names are pasted raw into prompts: a newline in one would let a client forge the prompt's structure.
-    if not VALID_NAME.fullmatch(name):
+    if not is_foreign and not VALID_NAME.fullmatch(name):
         raise ToolError(f"Invalid tool name {name[:80]!r}. Use 1 to 128 letters, digits, '_' or '-'.", index)
     if key in found and namespace == "":
         raise ToolError(f"Duplicate tool {name!r}. Send it once.", index)
@@ -208,7 +249,16 @@ def _hash_name(namespace: str | None, name: str) -> str:
     return f"{readable[: MAX_TOOL_NAME_CHARS - 9]}_{digest}"
 
 
-def _create_spec(flat: str, namespace: str | None, tool: FunctionTool | CustomTool) -> ToolSpec:
+def _create_spec(flat: str, namespace: str | None, tool: FunctionTool | CustomTool | ServerTool) -> ToolSpec:
+    if isinstance(tool, ServerTool):
+        return ToolSpec(
+            model_name=flat,
+            name=tool.name,
+            namespace=namespace,
+            description=tool.description,
+            parameters=tool.parameters,
+            server=tool,
+        )
     spec = ToolSpec(
         model_name=flat,
         name=tool.name,

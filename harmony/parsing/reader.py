@@ -16,7 +16,7 @@ from antiphon.harmony.parsing import schema_values
 from antiphon.harmony.parsing.tape import HoldBackExceeded, MalformedText, Parser, Tape
 from antiphon.harmony.tokens.detokenizer import Detokenizer, MarkerAlphabet
 from antiphon.harmony.tools import VALID_NAME, ToolSpec
-from antiphon.state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
+from antiphon.state.segments import Arguments, Cite, Close, Say, Segment, Think
 
 MAX_HOLD_BACK_CHARS = 1 << 17
 """Limit on the characters held back for calls that have not begun, so that malformed text is not parsed again without
@@ -116,7 +116,7 @@ class TapeReader:
         self.tape.release()
         self.open_call = tool
         self.num_calls += 1
-        self._segments.append(Call(tool.name, tool.builtin or tool.kind, call_id, tool.namespace, tool.is_async))
+        self._segments.append(tool.start_call(call_id))
 
     def take_arguments(self, count: int) -> None:
         """Emits the next characters as arguments, unchanged."""

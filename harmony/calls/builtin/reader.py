@@ -11,6 +11,7 @@ from msgspec import structs
 
 from antiphon.events.items import Logprob
 from antiphon.harmony.calls.builtin.arguments import ArgumentsReader
+from antiphon.harmony.calls.builtin.code import CodeReader
 from antiphon.harmony.calls.builtin.patch import PatchReader
 from antiphon.harmony.calls.builtin.shell import ShellReader
 from antiphon.harmony.calls.builtin.whole import LocalShellReader, ToolSearchReader
@@ -24,13 +25,15 @@ _READERS: dict[ToolKind, type[ArgumentsReader]] = {
     "apply_patch": PatchReader,
     "local_shell": LocalShellReader,
     "tool_search": ToolSearchReader,
+    "code_interpreter": CodeReader,
 }
 
 
 def read_builtin_calls(reader: OutputReader, prompt_input: PromptInput) -> OutputReader:
     """Returns a reader of calls of built-in tools around `reader`; `reader` itself if none is offered."""
     tools = prompt_input.tools
-    return BuiltinCallReader(reader, tools) if any(tool.builtin for tool in tools) else reader
+    is_read = any(tool.builtin or (tool.server and tool.server.kind in _READERS) for tool in tools)
+    return BuiltinCallReader(reader, tools) if is_read else reader
 
 
 class BuiltinCallReader:
