@@ -177,6 +177,13 @@ class McpListToolsInProgressEvent(ItemEvent, frozen=True, kw_only=True, tag="res
     """A listing of an MCP server's tools is in progress."""
 
 
+ToolRunBegun = (
+    CodeInterpreterCallInterpretingEvent
+    | FileSearchCallSearchingEvent
+    | McpCallArgumentsDoneEvent
+    | WebSearchCallSearchingEvent
+)
+"""Events that tell what the server is about to run. A store commits them before the tool is called."""
 HostedEvent = (
     AudioDeltaEvent
     | AudioDoneEvent

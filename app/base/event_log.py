@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from antiphon.events import sse
 from antiphon.events.base import Event
+from antiphon.events.hosted_events import ToolRunBegun
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ConversationRef, Response
 from antiphon.events.stream import LifecycleEvent, Terminal
@@ -88,6 +89,11 @@ def is_terminal(entries: Sequence[LogEntry]) -> bool:
     return bool(entries) and isinstance(entries[-1].event, Terminal)
 
 
+def begins_tool_run(entries: Sequence[LogEntry]) -> bool:
+    """Tells whether one of these entries says that the server is about to run a tool."""
+    return any(isinstance(entry.event, ToolRunBegun) for entry in entries)
+
+
 class EventLog:
     """The events of one response so far, and whether the log has ended."""
 
@@ -119,6 +125,11 @@ class EventLog:
         """
         self._published_limit: int | None = None
         self._open_readers: set[LogReader] = set()
+        self._num_kept: float = 0
+        """Number of entries that the store keeps, from the first one on."""
+        self._is_given_up = False
+        """True once the store writes no more entries of this log."""
+        self._kept_signals: set[asyncio.Event] = set()
 
     @property
     def conversation_id(self) -> str:
@@ -188,6 +199,39 @@ class EventLog:
                 while self.published < target:
                     woken.clear()
                     await woken.wait()
+
+    def mark_kept(self, count: float) -> None:
+        """Records that the store has committed the first `count` entries; infinite if it keeps all in memory."""
+        self._num_kept = max(self._num_kept, count)
+        self._signal_kept()
+
+    def mark_given_up(self) -> None:
+        """Records that the store writes no more entries: a write failed, or the log was deleted or taken over."""
+        self._is_given_up = True
+        self._signal_kept()
+
+    async def wait_kept(self) -> bool:
+        """Waits until the store has committed all entries that exist now. Returns False once it has given up the log.
+
+        Publication does not tell: a store also publishes what it cannot write. A log without its store waits for
+        `ResponseStore.add_log`, and in an outage for the end of it, so the caller limits the time. If the response
+        is not to be stored, there is nothing to wait for.
+        """
+        if not self.base_response.store:
+            return True
+        target, signal = len(self.entries), asyncio.Event()
+        self._kept_signals.add(signal)
+        try:
+            while not self._is_given_up and self._num_kept < target:
+                signal.clear()
+                await signal.wait()
+        finally:
+            self._kept_signals.discard(signal)
+        return not self._is_given_up
+
+    def _signal_kept(self) -> None:
+        for signal in self._kept_signals:
+            signal.set()
 
     @contextlib.contextmanager
     def open_reader(self, start: int, on_news: Callable[[], None]) -> "Iterator[LogReader]":

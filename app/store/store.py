@@ -11,6 +11,7 @@ change nothing, if they cannot be stored.
 """
 
 import asyncio
+import math
 import queue
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -93,6 +94,8 @@ class ResponseStore:
             log.withhold(len(entries) - 1)
         first_entries = () if self._is_volatile and not is_last else entries
         self._queue.put(AppendEvents(log, first_entries, is_first=True, completion=completion))
+        if self._is_volatile:
+            log.mark_kept(math.inf)
 
     def _write_entries(self, log: EventLog, first: int) -> None:
         """Writes the new entries of a log; in a database that ends with the process, all of them with the last step."""

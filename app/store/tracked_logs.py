@@ -72,8 +72,7 @@ class TrackedLogs:
             self.remote.pop(key, None)
             self._failed.pop(key, None)
             if (live := self.live.pop(key, None)) is not None:
-                live.on_append = None
-                live.publish()
+                self._stop_writing(live)
         self._persisted.difference_update(ids)
         self.deleted.update(ids)
         self.num_deletions += 1
@@ -135,7 +134,9 @@ class TrackedLogs:
                 continue
             log, entries = op.log, op.entries
             self._persisted.add(log.id)
-            log.publish(entries[-1].event.sequence_number + 1 if entries else 0)
+            num_committed = entries[-1].event.sequence_number + 1 if entries else 0
+            log.mark_kept(num_committed)
+            log.publish(num_committed)
             if is_terminal(entries):
                 self._persisted.discard(log.id)
                 self._repairing.discard(log.id)
@@ -159,8 +160,7 @@ class TrackedLogs:
             log = op.log
             self._repairing.discard(log.id)
             if self.live.pop((log.owner, log.id), None) is not None:
-                log.on_append = None
-                log.publish()
+                self._stop_writing(log)
                 self._failed[log.owner, log.id] = log
 
     @_on_event_loop
@@ -183,6 +183,11 @@ class TrackedLogs:
         self._persisted.discard(log.id)
         key = log.owner, log.id
         if (self.live.pop(key, None) or self._failed.pop(key, None)) is not None:
-            log.on_append = None
-            log.publish()
+            self._stop_writing(log)
             self.cancel_turn(log.id)
+
+    def _stop_writing(self, log: EventLog) -> None:
+        """Gives up a log. Its readers see all that it has and will have."""
+        log.on_append = None
+        log.mark_given_up()
+        log.publish()

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from antiphon.app.base.event_log import is_terminal
+from antiphon.app.base.event_log import begins_tool_run, is_terminal
 from antiphon.app.store import writer_lease
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
@@ -208,7 +208,7 @@ class StoreWriter:
     def _run_transaction(self, batch: list[WriteOp]) -> bool:
         """Writes a batch. Sets `_lost_ops`. Returns False if a change was given up, so that nothing is committed."""
         self._lost_ops = []
-        self._database.begin(sync=any(isinstance(op, StoreChange) or is_terminal(op.entries) for op in batch))
+        self._database.begin(sync=any(_needs_sync(op) for op in batch))
         steps: list[AppendEvents] = []
         for op in batch:
             if isinstance(op, StoreChange):
@@ -277,3 +277,11 @@ class StoreWriter:
             for op in batch:
                 if isinstance(op, StoreChange):
                     op.end_commit()
+
+
+def _needs_sync(op: WriteOp) -> bool:
+    """Tells whether an operation must be on disk once it is reported as written, so that a power cut does not undo it.
+
+    A client knows of a change and of the end of a response; a tool that was called has changed something elsewhere.
+    """
+    return isinstance(op, StoreChange) or is_terminal(op.entries) or begins_tool_run(op.entries)

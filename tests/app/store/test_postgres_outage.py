@@ -108,6 +108,24 @@ async def test_streams_continue_after_a_restart_of_the_database(
     assert PASSWORD not in output and "ss/w" not in output and "w%25rd" not in output
 
 
+async def test_step_is_not_kept_before_the_database_is_back(
+    database_server: PostgresServer, own_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.app.store.outage.MAX_LAST_STEP_WAIT_S", 0.5)
+    async with own_place.open() as store:
+        log = add_log(store, "a", count=2)
+        assert await log.wait_kept()
+        database_server.stop()
+        log.append_step(make_steps()[2])
+        waiting = asyncio.create_task(log.wait_kept())
+        await asyncio.sleep(1.5)
+        assert log.published == len(log.entries) and not waiting.done()
+        database_server.start()
+        assert await asyncio.wait_for(waiting, HANG_TIMEOUT_S)
+        assert stored_data(own_place, log.id) == log_data(log)
+        await finish_log(log, 3)
+
+
 async def test_crash_of_the_database_loses_no_step(database_server: PostgresServer, own_place: PostgresPlace) -> None:
     """Without a sync of each commit, this database would not write for ten seconds."""
     with psycopg.connect(database_server.url(), autocommit=True) as connection:
