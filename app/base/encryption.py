@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Purpose = Literal["reasoning", "compaction"]
+KeyPurpose = Literal["approvals"]
 KEY_BYTES = 32
 _VERSION = b"\x01"
 _ID, _NONCE = 8, 12
@@ -59,6 +60,11 @@ class Sealer:
             return self._cipher_for(owner).decrypt(header[-_NONCE:], ciphertext, header + purpose.encode()).decode()
         except (ValueError, InvalidTag) as error:
             raise DecryptionError(purpose) from error
+
+    def derive_key(self, purpose: KeyPurpose) -> bytes:
+        """Returns a key of `KEY_BYTES` bytes for another use of the secret, independent of those that seal texts."""
+        info = b"antiphon derives " + purpose.encode()
+        return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self._secret)
 
     def _cipher_for(self, owner: str) -> AESGCM:
         info = b"antiphon seals " + owner.encode()

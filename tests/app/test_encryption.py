@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.base.encryption import DecryptionError, KeyFileError, Sealer, open_sealer
+from antiphon.app.base.encryption import KEY_BYTES, DecryptionError, KeyFileError, Sealer, open_sealer
 
 PLAINTEXT = "They ask for 17·23 — that is 391. ✓"
 
@@ -49,6 +49,15 @@ def test_invalid_sealed_text_is_rejected(sealed: str) -> None:
 def test_text_sealed_with_another_key_is_rejected() -> None:
     with pytest.raises(DecryptionError):
         Sealer().open("ann", "reasoning", Sealer().seal("ann", "reasoning", PLAINTEXT))
+
+
+def test_derived_key_depends_on_the_secret_and_opens_no_text() -> None:
+    secret = b"s" * KEY_BYTES
+    key = Sealer(secret).derive_key("approvals")
+    assert key == Sealer(secret).derive_key("approvals") != Sealer().derive_key("approvals")
+    assert len(key) == KEY_BYTES and key != secret
+    with pytest.raises(DecryptionError):
+        Sealer(key).open("ann", "reasoning", Sealer(secret).seal("ann", "reasoning", PLAINTEXT))
 
 
 def test_key_file_is_reused_and_readable_by_its_owner_only(tmp_path: Path) -> None:
