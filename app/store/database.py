@@ -210,6 +210,15 @@ class Database:
         self.files.delete_file(file_id)
         return True
 
+    def use_approval(self, owner: str, nonce: str, now: float) -> bool:
+        """Records that an approval is used. Returns False if it was used before, by any server."""
+        statement = "INSERT INTO used_approvals (owner, nonce, used) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+        return self._connection.execute(statement, (owner, nonce, int(now))).rowcount == 1
+
+    def delete_used_approvals(self, before: float) -> None:
+        """Deletes the records of approvals that were used before `before`."""
+        self._connection.execute("DELETE FROM used_approvals WHERE used < ?", (int(before),))
+
     def save_heartbeat(self, writer: str, now: float) -> None:
         """Records that this writer is alive at `now`."""
         statement = (

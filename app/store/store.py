@@ -13,6 +13,7 @@ change nothing, if they cannot be stored.
 import asyncio
 import math
 import queue
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -197,6 +198,14 @@ class ResponseStore:
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
         return await self.change(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
+
+    async def use_approval(self, owner: str, nonce: str) -> bool:
+        """Uses an approval, which is possible once. Returns False if it was used before, also by another server.
+
+        A response that is not stored uses its approvals here, too.
+        """
+        now = time.time()
+        return await self.change(lambda database: database.use_approval(owner, nonce, now))
 
     async def read(self, query: Callable[[Database], T]) -> T:
         """Returns the result of a query, which runs in a thread."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from antiphon.app.base.event_log import LogEntry
+from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.state.recovery import failure_events
@@ -18,6 +19,8 @@ MAX_PURGED_PIECES = 16
 """Pieces of deleted files, each of 1 MiB, to delete in one transaction."""
 MAX_PURGED_LINES = 1000
 """Lines of ended batches to delete in one transaction."""
+MAX_CLOCK_DIFFERENCE_S = 86_400
+"""Time for which the record of a used approval is kept after the approval has expired by this server's clock."""
 
 _log = structlog.get_logger(__name__)
 
@@ -58,12 +61,16 @@ class StoreUpkeep:
         self._database.commit()
 
     def delete_expired(self, now: float, retention_s: float, max_bytes: int) -> None:
-        """Deletes responses and batches that are older than `retention_s`, excess responses, and expired files."""
+        """Deletes responses and batches that are older than `retention_s`, excess responses, and expired files.
+
+        Also deletes the records of used approvals that have expired, so that nobody can use them again.
+        """
         oldest = int(max(now - retention_s, 0))
         self._database.begin(sync=False)
         self._database.delete_expired(oldest, max_bytes)
         self._database.files.delete_expired(now)
         self._database.batches.delete_expired(oldest)
+        self._database.delete_used_approvals(now - MAX_APPROVAL_AGE_S - MAX_CLOCK_DIFFERENCE_S)
         self._database.commit()
 
     def _end_orphan(self, owner: str, response_id: str, writer: str) -> None:

@@ -6,12 +6,12 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MIGRATION_LOCK = 0x616E7469_70686F6E
 """Key of the advisory lock that a server holds while it migrates."""
 TABLES = (
     "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions",
-    "chat_choices", "files", "file_pieces", "batches", "batch_lines",
+    "chat_choices", "files", "file_pieces", "batches", "batch_lines", "used_approvals",
 )  # fmt: skip
 # Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
 SCHEMA = """
@@ -79,7 +79,14 @@ CREATE TABLE batch_lines (
 CREATE INDEX open_lines ON batch_lines (batch, line_rank) WHERE status IS NULL;
 """
 """Files and batches. The content of files is not compressed."""
-MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA)
+APPROVAL_SCHEMA = """
+CREATE TABLE used_approvals (
+    owner TEXT NOT NULL, nonce TEXT NOT NULL, used BIGINT NOT NULL, PRIMARY KEY (owner, nonce)
+);
+CREATE INDEX approvals_by_age ON used_approvals (used);
+"""
+"""Approvals of tool calls, by the nonces of their ids, with the time of their use."""
+MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA)
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.app.store.base import StoreError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _VERSION_4 = """
 CREATE TABLE chat_completions (
     position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
@@ -46,6 +46,13 @@ CREATE TABLE batch_lines (
 CREATE INDEX open_lines ON batch_lines (batch, line_rank) WHERE status IS NULL
 """
 """Additions of version 5: files, whose rows of content are too large for tables without row ids, and batches."""
+_VERSION_6 = """
+CREATE TABLE used_approvals (
+    owner TEXT NOT NULL, nonce TEXT NOT NULL, used INTEGER NOT NULL, PRIMARY KEY (owner, nonce)
+) WITHOUT ROWID;
+CREATE INDEX approvals_by_age ON used_approvals (used)
+"""
+"""Additions of version 6: approvals of tool calls, by the nonces of their ids, with the time of their use."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
@@ -71,7 +78,8 @@ CREATE INDEX by_conversation ON conversation_items (owner, conversation, positio
 CREATE INDEX by_item ON conversation_items (owner, id);
 CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT ROWID;
 {_VERSION_4};
-{_VERSION_5}"""
+{_VERSION_5};
+{_VERSION_6}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -84,6 +92,7 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     _VERSION_4,
     _VERSION_5,
+    _VERSION_6,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 

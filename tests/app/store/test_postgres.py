@@ -22,7 +22,7 @@ from antiphon.app.store.postgres.address import parse_address
 from antiphon.app.store.postgres.connection import BoundedConnection
 from antiphon.app.store.postgres.database import STEPS_CHANNEL, PostgresDatabase
 from antiphon.app.store.postgres.follower import Follower, _wait_readable
-from antiphon.app.store.postgres.schema import SCHEMA_VERSION, migrate_database
+from antiphon.app.store.postgres.schema import MIGRATIONS, SCHEMA_VERSION, migrate_database
 from antiphon.app.store.writer_lease import NAME, create_name
 from tests.app.server_helpers import wait_until
 from tests.app.store.store_helpers import PostgresPlace, StorePlace, add_log, make_response, make_steps
@@ -45,6 +45,17 @@ async def test_database_of_a_newer_version_is_refused(postgres_place: PostgresPl
     postgres_place.read_rows(f"UPDATE antiphon_schema SET version = {SCHEMA_VERSION + 1}")
     with pytest.raises(StoreError, match="newer Antiphon"):
         migrate_database(parse_address(postgres_place.url))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_database_of_an_older_version_is_migrated(postgres_place: PostgresPlace, version: int) -> None:
+    for migration in MIGRATIONS[:version]:
+        postgres_place.read_rows(migration)
+    postgres_place.read_rows(f"UPDATE antiphon_schema SET version = {version}")
+    async with postgres_place.open() as store:
+        await add_log(store, "new", background=True).wait_finished()
+        assert [await store.use_approval("me", "0" * 32) for _ in range(2)] == [True, False]
+    assert postgres_place.read_rows("SELECT version FROM antiphon_schema") == [(SCHEMA_VERSION,)]
 
 
 def test_database_with_tables_of_another_program_is_refused(postgres_place: PostgresPlace) -> None:

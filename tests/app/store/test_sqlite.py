@@ -74,6 +74,7 @@ CHANGES = {
         ALTER TABLE writers RENAME COLUMN beat TO heartbeat;
         PRAGMA user_version = 3;
     """,
+    "version 5": ";".join((*MIGRATIONS[1:4], "PRAGMA user_version = 5")),
 }
 """Statements that make a file of version 2 one of another version."""
 
@@ -94,6 +95,7 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
         assert store.list_completions("me", CompletionQuery(limit=1)) == []
         completion = await add_completion(store, "chat")
         assert store.find_completion("me", completion.id) == completion
+        assert [await store.use_approval("me", "0" * 32) for _ in range(2)] == [True, False]
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     connection.close()

@@ -38,7 +38,7 @@ def test_id_gives_its_nonce_back_and_shows_nothing_of_the_call() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_id_is_good_for_no_other_call(changed: dict[str, str]) -> None:
+def test_id_is_good_for_no_other_call(changed: dict[str, Any]) -> None:
     with pytest.raises(ApprovalError):
         verify(create_id(), **changed)
     assert verify(create_id(**changed), **changed) == NONCE
