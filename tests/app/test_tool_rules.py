@@ -92,7 +92,7 @@ def test_malformed_approval_rule_names_its_place(value: Any, path: str, message:
     with pytest.raises(ToolRuleError) as caught:
         parse_approval_rule(value)
     assert (caught.value.path, caught.value.message) == (f"require_approval{path}", message)
-    assert isinstance(caught.value, ValueError) and str(caught.value) == f"require_approval{path}: {message}"
+    assert str(caught.value) == f"require_approval{path}: {message}"
 
 
 @pytest.mark.parametrize(
