@@ -1,0 +1,106 @@
+"""A result of MCP's `tools/call`, as JSON, becomes the outcome of a tool: text, error, structured content, links."""
+
+from typing import Any
+
+from msgspec import json
+
+from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.tool_server import ToolLimits
+from antiphon.events.hosted import McpCallError, McpExecutionError, McpHttpError, McpProtocolError
+
+EMPTY_TEXT = "[no content]"
+REMOVED_SECRET = "[removed]"  # noqa: S105  what stands in the place of a secret
+MAX_ERROR_CHARS = 2000
+MAX_LINK_CHARS = 2048
+_MAX_LABEL_CHARS = 200
+
+
+def convert_result(result: dict[str, Any], limits: ToolLimits) -> ToolOutcome:
+    """Returns the outcome of a call. `result` is a CallToolResult with its names on the wire.
+
+    The text is that of all parts. What is no text becomes a placeholder. Structured content is the text if there is no
+    other: servers should send it as text, too. A text above the limit is cut, and says so.
+    """
+    parts = [part for part in result.get("content", []) if isinstance(part, dict)]
+    texts = [text for part in parts if (text := _describe_part(part))]
+    structured = result.get("structuredContent")
+    if not texts and structured is not None:
+        texts = [json.encode(structured).decode()]
+    text = cut_text("\n".join(texts) or EMPTY_TEXT, limits.max_output_bytes)
+    error = None
+    if result.get("isError") is True:
+        error = McpExecutionError(content=[{"type": "text", "text": text}])
+        text = f"The tool failed:\n{text}"
+    return ToolOutcome(
+        text=text,
+        error=error,
+        structured=_keep_structured(structured, limits.max_structured_bytes),
+        links=_find_links(parts, limits.max_links),
+    )
+
+
+def convert_error(error: McpCallError) -> ToolOutcome:
+    """Returns the outcome of a call that got no result."""
+    if isinstance(error, McpHttpError):
+        reason = error.message
+    elif isinstance(error, McpProtocolError):
+        reason = f"MCP error {error.code}: {error.message}"
+    else:
+        reason = "The tool reported an error."
+    return ToolOutcome(text=f"The tool call failed. {reason}", error=error)
+
+
+def cut_text(text: str, max_bytes: int) -> str:
+    """Cuts a text to a size in UTF-8 and adds a note that tells how much is missing."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= max_bytes:
+        return encoded.decode()
+    kept = encoded[:max_bytes].decode(errors="ignore")
+    return f"{kept}\n[cut: {len(encoded) - max_bytes} more bytes]"
+
+
+def remove_secrets(value: Any, secrets: tuple[str, ...]) -> Any:
+    """Returns a JSON value in whose texts no secret is left: servers may repeat what was sent to them."""
+    if not secrets:
+        return value
+    if isinstance(value, str):
+        for secret in sorted(secrets, key=len, reverse=True):
+            value = value.replace(secret, REMOVED_SECRET)
+        return value
+    if isinstance(value, dict):
+        return {remove_secrets(key, secrets): remove_secrets(entry, secrets) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [remove_secrets(entry, secrets) for entry in value]
+    return value
+
+
+def _describe_part(part: dict[str, Any]) -> str:
+    """Returns the text of a content part."""
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "resource_link", "uri": str(uri)}:
+            name = _label(part.get("title") or part.get("name") or "")
+            return f"[link: {name} {_label(uri)}]" if name else f"[link: {_label(uri)}]"
+        case {"type": "resource", "resource": {"text": str(text)}}:
+            return text
+        case {"type": "resource", "resource": dict(resource)}:
+            return f"[resource: {_label(resource.get('mimeType') or resource.get('uri') or 'unknown')}]"
+        case {"type": str(kind)}:
+            return f"[{_label(kind)}: {_label(part.get('mimeType') or 'unknown')}]"
+    return ""
+
+
+def _label(text: object) -> str:
+    """Returns a short text on one line: names and types are strangers' words."""
+    return " ".join(str(text).split())[:_MAX_LABEL_CHARS]
+
+
+def _find_links(parts: list[dict[str, Any]], max_links: int) -> tuple[str, ...]:
+    uris = (part.get("uri") for part in parts if part.get("type") == "resource_link")
+    links = dict.fromkeys(uri for uri in uris if isinstance(uri, str) and len(uri) <= MAX_LINK_CHARS)
+    return tuple(links)[:max_links]
+
+
+def _keep_structured(structured: Any, max_bytes: int) -> Any:
+    return structured if structured is None or len(json.encode(structured)) <= max_bytes else None

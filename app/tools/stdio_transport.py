@@ -1,0 +1,140 @@
+"""The transport of the `mcp` SDK for a command: JSON-RPC messages as lines of its input and output.
+
+The SDK's own transport lets a line grow without limit and hands on more of the environment.
+"""
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client._transport import TransportStreams
+from mcp.shared.message import SessionMessage
+from mcp.types import jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from antiphon.app.tools.faults import BAD_ANSWER, ToolServerError
+from antiphon.app.tools.tool_server import ToolLimits, ToolServer
+
+_log = structlog.get_logger(__name__)
+
+INHERITED_VARIABLES = ("PATH", "HOME", "LANG")
+"""All that a command learns of this server's environment, which holds the keys of other servers."""
+STOP_GRACE_S = 1.0
+"""Time for a command to end after its input is closed, and again after SIGTERM."""
+MAX_STDERR_CHARS = 500
+"""Of one logged line."""
+
+
+@asynccontextmanager
+async def run_command(server: ToolServer, limits: ToolLimits, ended: asyncio.Event) -> AsyncIterator[TransportStreams]:
+    """Runs the command while the context is open. Sets `ended` when the command says no more."""
+    environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *server.command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=environment,
+            start_new_session=True,
+            limit=limits.max_body_bytes,
+        )
+    except (OSError, ValueError):
+        raise ToolServerError(BAD_ANSWER, "The command of the server could not be started.") from None
+    to_session, from_command = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    to_command, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+    try:
+        async with to_session, from_command, to_command, from_session, anyio.create_task_group() as tasks:
+            tasks.start_soon(_read_lines, process, to_session, ended)
+            tasks.start_soon(_write_lines, process, from_session, ended)
+            tasks.start_soon(_log_stderr, process, server.label)
+            try:
+                yield from_command, to_command
+            finally:
+                tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop_process(process)
+
+
+async def _read_lines(
+    process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], ended: asyncio.Event
+) -> None:
+    assert process.stdout is not None
+    try:
+        async with to_session:
+            while line := await process.stdout.readline():
+                await to_session.send(_parse_line(line))
+    except ValueError:
+        _log.warning("a line of a tool server is too long; the command is stopped")
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        pass
+    finally:
+        ended.set()
+
+
+def _parse_line(line: bytes) -> SessionMessage | Exception:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValidationError:
+        return ValueError("a line that is no message")
+
+
+async def _write_lines(
+    process: Process, from_session: MemoryObjectReceiveStream[SessionMessage], ended: asyncio.Event
+) -> None:
+    assert process.stdin is not None
+    try:
+        async with from_session:
+            async for item in from_session:
+                line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(line.encode() + b"\n")
+                await process.stdin.drain()
+    except OSError:
+        ended.set()
+
+
+async def _log_stderr(process: Process, label: str) -> None:
+    assert process.stderr is not None
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        _log.info("tool server", label=label, stderr=line.decode(errors="replace").strip()[:MAX_STDERR_CHARS])
+
+
+async def _stop_process(process: Process) -> None:
+    """Ends the command and all processes that it started: first by the end of its input, then by signals."""
+    assert process.stdin is not None
+    try:
+        process.stdin.close()
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            if await _wait_for_exit(process):
+                break
+            _signal_group(process, signal_number)
+    finally:
+        _signal_group(process, signal.SIGKILL)
+    await _wait_for_exit(process)
+    # A descendant in another group may hold the pipes open: closing the transport closes this end of them.
+    process._transport.close()  # type: ignore[attr-defined]
+
+
+async def _wait_for_exit(process: Process) -> bool:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STOP_GRACE_S):
+            await process.wait()
+    return process.returncode is not None
+
+
+def _signal_group(process: Process, signal_number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal_number)

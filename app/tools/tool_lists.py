@@ -1,0 +1,159 @@
+"""Lists of tools: how a server's answer is checked, and the cache of what was listed."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct, json
+
+from antiphon.app.tools.faults import BAD_ANSWER, ToolServerError
+from antiphon.app.tools.tool_server import ToolLimits
+
+HEADER_ANNOTATION = "x-mcp-header"
+
+
+class ListedTool(Struct, frozen=True, kw_only=True):
+    """A tool that a server lists. Its texts are strangers' words, and so is `read_only`."""
+
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any]
+    read_only: bool | None = None
+    """The server's hint. None: it says nothing."""
+
+    @property
+    def has_header_arguments(self) -> bool:
+        """Tells whether arguments are also sent as headers."""
+        return HEADER_ANNOTATION.encode() in json.encode(self.input_schema)
+
+
+class ToolList(Struct, frozen=True):
+    """A whole list."""
+
+    tools: tuple[ListedTool, ...]
+    ttl_s: float
+    """How long it may be kept."""
+
+
+class ListBuilder:
+    """Collects the pages of a list and checks the limits while they come.
+
+    A tool that cannot be offered is left out, so that it does not cost the others: one with an unusable name, one whose
+    schema is too deep, and one whose name an earlier tool has. The first of a name wins: no later one replaces it.
+    """
+
+    def __init__(self, limits: ToolLimits) -> None:
+        self._limits = limits
+        self._tools: dict[str, ListedTool] = {}
+        self._count = 0
+        self._bytes = 0
+        self._pages = 0
+        self._cursors: set[str] = set()
+        self._ttl_s = limits.list_ttl_s
+
+    def add_page(self, tools: list[dict[str, Any]], next_cursor: str | None, ttl_ms: int | None) -> None:
+        """Adds a page: tools with their names on the wire. Raises ToolServerError beyond a limit."""
+        self._pages += 1
+        self._count += len(tools)
+        self._bytes += len(json.encode(tools))
+        if self._count > self._limits.max_listed_tools:
+            raise _refuse(f"The server lists more than {self._limits.max_listed_tools} tools.")
+        if self._bytes > self._limits.max_list_bytes:
+            raise _refuse(f"The server's list is larger than {self._limits.max_list_bytes // 1024} KiB.")
+        if next_cursor:
+            self._check_cursor(next_cursor)
+        if ttl_ms is not None:
+            self._ttl_s = min(self._ttl_s if self._pages > 1 else self._limits.max_list_ttl_s, ttl_ms / 1000)
+        for tool in tools:
+            self._add_tool(tool)
+
+    def build(self) -> ToolList:
+        """Returns the list."""
+        return ToolList(tuple(self._tools.values()), self._ttl_s)
+
+    def _check_cursor(self, cursor: str) -> None:
+        if cursor in self._cursors:
+            raise _refuse("The pages of the server's list go in a circle.")
+        if self._pages >= self._limits.max_list_pages:
+            raise _refuse(f"The server's list has more than {self._limits.max_list_pages} pages.")
+        self._cursors.add(cursor)
+
+    def _add_tool(self, tool: dict[str, Any]) -> None:
+        name, schema = tool["name"], tool.get("inputSchema", {})
+        if not 0 < len(name) <= self._limits.max_name_chars or not name.isprintable() or " " in name:
+            return
+        if name in self._tools or _measure_depth(schema) > self._limits.max_schema_depth:
+            return
+        read_only = (tool.get("annotations") or {}).get("readOnlyHint")
+        self._tools[name] = ListedTool(
+            name=name,
+            description=_clean_text(tool.get("description") or ""),
+            input_schema=schema,
+            read_only=read_only if isinstance(read_only, bool) else None,
+        )
+
+
+def _refuse(reason: str) -> ToolServerError:
+    return ToolServerError(BAD_ANSWER, reason)
+
+
+def _clean_text(text: str) -> str:
+    """Removes control characters other than line feeds and tabs."""
+    return "".join(character for character in text if character.isprintable() or character in "\n\t")
+
+
+def _measure_depth(value: Any) -> int:
+    """Returns how deep a JSON value is nested, without recursion."""
+    depth, level = 0, [value]
+    while level := [entry for entry in level if isinstance(entry, dict | list)]:
+        depth += 1
+        level = [child for entry in level for child in (entry.values() if isinstance(entry, dict) else entry)]
+    return depth
+
+
+class ListCache:
+    """Keeps lists for as long as their servers say. Requests for the same list at the same time share one fetch."""
+
+    def __init__(self, limits: ToolLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._kept: OrderedDict[tuple[str, str], tuple[float, ToolList]] = OrderedDict()
+        self._fetches: dict[tuple[str, str], asyncio.Task[ToolList]] = {}
+
+    async def get(self, key: tuple[str, str], fetch: Callable[[], Awaitable[ToolList]]) -> ToolList:
+        """Returns the list of a key: an owner and a server's identity. Raises what `fetch` raises; that is not kept."""
+        if (entry := self._kept.get(key)) is not None:
+            if self._clock() < entry[0]:
+                self._kept.move_to_end(key)
+                return entry[1]
+            del self._kept[key]
+        task = self._fetches.get(key)
+        if task is None:
+            task = asyncio.create_task(self._fetch(key, fetch))
+            self._fetches[key] = task
+            task.add_done_callback(lambda done: self._forget(key, done))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Ends the fetches in progress."""
+        tasks = list(self._fetches.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _fetch(self, key: tuple[str, str], fetch: Callable[[], Awaitable[ToolList]]) -> ToolList:
+        found = await fetch()
+        if found.ttl_s > 0:
+            self._kept[key] = (self._clock() + found.ttl_s, found)
+            if len(self._kept) > self._limits.max_kept_lists:
+                self._kept.popitem(last=False)
+        return found
+
+    def _forget(self, key: tuple[str, str], task: asyncio.Task[ToolList]) -> None:
+        if self._fetches.get(key) is task:
+            del self._fetches[key]
+        if not task.cancelled():
+            task.exception()

@@ -1,0 +1,224 @@
+"""The tool servers of this server: lists their tools and calls them, within limits of time, size and number."""
+
+import asyncio
+import importlib.util
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
+
+import structlog
+from msgspec import Struct
+
+from antiphon.app.tools.faults import BAD_ANSWER, NO_ANSWER, ToolListError, ToolServerError, WireRecord
+from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.results import convert_error, convert_result, remove_secrets
+from antiphon.app.tools.tool_lists import ListCache, ListedTool, ToolList
+from antiphon.app.tools.tool_server import ToolLimits, ToolServer
+from antiphon.events.hosted import McpCallError, McpHttpError, McpProtocolError
+
+if TYPE_CHECKING:
+    from mcp.client.session import ClientSession
+
+    from antiphon.app.tools.mcp_client import CommandSession
+    from antiphon.app.tools.transport import Resolve
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+
+MAX_KNOWN_SERVERS = 256
+ABANDON_MARGIN_S = 0.5
+"""Time for a task to end after the traffic of its session has ended."""
+
+
+def check_extra() -> None:
+    """Imports the `mcp` SDK, which takes about a second. Raises RuntimeError if it is not installed."""
+    if importlib.util.find_spec("mcp") is None:
+        raise RuntimeError("Tool servers need the package mcp. Install it: pip install antiphon[tools]")
+    from antiphon.app.tools import mcp_client  # noqa: F401, PLC0415  the rest of the server runs without the extra
+
+
+class _KnownServer(Struct):
+    """What earlier sessions with a server over HTTP have shown."""
+
+    mode: str = "auto"
+    """The protocol that it speaks."""
+    header_tools: frozenset[str] = frozenset()
+    """Tools whose arguments are also sent as headers."""
+
+
+class ToolServers:
+    """Lists and calls tools. `servers` are the operator's, by label; clients may name others."""
+
+    def __init__(
+        self,
+        servers: Mapping[str, ToolServer],
+        *,
+        limits: ToolLimits = ToolLimits(),  # noqa: B008  frozen
+        resolve: "Resolve | None" = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.servers = servers
+        self._limits = limits
+        self._resolve = resolve
+        self._lists = ListCache(limits, clock)
+        self._known: OrderedDict[str, _KnownServer] = OrderedDict()
+        self._gates: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._commands: dict[str, CommandSession] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def list_tools(self, server: ToolServer, owner: str) -> tuple[ListedTool, ...]:
+        """Returns the tools of a server, from the cache of this owner if they are there. Raises ToolListError."""
+        try:
+            found = await self._lists.get((owner, server.identity), lambda: self._fetch_list(server))
+        except _WorkError as fault:
+            raise ToolListError(server.label, _describe_for_client(fault.error)) from None
+        return found.tools
+
+    async def call_tool(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """Calls a tool once. Every failure is an outcome with an error. Cancel the awaiting task to end the call."""
+        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+
+        async def call(session: "ClientSession") -> ToolOutcome:
+            result = await mcp_client.call_tool(session, name, arguments)
+            return convert_result(remove_secrets(result, server.secrets), self._limits)
+
+        gate = self._gates.get(server.identity)
+        if gate is None:
+            gate = self._gates[server.identity] = asyncio.Semaphore(self._limits.max_parallel_calls)
+        try:
+            return await self._run(server, call, self._limits.call_timeout_s, gate=gate, tool=name)
+        except _WorkError as fault:
+            return convert_error(fault.error)
+
+    async def close(self) -> None:
+        """Ends all calls, and all commands with their processes."""
+        await self._lists.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._limits.cancel_grace_s)
+        await asyncio.gather(*(command.close() for command in self._commands.values()))
+
+    async def _fetch_list(self, server: ToolServer) -> ToolList:
+        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+
+        async def fetch(session: "ClientSession") -> ToolList:
+            return await mcp_client.fetch_list(session, self._limits)
+
+        found = await self._run(server, fetch, self._limits.list_timeout_s)
+        names = frozenset(tool.name for tool in found.tools if tool.has_header_arguments)
+        self._recall(server).header_tools = names
+        return found
+
+    async def _run(
+        self,
+        server: ToolServer,
+        work: "Callable[[ClientSession], Awaitable[_T]]",
+        timeout_s: float,
+        *,
+        gate: asyncio.Semaphore | None = None,
+        tool: str = "",
+    ) -> _T:
+        """Does the work in a session, in a task of its own, which ends in time. Raises _WorkError.
+
+        A session must be left in the task that entered it, and to leave it may take longer than the caller has.
+        """
+        record = WireRecord()
+        command = await self._open_command(server) if server.command else None
+        task = asyncio.create_task(self._work(server, record, work, command, gate or nullcontext(), tool))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget_task)
+        try:
+            await asyncio.wait({task}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            await self._abandon(task, record)
+            raise
+        if not task.done():
+            await self._abandon(task, record)
+            raise _WorkError(_no_answer(timeout_s))
+        if task.cancelled():
+            raise _WorkError(ToolServerError(BAD_ANSWER, "The call was ended: the server stops.").to_error())
+        return task.result()
+
+    async def _open_command(self, server: ToolServer) -> "ClientSession":
+        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+
+        if server.identity not in self._commands:
+            self._commands[server.identity] = mcp_client.CommandSession(server, self._limits)
+        try:
+            return await self._commands[server.identity].open()
+        except ToolServerError as fault:
+            raise _WorkError(fault.to_error()) from None
+
+    async def _work(
+        self,
+        server: ToolServer,
+        record: WireRecord,
+        work: "Callable[[ClientSession], Awaitable[_T]]",
+        command: "ClientSession | None",
+        gate: AbstractAsyncContextManager[None],
+        tool: str,
+    ) -> _T:
+        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+
+        results: list[_T] = []
+        try:
+            async with gate:
+                if command is not None:
+                    return await work(command)
+                known = self._recall(server)
+                async with mcp_client.open_http_session(
+                    server, self._limits, record, self._resolve, known.mode
+                ) as session:
+                    known.mode = mcp_client.find_mode(session)
+                    if tool in known.header_tools:
+                        await mcp_client.load_header_names(session, tool, self._limits)
+                    results.append(await work(session))
+                    record.finish_within(self._limits.cancel_grace_s)
+        except Exception as fault:  # noqa: BLE001  the SDK raises what its transport, pydantic and anyio raise
+            if not results:
+                self._known.pop(server.identity, None)
+                error = mcp_client.convert_exception(fault, record, server.secrets)
+                raise _WorkError(error) from None
+        return results[0]
+
+    async def _abandon(self, task: asyncio.Task[Any], record: WireRecord) -> None:
+        """Ends a session: an older server is told, then the connection is closed."""
+        record.finish_within(self._limits.cancel_grace_s)
+        task.cancel()
+        await asyncio.wait({task}, timeout=self._limits.cancel_grace_s + ABANDON_MARGIN_S)
+
+    def _forget_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    def _recall(self, server: ToolServer) -> _KnownServer:
+        known = self._known.setdefault(server.identity, _KnownServer())
+        self._known.move_to_end(server.identity)
+        if len(self._known) > MAX_KNOWN_SERVERS:
+            self._known.popitem(last=False)
+        return known
+
+
+class _WorkError(Exception):
+    """The work in a session failed. `error` is that of a call."""
+
+    def __init__(self, error: McpCallError) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _no_answer(timeout_s: float) -> McpHttpError:
+    return ToolServerError(NO_ANSWER, f"The server did not answer within {timeout_s:g} s.").to_error()
+
+
+def _describe_for_client(error: McpCallError) -> str:
+    """Returns the reason why a list failed. It repeats no text of the server."""
+    if isinstance(error, McpHttpError):
+        return error.message
+    return f"The server answered with MCP error {error.code}." if isinstance(error, McpProtocolError) else ""
