@@ -12,9 +12,8 @@ from antiphon.harmony.calls.builtin.reader import read_builtin_calls
 from antiphon.harmony.dialect import Dialect, DialectReader
 from antiphon.harmony.format import OutputReader, PromptInput, RequestTemplate, VocabularyCodec, answer_constraints
 from antiphon.harmony.passthrough import Passthrough, SpelledVocabulary
-from antiphon.harmony.prompt.async_calls import show_pending_calls
-from antiphon.harmony.prompt.builtin_items import show_builtin_calls
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.prompt.shown_items import show_items
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens import special_tokens
@@ -72,10 +71,8 @@ class TemplateFormat(VocabularyCodec):
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation as a prompt. Raises `RenderError`."""
-        prompt_input = msgspec.structs.replace(
-            prompt_input,
-            items=show_builtin_calls(show_pending_calls(prompt_input.items, prompt_input.tools), prompt_input.tools),
-        )
+        items = show_items(prompt_input.items, prompt_input.tools)
+        prompt_input = msgspec.structs.replace(prompt_input, items=items)
         options = prompt_input.template
         offers_tools = len(prompt_input.tools) > 0 and prompt_input.tool_choice != "none"
         renderer = self._tool_renderer if offers_tools else self._renderer

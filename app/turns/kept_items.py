@@ -7,6 +7,7 @@ from msgspec import structs
 
 from antiphon.app.requests.responses.compaction import is_summary, outlasts_compaction
 from antiphon.app.turns.truncation import list_units
+from antiphon.events.hosted_inputs import InputMcpCall, InputMcpList
 from antiphon.events.inputs import (
     AnyInput,
     ConfigurationUpdate,
@@ -17,6 +18,7 @@ from antiphon.events.inputs import (
     InputShellOutput,
 )
 from antiphon.harmony.prompt.async_calls import is_pending
+from antiphon.harmony.prompt.hosted_items import find_approval_id, find_open_approvals
 from antiphon.harmony.prompt.messages import content_text
 
 MIN_CUT_CHARS = 200
@@ -30,18 +32,23 @@ CountTokens = Callable[[str], int]
 class KeptItems:
     """The items that stay, within `budget` tokens. `count` returns the number of tokens of a text.
 
-    Instructions, added tools, updates of the settings and calls that wait for their output always stay, and are not
-    counted. The last user message comes first, then the calls, outputs and messages after it, from the newest on, then
-    earlier user messages, from the newest on. A call and its output stay together. An item that does not fit in whole
-    is cut if it is the last user message, the newest output, or the first user message that does not fit.
+    Instructions, added tools, updates of the settings, calls that wait for their output, and requests for approval that
+    wait for a response or have it in the newest items always stay, and are not counted. The last user message comes
+    first, then the calls, outputs and messages after it, from the newest on, then earlier user messages, from the
+    newest on. A call and its output stay together. An item that does not fit in whole is cut if it is the last user
+    message, the newest output, or the first user message that does not fit.
     """
 
     def __init__(self, items: Sequence[AnyInput], budget: int, count: CountTokens) -> None:
         self._items, self._count, self._room = items, count, budget
+        open_approvals = find_open_approvals(items)
         self._kept: dict[int, AnyInput] = {
             index: item
             for index, item in enumerate(items)
-            if outlasts_compaction(item) or isinstance(item, ConfigurationUpdate) or is_pending(index, items)
+            if outlasts_compaction(item)
+            or isinstance(item, ConfigurationUpdate)
+            or is_pending(index, items)
+            or find_approval_id(item) in open_approvals
         }
 
     def select(self) -> tuple[AnyInput, ...]:
@@ -59,7 +66,7 @@ class KeptItems:
 
     def _keep_units_after(self, last_user: int) -> None:
         units = [sorted(unit - self._kept.keys()) for unit in list_units(self._items)]
-        newer = [unit for unit in units if unit and unit[0] > last_user and not is_summary(self._items[unit[0]])]
+        newer = [unit for unit in units if unit and unit[0] > last_user and _is_worth_keeping(self._items[unit[0]])]
         for number, unit in enumerate(reversed(newer)):
             if self._keep_whole(unit):
                 continue
@@ -118,7 +125,7 @@ class KeptItems:
                     structs.replace(each, stdout=cut(each.stdout), stderr=cut(each.stderr)) for each in item.output
                 )
                 return structs.replace(item, output=tuple(outputs))
-            case InputPatchOutput():
+            case InputPatchOutput() | InputMcpCall():
                 return structs.replace(item, output=cut(item.output or ""))
             case _:
                 return item
@@ -134,9 +141,13 @@ def cut_middle(text: str, length: int) -> str:
 
 
 def _can_be_cut(item: AnyInput) -> bool:
-    return isinstance(
-        item, InputMessage | InputFunctionOutput | InputCustomOutput | InputShellOutput | InputPatchOutput
-    )
+    kinds = InputMessage | InputFunctionOutput | InputCustomOutput | InputShellOutput | InputPatchOutput
+    return isinstance(item, kinds) or (isinstance(item, InputMcpCall) and bool(item.output))
+
+
+def _is_worth_keeping(item: AnyInput) -> bool:
+    """Tells whether the model reads an item that nothing replaces. A list of tools is fetched again."""
+    return not (is_summary(item) or isinstance(item, InputMcpList))
 
 
 def _is_user_message(item: AnyInput) -> bool:

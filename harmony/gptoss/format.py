@@ -30,10 +30,9 @@ from antiphon.harmony.calls.builtin.reader import read_builtin_calls
 from antiphon.harmony.format import THINKING_SWITCHES, OutputReader, PromptInput, VocabularyCodec, answer_constraints
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
 from antiphon.harmony.passthrough import Passthrough
-from antiphon.harmony.prompt.async_calls import show_pending_calls
-from antiphon.harmony.prompt.builtin_items import show_builtin_calls
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK
 from antiphon.harmony.prompt.messages import content_text, is_instruction, reasoning_text, system_text
+from antiphon.harmony.prompt.shown_items import show_items
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 from antiphon.harmony.tokens.encode_cache import EncodingCache
@@ -125,8 +124,7 @@ class GptOssFormat(VocabularyCodec):
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation for the model. Raises `RenderError`."""
         _refuse_options(prompt_input)
-        items = show_builtin_calls(show_pending_calls(prompt_input.items, prompt_input.tools), prompt_input.tools)
-        prompt_input = replace(prompt_input, items=items)
+        prompt_input = replace(prompt_input, items=show_items(prompt_input.items, prompt_input.tools))
         try:
             prefix = library.Conversation.from_messages(_head_messages(prompt_input, now))
             tokens = [

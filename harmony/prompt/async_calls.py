@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TypeGuard
 
+from antiphon.events.hosted_inputs import InputApprovalResponse
 from antiphon.events.inputs import (
     AdditionalToolsInput,
     AnyInput,
@@ -52,10 +53,17 @@ def is_pending(index: int, items: Sequence[AnyInput]) -> bool:
     )
 
 
+def is_from_client(item: AnyInput) -> bool:
+    """Tells whether an item is of the client, and not of the model."""
+    if isinstance(item, InputMessage):
+        return item.role != "assistant"
+    return isinstance(item, InputOutput | InputApprovalResponse | AdditionalToolsInput | ConfigurationUpdate)
+
+
 def _convert_items(items: Sequence[AnyInput], tools: ToolTable) -> Iterator[AnyInput]:
     open_calls: dict[CallKey, AnyCall] = {}  # those of the last response
     pending: dict[CallKey, AnyCall] = {}  # those that the model has read as pending
-    for from_client, group in groupby(items, _is_from_client):
+    for from_client, group in groupby(items, is_from_client):
         run = list(group)
         if not from_client:
             open_calls = {_key_of(item): item for item in run if is_asynchronous(item)}
@@ -68,12 +76,6 @@ def _convert_items(items: Sequence[AnyInput], tools: ToolTable) -> Iterator[AnyI
         open_calls = {}
         yield from (_convert_late(item, pending, tools) for item in run)
     yield from map(_answer_pending, open_calls.values())
-
-
-def _is_from_client(item: AnyInput) -> bool:
-    if isinstance(item, InputMessage):
-        return item.role != "assistant"
-    return isinstance(item, InputOutput | AdditionalToolsInput | ConfigurationUpdate)
 
 
 def _key_of(item: AnyCall | AnyOutput) -> CallKey:
