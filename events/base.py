@@ -1,4 +1,4 @@
-"""Base classes of the stream events."""
+"""Base classes of the stream events and of the input items."""
 
 from msgspec import Struct
 
@@ -17,3 +17,9 @@ class ItemEvent(Event, frozen=True, kw_only=True):
 
     item_id: str
     output_index: int
+
+
+class InputItem(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """An item from before this turn. `id` may be one that this server never issued."""
+
+    id: str | None = None

@@ -6,9 +6,11 @@ same reason. `app.requests` decides the `type` of an object without one (`{"role
 
 from typing import Any, ClassVar, Literal
 
-from msgspec import Struct, field
+from msgspec import field
 
+from antiphon.events.base import InputItem
 from antiphon.events.builtin_calls import LocalShellAction, PatchOperation, ShellAction, ShellOutput
+from antiphon.events.hosted_inputs import AnyHostedInput
 from antiphon.events.items import Part, Phase, ReasoningText, SummaryText
 
 Role = Literal["assistant", "system", "developer", "user"]
@@ -60,12 +62,6 @@ class RefusalInput(Part, frozen=True, kw_only=True, tag="refusal"):
 
 InputPart = InputText | InputImage | InputFile | InputAudio | OutputTextInput | RefusalInput
 ToolOutputPart = InputText | InputImage | InputFile | InputAudio
-
-
-class InputItem(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """An item from before this turn. `id` may be one that this server never issued."""
-
-    id: str | None = None
 
 
 class InputMessage(InputItem, frozen=True, kw_only=True, tag="message"):
@@ -234,7 +230,7 @@ class ConfigurationUpdate(InputItem, frozen=True, kw_only=True, tag="configurati
 
 
 class HostedInput(InputItem, frozen=True, kw_only=True, tag="hosted"):
-    """An item of a tool that another server ran. It is kept for listing, and not shown to the model.
+    """An item of a tool that this server does not know. It is kept for listing, and not shown to the model.
 
     `kind` is its wire type; the tag `hosted` never appears on the wire.
     """
@@ -262,12 +258,12 @@ AnyInput = (
     | AdditionalToolsInput
     | CompactionInput
     | ConfigurationUpdate
+    | AnyHostedInput
     | HostedInput
 )
 
 HOSTED_ITEM_TYPES = frozenset(
-    """code_interpreter_call computer_call computer_call_output file_search_call image_generation_call
-    mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program program_output web_search_call
-    agent_message context_compaction""".split()
+    """agent_message computer_call computer_call_output context_compaction image_generation_call program
+    program_output""".split()
 )
 """Wire types that become a `HostedInput`."""

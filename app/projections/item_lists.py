@@ -6,7 +6,11 @@ from typing import Any
 import msgspec
 
 from antiphon.app.requests.pagination import ListPage
+from antiphon.events.hosted_inputs import InputHostedItem
 from antiphon.events.inputs import AnyInput, HostedInput, InputMessage
+
+_WITHOUT_STATUS = ("reasoning", "additional_tools", "compaction", "configuration_update")
+"""Types of items that get no status from the list."""
 
 
 def build_item_page(items: Sequence[AnyInput], part: ListPage) -> dict[str, Any]:
@@ -23,7 +27,10 @@ def build_list(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, A
 
 
 def listed_item(item: AnyInput) -> dict[str, Any]:
-    """Returns an item as lists show it: text content as a part, with a status, without null keys."""
+    """Returns an item as lists show it: text content as a part, with a status, without null keys.
+
+    Items of hosted tools have the status that the client sent: some types have none.
+    """
     if isinstance(item, HostedInput):
         return {**item.payload, "id": item.id, "type": item.kind}
     fields: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
@@ -34,6 +41,6 @@ def listed_item(item: AnyInput) -> dict[str, Any]:
         for part in fields["content"]:
             if part["type"] == "output_text":
                 part.setdefault("annotations", [])
-    if fields["type"] not in ("reasoning", "additional_tools", "compaction", "configuration_update"):
+    if fields["type"] not in _WITHOUT_STATUS and not isinstance(item, InputHostedItem):
         fields.setdefault("status", "completed")
     return fields

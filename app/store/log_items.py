@@ -16,7 +16,10 @@ from antiphon.events.stream import ItemDone, LifecycleEvent
 
 
 def output_as_input(output: Iterable[OutputItem]) -> Iterator[AnyInput]:
-    """Yields the output of a response as input items. Incomplete calls are skipped: no client acted on them."""
+    """Yields the output of a response as input items.
+
+    Incomplete calls are skipped, because no client acted on them, but not those that the server runs: it may have.
+    """
     for item in output:
         if not _is_cut_call(item):
             yield read_item(msgspec.to_builtins(item), "previous_response_id")

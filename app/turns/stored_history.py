@@ -38,6 +38,13 @@ ID_PREFIXES = {
     "local_shell_call_output": "lsho",
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcprs",
+    "web_search_call": "ws",
+    "code_interpreter_call": "ci",
+    "file_search_call": "fs",
 }
 """Id prefix for each item type; `item` for any other type."""
 MAX_CHAIN_ITEMS = 100_000

@@ -8,9 +8,11 @@ from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing
 from antiphon.app.requests.media import check_media
 from antiphon.app.requests.responses.body import ConversationReference, ResponsesBody
 from antiphon.app.requests.responses.compaction import expand_compacted
+from antiphon.app.requests.responses.duplicates import check_resent
 from antiphon.app.requests.responses.history import History
 from antiphon.app.requests.responses.input_items import RequestInput, additional_tools, read_input
 from antiphon.app.requests.tools import RequestTools
+from antiphon.events.hosted_inputs import InputHostedItem
 from antiphon.events.inputs import (
     AnyInput,
     CompactionInput,
@@ -56,6 +58,8 @@ def read_conversation(body: ResponsesBody, history: History, *, refuse_media: bo
     if sent.compact and not (earlier_items or sent.items):
         raise invalid_value("input", "There is nothing to compact: the conversation has no items.")
     items = decrypt_items(earlier_items, sent.items, history.decrypt)
+    if any(isinstance(item, InputHostedItem) for item in sent.items):
+        check_resent(sent.items, items)
     check_calls(items)
     has_compaction = any(isinstance(item, CompactionInput) for item in sent.items)
     return Conversation(

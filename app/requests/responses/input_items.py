@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from antiphon.app.base.errors import (
-    ApiError,
     clip_text,
     invalid_type,
     invalid_value,
@@ -23,8 +22,10 @@ from antiphon.app.requests import tools as tools_of
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_choice, check_string
 from antiphon.app.requests.responses.configuration import check_update
+from antiphon.app.requests.responses.duplicates import check_duplicates
 from antiphon.app.requests.responses.history import FindItem
 from antiphon.app.requests.tools import RequestTools
+from antiphon.events.hosted_inputs import HOSTED_INPUTS
 from antiphon.events.inputs import (
     HOSTED_ITEM_TYPES,
     AdditionalToolsInput,
@@ -71,6 +72,7 @@ ITEM_TYPES: dict[str, type[AnyInput]] = {
     "additional_tools": AdditionalToolsInput,
     "compaction": CompactionInput,
     "configuration_update": ConfigurationUpdate,
+    **HOSTED_INPUTS,
 }
 TYPE_ALIASES = {"compaction_summary": "compaction"}
 COMPACTION_TRIGGER = "compaction_trigger"
@@ -95,7 +97,6 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
         raise missing_field(param)
     compact = is_trigger(value[-1])
     items: list[AnyInput] = []
-    ids: set[tuple[type[AnyInput], str]] = set()
     for index, entry in enumerate(value[:-1] if compact else value):
         path = f"{param}[{index}]"
         item = read_item(entry, path)
@@ -103,11 +104,8 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
             item = _resolve_reference(item, path, lookup, param)
         elif isinstance(item, InputReasoning):
             item = _restore_reasoning(item, path, lookup)
-        if item.id and (type(item), item.id) in ids:
-            message = f"Duplicate item found with id {clip_text(item.id)}. Remove duplicate items from your input and "
-            raise ApiError(400, None, f"{message}try again.", param)
-        ids.add((type(item), item.id or ""))  # some clients give a call and its output one id
         items.append(item)
+    check_duplicates(items, param)
     return RequestInput(tuple(items), additional_tools(items), compact)
 
 

@@ -68,6 +68,9 @@ thousands of properties are enforced as they are.
 | `compaction`, `compaction_summary` | its encrypted summary and items are rendered in place of the items before it; 400 if this API key cannot decrypt it |
 | `configuration_update` | sets `reasoning.effort`, `text.format` or both for this and later responses, until the next update; not rendered (see below) |
 | `compaction_trigger` | must be the last item; the reply is one `compaction` that summarizes everything before it |
+| `mcp_call`, `web_search_call`, `code_interpreter_call`, `file_search_call` | rendered as a call and its output, whichever server ran the tool |
+| `mcp_approval_request`, `mcp_approval_response` | a call that was not approved or not run is rendered with this as its output; an approved one that the client has just answered is not; each request may have one response |
+| `mcp_list_tools` | accepted, but not rendered: the list of tools is |
 | {items} | accepted, but not rendered: they belong to tools that run elsewhere |
 
 Any other type returns 400 `invalid_value`.

@@ -16,7 +16,7 @@ from tests.app.requests.request_builders import read_responses_spec, summarize_e
 STORED: dict[str, msgspec.Struct] = {
     "rs_1": Reasoning(id="rs_1", status="completed", content=(ReasoningText(text="stored"),), encrypted_content="sealed:x"),
     "msg_1": Message(id="msg_1", status="completed", content=(OutputText(text="Hi."),)),
-    "ws_1": HostedInput(id="ws_1", kind="web_search_call", payload={"query": "x"}),
+    "ws_1": HostedInput(id="ws_1", kind="computer_call", payload={"query": "x"}),
 }  # fmt: skip
 HI = {"role": "user", "content": "hi"}
 

@@ -7,7 +7,8 @@ import pytest
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses.request import MAX_SUMMARY_TOKENS
 from antiphon.engine.protocol import Sampling
-from antiphon.events.inputs import HostedInput, InputFunctionCall, InputImage, InputMessage, InputReasoning, InputText
+from antiphon.events.hosted_inputs import InputSearchAction, InputWebSearchCall
+from antiphon.events.inputs import InputFunctionCall, InputImage, InputMessage, InputReasoning, InputText
 from antiphon.events.items import FunctionCall, Message, OutputText
 from tests.app.requests.request_builders import DEFAULT_SAMPLING, read_responses_spec, summarize_error
 
@@ -284,7 +285,7 @@ def test_output_items_are_accepted_as_input() -> None:
     items = spec.prompt_input.items
     assert isinstance(items[1], InputReasoning)
     assert items[2] == InputFunctionCall(call_id="c1", name="weather", arguments="{}")
-    assert isinstance(items[6], HostedInput)
+    assert items[6] == InputWebSearchCall(id="ws_1", status="completed", action=InputSearchAction())
     assert isinstance(items[7], InputMessage)
     assert items[7].content == (
         InputText(text="x"),

@@ -13,6 +13,15 @@ from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.turns import stored_history
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction, with_ids
+from antiphon.events.hosted_inputs import (
+    InputApprovalRequest,
+    InputApprovalResponse,
+    InputCodeCall,
+    InputFileSearchCall,
+    InputMcpCall,
+    InputMcpList,
+    InputWebSearchCall,
+)
 from antiphon.events.inputs import (
     AdditionalToolsInput,
     AnyInput,
@@ -257,8 +266,15 @@ def test_items_get_ids_of_their_kind_unless_the_client_has_sent_one() -> None:
         CALL,
         InputCustomCall(call_id="c2", name="g", input="x"),
         InputReasoning(),
-        HostedInput(kind="web_search_call", payload={}),
+        HostedInput(kind="computer_call", payload={}),
         TOOLS,
+        InputMcpCall(server_label="s", name="f", arguments="{}"),
+        InputMcpList(server_label="s"),
+        InputApprovalRequest(id="mcpr_own", server_label="s", name="f", arguments="{}"),
+        InputApprovalResponse(approval_request_id="mcpr_own", approve=True),
+        InputWebSearchCall(),
+        InputCodeCall(),
+        InputFileSearchCall(),
     )
     assert [item.id for item in with_ids(items, "resp_ab")] == [
         "msg_ab0000",
@@ -268,4 +284,11 @@ def test_items_get_ids_of_their_kind_unless_the_client_has_sent_one() -> None:
         "rs_ab0004",
         "item_ab0005",
         "item_ab0006",
+        "mcp_ab0007",
+        "mcpl_ab0008",
+        "mcpr_own",
+        "mcprs_ab000a",
+        "ws_ab000b",
+        "ci_ab000c",
+        "fs_ab000d",
     ]

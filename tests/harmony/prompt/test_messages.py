@@ -229,7 +229,7 @@ def test_images_files_and_audio_become_placeholders() -> None:
 
 def test_hosted_and_compaction_items_are_omitted() -> None:
     items = (
-        HostedInput(kind="web_search_call", payload={}),
+        HostedInput(kind="computer_call", payload={}),
         CompactionInput(encrypted_content="x"),
         user_message("hi"),
     )
