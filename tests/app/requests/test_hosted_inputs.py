@@ -1,5 +1,6 @@
 """Items of hosted tools in the input: how they are read and listed, faults, and items that are sent twice."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from antiphon.app.requests.responses.input_items import read_input, read_item
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.log_items import output_as_input
+from antiphon.engine.embedded import MODEL_DIR
 from antiphon.events.hosted import CodeInterpreterCall, McpCall, McpHttpError, WebSearchCall
 from antiphon.events.hosted_inputs import (
     AnyHostedInput,
@@ -27,7 +29,8 @@ from antiphon.events.hosted_inputs import (
     InputWebSearchCall,
 )
 from antiphon.events.inputs import AnyInput
-from tests.app.requests.request_builders import FakeHistory, make_registry, summarize_error
+from antiphon.harmony import detect
+from tests.app.requests.request_builders import FakeHistory, make_registry, read_responses_spec, summarize_error
 
 HI = {"role": "user", "content": "hi"}
 CALL = {"type": "mcp_call", "id": "mcp_1", "server_label": "dice", "name": "roll", "arguments": "{}"}
@@ -182,3 +185,45 @@ def test_item_that_the_chain_holds_is_refused(
     with pytest.raises(ApiError, match=message) as caught:
         read_behind(HI, *earlier, sent=sent)
     assert summarize_error(caught.value) == (400, None, "input")
+
+
+LIST = {
+    "type": "mcp_list_tools",
+    "id": "mcpl_1",
+    "server_label": "dice",
+    "error": None,
+    "tools": [{"name": "roll", "annotations": None, "input_schema": {}, "description": None}],
+}
+RUN = {**CALL, "approval_request_id": "mcpr_1", "error": None, "output": "rolled 4", "status": "completed"}
+SEARCH = {
+    "type": "web_search_call",
+    "id": "ws_1",
+    "status": "completed",
+    "action": {"type": "search", "query": "dice", "queries": None, "sources": None},
+}
+ANSWERED = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "Four.", "annotations": [], "logprobs": []}],
+}
+AGAIN = {"role": "user", "content": "again"}
+TURNS: list[tuple[list[dict[str, Any]], list[str], list[str]]] = [
+    ([HI, LIST, REQUEST], ["dice__roll", "did not approve"], ["rolled"]),
+    ([HI, LIST, REQUEST, ANSWER], [], ["dice__roll", "did not approve", "not run"]),
+    ([HI, LIST, REQUEST, ANSWER, RUN, ANSWERED, AGAIN], ["dice__roll", "rolled 4", "Four.", "again"], ["did not approve"]),
+    ([HI, SEARCH, ANSWERED, AGAIN], ["web_search", "dice", "no longer available", "Four.", "again"], []),
+]  # fmt: skip
+"""Inputs of a client that resends all items, as LangChain does; what the prompt has, in this order, and has not."""
+
+
+@pytest.mark.parametrize("name", ["embedded", "gpt-oss"])
+@pytest.mark.parametrize(("sent", "shown", "hidden"), TURNS)
+def test_resent_items_are_rendered(name: str, sent: list[dict[str, Any]], shown: list[str], hidden: list[str]) -> None:
+    prompt_input = read_responses_spec(input=sent).prompt_input
+    model_format = detect.load_format(MODEL_DIR).format if name == "embedded" else detect.bytes_format(name)
+    text = model_format.render_prompt(prompt_input, now=datetime(2026, 11, 26, tzinfo=UTC)).text
+    places = [text.find(part) for part in shown]
+    assert -1 not in places and places == sorted(places)
+    assert [part for part in hidden if part in text] == []

@@ -14,6 +14,7 @@ from antiphon.app.requests.responses.compaction import (
 )
 from antiphon.app.requests.responses.input_items import read_item
 from antiphon.app.turns.kept_items import KeptItems, cut_middle
+from antiphon.events.hosted_inputs import InputApprovalRequest, InputApprovalResponse, InputMcpCall, InputMcpList
 from antiphon.events.inputs import (
     AdditionalToolsInput,
     AnyInput,
@@ -25,6 +26,7 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.events.items import ReasoningText
+from antiphon.harmony.prompt.hosted_items import find_open_approvals
 
 LONG = "word " * 200
 
@@ -117,6 +119,41 @@ def test_calls_keep_their_outputs_and_order_for_any_budget() -> None:
             assert open_calls == [item.call_id for item in kept if isinstance(item, InputOutput)]
             numbers = [int(item.id or -1) for item in kept]
             assert numbers == sorted(set(numbers))
+
+
+REQUEST = InputApprovalRequest(id="mcpr_1", server_label="s", name="f", arguments='{"a": 1}')
+YES, NO = (InputApprovalResponse(approval_request_id="mcpr_1", approve=approve) for approve in (True, False))
+RUN = InputMcpCall(id="mcp_1", server_label="s", name="f", arguments="{}", output="x", approval_request_id="mcpr_1")
+MCP_LIST = InputMcpList(server_label="s", tools=({"name": LONG},))
+
+
+@pytest.mark.parametrize("answers", [(), (YES,), (NO,), (YES, user("")), (user(""), NO)])
+def test_open_approval_stays_whatever_it_needs(answers: tuple[AnyInput, ...]) -> None:
+    items = [user(LONG), MCP_LIST, REQUEST, *answers]
+    kept = select(items, 0)
+    assert [item for item in kept if item != user("")] == [item for item in items[2:] if item != user("")]
+    content = encode_compacted(CompactedConversation(summary="S", items=tuple(kept)))
+    assert list(find_open_approvals(expand_compacted(content, ()))) == ["mcpr_1"]
+
+
+def test_settled_approval_is_kept_with_its_call_or_not_at_all() -> None:
+    for items in ([REQUEST, YES, RUN], [REQUEST, NO, assistant("1")]):
+        assert select([user("one"), *items], 10_000) == [user("one"), *items]
+        assert select([user("one"), *items, assistant("2")], size_of(user("one"), assistant("2")) + 10) == [
+            user("one"), assistant("2"),
+        ]  # fmt: skip
+
+
+def test_list_of_tools_takes_no_room() -> None:
+    assert select([user("one"), RUN, MCP_LIST], size_of(user("one")) * 2 + size_of(RUN)) == [user("one"), RUN]
+
+
+def test_newest_output_of_a_hosted_call_is_cut() -> None:
+    (message, kept) = select([user("one"), msgspec.structs.replace(RUN, output=LONG)], 600)
+    assert message == user("one") and isinstance(kept, InputMcpCall)
+    assert kept.output is not None and "characters were left out]" in kept.output and len(kept.output) < 500
+    unread = msgspec.structs.replace(RUN, arguments=LONG, output=None)
+    assert select([unread], 100) == [unread], "a call without an output has nothing to cut"
 
 
 @pytest.mark.parametrize(("length", "cut"), [

@@ -87,6 +87,32 @@ def test_truncated_input_is_valid_for_any_order_of_items(kinds: Sequence[str]) -
             assert truncated.items[-1] is prompt_input.items[-1]
 
 
+MCP_CALL = {"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "f", "arguments": "{}", "output": "O"}
+APPROVED_CALL = {**MCP_CALL, "approval_request_id": "mcpr_1"}
+REQUEST = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "f", "arguments": "{}"}
+YES = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+NO = {**YES, "approve": False}
+
+
+@pytest.mark.parametrize(
+    ("entries", "units"),
+    [
+        ([USER, REASONING, MCP_CALL, ASSISTANT, USER], [[0], [1, 2], [3]]),
+        ([USER, REASONING, REQUEST, USER, YES, APPROVED_CALL, ASSISTANT, USER], [[0], [1, 2, 4, 5], [3], [6]]),
+        ([USER, REQUEST, ASSISTANT, APPROVED_CALL, USER], [[0], [1, 3], [2]]),
+        ([USER, YES, ASSISTANT, APPROVED_CALL, ASSISTANT], [[1, 3], [2], [4]]),
+        ([USER, REQUEST, NO], [[1, 2]]),
+        ([USER, REQUEST], [[1]]),
+        ([USER, ASSISTANT, REQUEST, YES], [[1]]),
+        ([USER, ASSISTANT, REQUEST, YES, USER], [[0], [1]]),
+        ([USER, ASSISTANT, REQUEST, {**REQUEST, "id": "mcpr_2"}, YES], [[1], [3]]),
+    ],
+)  # fmt: skip
+def test_approval_and_its_call_are_one_unit(entries: list[dict[str, object]], units: list[list[int]]) -> None:
+    items = make_prompt_input(*entries).items
+    assert [sorted(unit) for unit in list_units(items)] == units
+
+
 def test_single_unit_cannot_be_truncated() -> None:
     assert truncate_input(make_prompt_input(USER), lambda _: True) is None
     assert truncate_input(PromptInput(), lambda _: True) is None

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.events.hosted_inputs import (
@@ -32,6 +33,7 @@ from antiphon.harmony.prompt.hosted_items import (
     shown_call,
     shown_output,
 )
+from antiphon.harmony.prompt.shown_items import show_items
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
 
@@ -209,6 +211,15 @@ def test_outputs_are_in_the_order_of_the_calls() -> None:
         "a: .f", "mcp_1", "b: .f", "a= a", "b= b", "mcp_1", "assis", "mcp_1", "mcp_1",
     ]  # fmt: skip
     assert describe(show_hosted_items([function_call("a"), mcp_call(output="4")]))[-1] == "mcp_1= 4"
+
+
+def test_prompt_of_an_asynchronous_call_stays_the_same_when_its_output_comes() -> None:
+    pending = structs.replace(function_call("a"), is_async=True)
+    items = [USER, pending, mcp_call(output="4"), ANSWER, InputFunctionOutput(call_id="a", output="x")]
+    shown = [describe(show_items(items[:length], ToolTable())) for length in range(3, 6)]
+    assert shown[0] == [ROLL, "a: .f {}", 'mcp_1: dice.roll {"n": 2}', "a= The result will follow.", "mcp_1= 4"]
+    assert shown[1] == [*shown[0], ROLLED]
+    assert shown[2] == [*shown[1], "user: The result of f {}:\nx"]
 
 
 def test_calls_without_ids_have_their_own() -> None:
