@@ -143,7 +143,7 @@ class MessageBuilder:
             case InputFunctionOutput() | InputCustomOutput():
                 self._add_output(item)
             case _:
-                pass  # items of tools that another server ran, and references that the app has resolved
+                pass  # items of tools that this server does not know, and references that the app has resolved
 
     def _remember_name(self, item: InputFunctionCall | InputCustomCall) -> str:
         name = self._names[item.call_id] = self._escaper.escape_text(
