@@ -63,19 +63,25 @@ def _text(name: str) -> tuple[str, str]:
 BODIES = {
     "function_call": _sequence(*_text("function_call_arguments")),
     "custom_tool_call": _sequence(*_text("custom_tool_call_input")),
-    "mcp_call": _sequence("mcp_call.in_progress", *_text("mcp_call_arguments"), "mcp_call.completed|mcp_call.failed"),
-    "mcp_list_tools": _sequence("mcp_list_tools.in_progress", "mcp_list_tools.completed|mcp_list_tools.failed"),
+    "mcp_call": _sequence(
+        "mcp_call.in_progress",
+        "mcp_call_arguments.delta|mcp_call.in_progress*",
+        "mcp_call_arguments.done",
+        "mcp_call.in_progress*",
+        "mcp_call.completed|mcp_call.failed?",
+    ),
+    "mcp_list_tools": _sequence("mcp_list_tools.in_progress", "mcp_list_tools.completed|mcp_list_tools.failed?"),
     "web_search_call": _sequence(
-        "web_search_call.in_progress", "web_search_call.searching+", "web_search_call.completed"
+        "web_search_call.in_progress", "web_search_call.searching+", "web_search_call.completed?"
     ),
     "file_search_call": _sequence(
-        "file_search_call.in_progress", "file_search_call.searching+", "file_search_call.completed"
+        "file_search_call.in_progress", "file_search_call.searching+", "file_search_call.completed?"
     ),
     "code_interpreter_call": _sequence(
         "code_interpreter_call.in_progress",
         *_text("code_interpreter_call_code"),
         "code_interpreter_call.interpreting+",
-        "code_interpreter_call.completed",
+        "code_interpreter_call.completed?",
     ),
     "image_generation_call": _sequence(
         "image_generation_call.in_progress",
@@ -88,7 +94,11 @@ BODIES = {
     "apply_patch_call": _sequence("apply_patch_call_operation_diff.delta*", "apply_patch_call_operation_diff.done?"),
     "shell_call_output": _sequence("shell_call_output_content.delta*", "shell_call_output_content.done+", repeats=True),
 }
-"""Grammar by kind of item. A kind that is not here has no events between `added` and `done`."""
+"""Grammar by kind of item. A kind that is not here has no events between `added` and `done`.
+
+A stage that a server repeats keeps the stream alive while its tool runs. The last event of a hosted item is optional
+here: `hosted.py` compares it with the item's status.
+"""
 
 
 class BodyMatcher:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from antiphon.kit.checker.grammar import BODIES, DONE_FIELDS, ITEM_FIELDS, OPTIONAL_TEXTS, BodyGrammar, BodyMatcher
+from antiphon.kit.checker.hosted import ENDED_TYPES, check_hosted_end
 from antiphon.kit.checker.parts import KINDS_OF_ITEM, ItemBody, JsonEvent, JsonItem, PartsBody
 from antiphon.kit.checker.schema import as_text
 from antiphon.kit.findings import FindingList, quote
@@ -26,6 +27,7 @@ class SequenceBody(ItemBody):
         self._all_texts: list[str] = []
         """Texts of an item that has several, the open one last."""
         self._has_events = False
+        self._ending: str | None = None
         self._num_places = dict.fromkeys(COUNTED_PLACES, 0)
 
     def check_event(self, kind: str, event: JsonEvent) -> None:
@@ -34,13 +36,10 @@ class SequenceBody(ItemBody):
         if not self._is_known(kind):
             self._findings.add("event-kind", f"events of a {self._type}", kind, self._subject)
             return
-        expected = self._matcher.list_expected()
-        if not self._matcher.accept(kind):
-            code = "delta-after-done" if action == "delta" else "done-repeated" if action == "done" else "body-order"
-            if kind in expected or any(missing.endswith(".done") for missing in expected):
-                code = "body-order"
-            self._findings.add(code, " or ".join(expected) or "output_item.done", kind, self._subject)
+        self._check_order(kind, action)
         self._check_place(kind, event)
+        if prefix in ENDED_TYPES and action in ("completed", "failed"):
+            self._ending = action
         if prefix not in DONE_FIELDS:
             return
         self._has_events = True
@@ -57,17 +56,32 @@ class SequenceBody(ItemBody):
             if isinstance(text, str) and text != self._text:
                 self._findings.add("done-differs-from-deltas", quote(self._text), quote(text), self._subject)
 
+    def _check_order(self, kind: str, action: str) -> None:
+        expected = self._matcher.list_expected()
+        if self._matcher.accept(kind):
+            return
+        code = "delta-after-done" if action == "delta" else "done-repeated" if action == "done" else "body-order"
+        if kind in expected or any(missing.endswith(".done") for missing in expected):
+            code = "body-order"
+        self._findings.add(code, " or ".join(expected) or "output_item.done", kind, self._subject)
+
     def finish(self, item: JsonItem) -> None:
         """Reports events that never came, and a text that differs from the streamed one."""
         missing = self._matcher.list_missing()
+        if item.get("status") == "failed":  # a tool may fail before it begins to search
+            missing = [kind for kind in missing if kind.endswith((".in_progress", ".done"))]
         if missing:
             self._findings.add("body-unfinished", " and ".join(missing), "output_item.done", self._subject)
+        check_hosted_end(item, self._ending, self._subject, self._findings)
         expected, actual = self._compare_text(item)
         if actual is not None and actual != expected:
             self._findings.add("item-differs-from-deltas", quote(expected), quote(actual), self._subject)
 
     def check_frozen(self, item: JsonItem) -> None:
-        """Checks the text of an item that stayed open."""
+        """Checks the text of an item that stayed open, and that its tool had not ended."""
+        if self._ending is not None:
+            expected = f"output_item.done after {self._type}.{self._ending}"
+            self._findings.add("item-never-done", expected, "none", self._subject)
         expected, actual = self._compare_text(item)
         if (self._type in ITEM_FIELDS and actual is None and expected) or actual not in (None, expected):
             self._findings.add("open-item-differs", quote(expected), quote(actual), self._subject)

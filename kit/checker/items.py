@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from antiphon.kit.checker.hosted import FREEZABLE_TYPES, check_ended_shape, check_hosted_added
 from antiphon.kit.checker.item_grammar import create_body
 from antiphon.kit.checker.parts import ItemBody
 from antiphon.kit.checker.schema import as_list, as_text, check_item_shape
@@ -10,7 +11,19 @@ from antiphon.kit.findings import FindingList, quote
 
 JsonEvent = Mapping[str, Any]
 
-CONSTANT_ITEM_KEYS = ("role", "name", "namespace", "phase", "server_label", "call_id")
+CONSTANT_ITEM_KEYS = (
+    "role",
+    "name",
+    "namespace",
+    "phase",
+    "server_label",
+    "call_id",
+    "approval_request_id",
+    "container_id",
+    "execution",
+)
+WHOLE_WHEN_ADDED = {"mcp_approval_request": ("arguments",)}
+"""Keys that do not change either, by the kind of an item that is added and done at once."""
 NAMED_CALL_TYPES = ("function_call", "custom_tool_call")
 CALL_TYPES = (*NAMED_CALL_TYPES, "shell_call", "apply_patch_call", "local_shell_call")
 """Calls that the client runs."""
@@ -79,6 +92,7 @@ class ItemsChecker:
         statuses = ("in_progress", None) if _is_streamed(item) else ADDED_STATUSES
         if item.get("status") not in statuses:
             self._findings.add("item-status", "in_progress", quote(item["status"]), label)
+        check_hosted_added(item, label, self._findings)
         self._track(event, item, label)
 
     def _track(self, event: JsonEvent, item: Mapping[str, Any], label: str) -> None:
@@ -126,10 +140,11 @@ class ItemsChecker:
             self._check_index(event, tracked, "output_item.done")
             self._check_constants(tracked, item)
             tracked.body.finish(item)
+        check_ended_shape(item, self._findings)
         status = item.get("status", "completed")
         if status not in (*DONE_STATUSES, *EXTRA_DONE_STATUSES.get(as_text(item.get("type")), ())):
             self._findings.add("item-status", "completed or incomplete", quote(status), label)
-        if status == "incomplete" and item.get("type") in CALL_TYPES:
+        if status == "incomplete" and item.get("type") in (*CALL_TYPES, *FREEZABLE_TYPES):
             self._findings.add("incomplete-call-done", "no output_item.done of a call that was cut", "one", label)
         if item.get("type") == "message" and not as_list(item.get("content")):
             self._findings.add("message-without-parts", "a message with content", "none", label)
@@ -140,7 +155,7 @@ class ItemsChecker:
             self._findings.add("item-type-changed", quote(tracked.type), quote(item.get("type")), tracked.label)
         if item.get("id") != tracked.added.get("id"):
             self._findings.add("item-id-changed", quote(tracked.id), quote(item.get("id")), tracked.label)
-        for key in CONSTANT_ITEM_KEYS:
+        for key in (*CONSTANT_ITEM_KEYS, *WHOLE_WHEN_ADDED.get(tracked.type, ())):
             self._check_constant(key, tracked, item)
         before, after = _read_target(tracked.added), _read_target(item)
         if before != after:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from antiphon.kit.checker.hosted import SERVER_RUN_TYPES
 from antiphon.kit.checker.schema import RESPONSE_SHAPE, as_list, check_response_shape
 from antiphon.kit.findings import FindingList, quote
 
@@ -38,6 +39,8 @@ class LifecycleChecker:
         self._num_events = 0
         self._has_item = False
         self._has_progress = False
+        self._is_between_rounds = False
+        """Whether the last item is done and was run by the server, and nothing but `in_progress` has followed."""
         self._error: Mapping[str, Any] | None = None
         self.terminal_type: str | None = None
         self.final_response: Mapping[str, Any] | None = None
@@ -50,6 +53,7 @@ class LifecycleChecker:
         elif self._last_type == "error" and kind != "response.failed":
             self._findings.add("error-without-failed", "response.failed after error", kind)
         self._check_place(kind)
+        self._note_round(kind, event)
         if kind == "error":
             self._check_error(event)
         if kind in STATUSES and isinstance(event.get("response"), dict):
@@ -79,12 +83,20 @@ class LifecycleChecker:
             self._findings.add("created-repeated", "one response.created", "another one")
         elif kind == "response.queued" and (self._has_progress or self._has_item):
             self._findings.add("queued-late", "response.queued before response.in_progress", "it afterwards")
-        elif kind == "response.in_progress" and self._has_item:
-            self._findings.add("in-progress-late", "response.in_progress before the first item", "it afterwards")
+        elif kind == "response.in_progress" and self._has_item and not self._is_between_rounds:
+            expected = "response.in_progress before the first item, or after an item that the server ran"
+            self._findings.add("in-progress-late", expected, f"it after {self._last_type}")
         elif kind == "response.output_item.added" and not (self._has_progress or self._has_item):
             self._findings.add("in-progress-missing", "response.in_progress before the first item", "none")
         self._has_progress |= kind == "response.in_progress"
         self._has_item |= kind == "response.output_item.added"
+
+    def _note_round(self, kind: str, event: JsonEvent) -> None:
+        if kind == "response.output_item.done":
+            item = event.get("item")
+            self._is_between_rounds = isinstance(item, dict) and item.get("type") in SERVER_RUN_TYPES
+        elif kind != "response.in_progress":
+            self._is_between_rounds = False
 
     def _check_error(self, event: JsonEvent) -> None:
         nested = event.get("error")

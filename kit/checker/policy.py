@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from antiphon.kit.checker.formats import check_arguments, check_text_format
+from antiphon.kit.checker.hosted import HOSTED_CALL_TYPES
 from antiphon.kit.checker.items import CALL_TYPES
 from antiphon.kit.checker.output_text import check_messages
 from antiphon.kit.checker.schema import as_list, as_objects, as_text
@@ -33,6 +34,16 @@ CALL_TOOL_TYPES = {
     "local_shell_call": "local_shell",
 }
 """Types of tools by the calls of theirs that the client runs."""
+HOSTED_TOOL_TYPES = {
+    "web_search_call": "web_search",
+    "file_search_call": "file_search",
+    "code_interpreter_call": "code_interpreter",
+    "image_generation_call": "image_generation",
+}
+"""Beginnings of the types of tools by the calls of theirs that the server runs. Previews and versions follow."""
+APPROVAL = "mcp_approval_request"
+MCP_TYPES = ("mcp_call", APPROVAL, "mcp_list_tools")
+"""Items that belong to an mcp tool by its `server_label`."""
 
 
 def check_policy(request: Mapping[str, Any] | None, response: Mapping[str, Any], findings: FindingList) -> None:
@@ -40,18 +51,20 @@ def check_policy(request: Mapping[str, Any] | None, response: Mapping[str, Any],
     settings = _join_settings(request, response)
     output = as_objects(response.get("output"))
     calls = [item for item in output if item.get("type") in CALL_TYPES]
-    hosted_calls = [item for item in output if item not in calls and as_text(item.get("type")).endswith("_call")]
+    hosted_calls = [item for item in output if item.get("type") in HOSTED_CALL_TYPES]
     is_completed = response.get("status") == "completed"
     if request is not None:
         _check_echo(request, response, findings)
         _check_uninvited(request, response, findings)
-    _check_tool_choice(settings, calls, hosted_calls, is_completed, findings)
-    if settings.get("parallel_tool_calls") is False and len(calls) > 1:
-        findings.add("parallel-calls", "at most one call", f"{len(calls)} calls")
-    limit, count = settings.get("max_tool_calls"), len(calls) + len(hosted_calls)
-    if isinstance(limit, int) and count > limit:
-        findings.add("too-many-calls", f"at most max_tool_calls, {limit}", f"{count} calls")
+    _check_secrets(response, findings)
+    _check_tool_choice(settings, output, is_completed, findings)
+    if settings.get("parallel_tool_calls") is False:
+        _check_parallel(output, findings)
+    limit = settings.get("max_tool_calls")
+    if isinstance(limit, int) and len(hosted_calls) > limit:
+        findings.add("too-many-calls", f"at most max_tool_calls, {limit}", f"{len(hosted_calls)} hosted calls")
     _check_calls(settings, response, calls, findings)
+    _check_hosted_calls(settings, output, findings)
     if is_completed:
         check_text_format(settings.get("text"), output, findings)
     check_messages(settings, request, output, findings)
@@ -72,8 +85,8 @@ def _check_echo(request: Mapping[str, Any], response: Mapping[str, Any], finding
         value = request.get(key)
         if value is not None and key in response and not _is_same(response[key], value):
             findings.add("echo-differs", quote(value), quote(response[key]), f"response.{key}")
-    asked = [tool.get("name") for tool in as_objects(request.get("tools"))]
-    echoed = [tool.get("name") for tool in as_objects(response.get("tools"))]
+    asked = [tool.get("name", tool.get("server_label")) for tool in as_objects(request.get("tools"))]
+    echoed = [tool.get("name", tool.get("server_label")) for tool in as_objects(response.get("tools"))]
     if asked != echoed and request.get("tools") is not None and "tools" in response:
         findings.add("echo-differs", quote(asked), quote(echoed), "response.tools")
     formats = [_read_format(each) for each in (request, response)]
@@ -91,6 +104,15 @@ def _check_uninvited(request: Mapping[str, Any], response: Mapping[str, Any], fi
             findings.add("echo-uninvited", "null, as the request has none", quote(response[key]), f"response.{key}")
     if request.get("store") is None and response.get("store") is False:
         findings.add("store-off", "true, the default", "false", "response.store")
+
+
+def _check_secrets(response: Mapping[str, Any], findings: FindingList) -> None:
+    """Reports what the client sent for the tool's server alone."""
+    for tool in as_objects(response.get("tools")):
+        for key in ("headers", "authorization"):
+            if tool.get("type") == "mcp" and tool.get(key):
+                subject = f"tools {tool.get('server_label')} {key}"
+                findings.add("echo-secret", f"no {key} of an mcp tool", "a value", subject)
 
 
 def _is_same(echoed: object, asked: object) -> bool:
@@ -113,38 +135,107 @@ def _read_conversation(settings: Mapping[str, Any]) -> Any:
 
 
 def _check_tool_choice(
-    settings: Mapping[str, Any],
-    calls: Sequence[JsonItem],
-    hosted_calls: Sequence[JsonItem],
-    is_completed: bool,
-    findings: FindingList,
+    settings: Mapping[str, Any], output: Sequence[JsonItem], is_completed: bool, findings: FindingList
 ) -> None:
+    """Checks the calls against `tool_choice`. It binds the first round; `none` and the allowed tools bind all."""
     choice = settings.get("tool_choice", "auto")
     mode = choice.get("mode", "auto") if isinstance(choice, dict) else choice
-    num_calls = len(calls) + len(hosted_calls)
-    if mode == "none" and num_calls:
-        findings.add("tool-choice-none", "no call", f"{num_calls} calls")
-    if mode == "required" and not num_calls and is_completed:
+    calls = [item for item in output if as_text(item.get("type")).endswith("_call") or item.get("type") == APPROVAL]
+    chosen = [call for call in calls if not call.get("approval_request_id")]  # an earlier turn has chosen the others
+    if mode == "none" and chosen:
+        findings.add("tool-choice-none", "no call", f"{len(chosen)} calls")
+    if mode == "required" and not calls and is_completed:
         findings.add("tool-choice-required", "a call", "none")
     if not isinstance(choice, dict):
         return
-    is_named = choice.get("type") in CALL_TOOL_TYPES.values()
-    if is_named and not calls and is_completed:
-        findings.add("tool-choice-required", f"a call of {choice.get('name', choice['type'])}", "none")
-    if is_named or choice.get("type") == "allowed_tools":
-        tools = [choice] if is_named else as_objects(choice.get("tools"))
-        allowed = [tool.get("name", tool.get("type")) for tool in tools]
-        for call in calls:
-            name = call.get("name", CALL_TOOL_TYPES[call["type"]])
-            if name not in allowed:
-                findings.add("tool-not-allowed", f"one of {quote(allowed)}", quote(name))
+    if choice.get("type") == "allowed_tools":
+        _check_allowed(chosen, as_objects(choice.get("tools")), findings)
+    elif choice.get("type") in CALL_TOOL_TYPES.values():
+        client_calls = [call for call in calls if call.get("type") in CALL_TYPES]
+        _check_named(client_calls, client_calls, choice, is_completed, findings)
+    elif choice.get("type") == "mcp" or as_text(choice.get("type")).startswith(tuple(HOSTED_TOOL_TYPES.values())):
+        _check_named(calls, chosen[:1], choice, is_completed, findings)
+
+
+def _check_named(
+    calls: Sequence[JsonItem],
+    bound_calls: Sequence[JsonItem],
+    choice: JsonItem,
+    is_completed: bool,
+    findings: FindingList,
+) -> None:
+    """Checks the calls of a turn whose first round must call the tool `choice`."""
+    if not calls and is_completed:
+        findings.add("tool-choice-required", f"a call of {_name_tool(choice)}", "none")
+    _check_allowed(bound_calls, [choice], findings)
+
+
+def _check_allowed(calls: Sequence[JsonItem], tools: Sequence[JsonItem], findings: FindingList) -> None:
+    for call in calls:
+        kind = as_text(call.get("type"))
+        if kind not in (*CALL_TYPES, *HOSTED_CALL_TYPES, APPROVAL) or any(_is_call_of(call, tool) for tool in tools):
+            continue
+        name = call.get("name", CALL_TOOL_TYPES.get(kind, HOSTED_TOOL_TYPES.get(kind)))
+        findings.add("tool-not-allowed", f"one of {quote([_name_tool(tool) for tool in tools])}", quote(name))
+
+
+def _is_call_of(call: JsonItem, tool: JsonItem) -> bool:
+    """Returns whether an item is a call of a tool, or of one that a `tool_choice` names."""
+    kind, tool_type = as_text(call.get("type")), as_text(tool.get("type"))
+    if kind in MCP_TYPES:
+        is_server = tool_type == "mcp" and tool.get("server_label") == call.get("server_label")
+        return is_server and tool.get("name") in (None, call.get("name"))
+    if kind in HOSTED_TOOL_TYPES:
+        return tool_type.startswith(HOSTED_TOOL_TYPES[kind])
+    if tool_type == "mcp" or kind not in CALL_TOOL_TYPES:
+        return False
+    return bool(call.get("name", CALL_TOOL_TYPES[kind]) == tool.get("name", tool_type))
+
+
+def _name_tool(tool: JsonItem) -> Any:
+    return tool.get("name") or tool.get("server_label") or tool.get("type")
+
+
+def _check_parallel(output: Sequence[JsonItem], findings: FindingList) -> None:
+    """Checks that each pass of the model has one call. A call that the client runs or approves ends the last pass."""
+    count = 0
+    for item in output:
+        if item.get("type") in (*CALL_TYPES, APPROVAL) or (count and item.get("type") in HOSTED_CALL_TYPES):
+            count += 1
+    if count > 1:
+        findings.add("parallel-calls", "at most one call", f"{count} calls")
+
+
+def _check_hosted_calls(settings: Mapping[str, Any], output: Sequence[JsonItem], findings: FindingList) -> None:
+    """Checks that the tools of hosted calls are known, and the arguments of calls that ran or wait for approval."""
+    tools = as_objects([*as_list(settings.get("tools")), *_list_added_tools([settings.get("input"), output])])
+    for call in output:
+        kind, label = as_text(call.get("type")), f"{call.get('type')} {call.get('id')}"
+        if kind not in (*MCP_TYPES, *HOSTED_TOOL_TYPES):
+            continue
+        matching = [tool for tool in tools if _is_call_of(call, tool)]
+        name = call.get("name")
+        if not matching:
+            known = [_name_tool(tool) for tool in tools]
+            findings.add("tool-unknown", f"one of {quote(known)}", quote(call.get("server_label", kind)), label)
+        elif name is not None and not any(_allows(tool.get("allowed_tools"), name) for tool in matching):
+            findings.add("tool-not-allowed", quote(matching[0].get("allowed_tools")), quote(name), label)
+        if kind == APPROVAL or (kind == "mcp_call" and call.get("status", "completed") == "completed"):
+            check_arguments(call.get("arguments"), None, label, findings)
+
+
+def _allows(allowed: Any, name: str) -> bool:
+    """Returns whether `allowed_tools` of an mcp tool lets a name pass. What it says of read-only tools is not known."""
+    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
+    return not isinstance(names, list) or name in names
 
 
 def _check_calls(
     settings: Mapping[str, Any], response: Mapping[str, Any], calls: Sequence[JsonItem], findings: FindingList
 ) -> None:
     """Checks that the tools of the calls are known, and the arguments of whole calls."""
-    tools = dict(_list_tools([*as_list(settings.get("tools")), *_list_added_tools(settings)]))
+    added = _list_added_tools([settings.get("input"), response.get("output")])
+    tools = dict(_list_tools([*as_list(settings.get("tools")), *added]))
     echoed = dict(_list_tools(as_list(response.get("tools"))))
     for call in calls:
         key = (CALL_TOOL_TYPES[call["type"]], _read_name(call, "namespace"), _read_name(call, "name"))
@@ -168,9 +259,9 @@ def _report_unknown(key: ToolKey, tools: Sequence[ToolKey], label: str, findings
         findings.add("tool-unknown", f"one of {quote(known_names)}", quote(name or kind), label)
 
 
-def _list_added_tools(settings: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the tools that items of the input add: those of lite models, and those that a search has found."""
-    for item in as_objects(settings.get("input")):
+def _list_added_tools(item_lists: Sequence[object]) -> Iterator[Any]:
+    """Yields the tools that items of input and output add: those of lite models, and those that a search has found."""
+    for item in (item for items in item_lists for item in as_objects(items)):
         if item.get("type") in ("additional_tools", "tool_search_output"):
             yield from as_list(item.get("tools"))
 
@@ -181,7 +272,10 @@ def _list_tools(tools: Sequence[Any], namespace: str | None = None) -> Iterator[
         if tool.get("type") == "namespace":
             yield from _list_tools(as_list(tool.get("tools")), _read_name(tool, "name"))
         elif tool.get("type") in CALL_TOOL_TYPES.values():
-            yield (tool["type"], namespace, _read_name(tool, "name")), tool
+            name = _read_name(tool, "name")
+            yield (tool["type"], namespace, name), tool
+            if tool.get("defer_loading") is True and namespace is None:  # OpenAI gives one that was found its own name
+                yield (tool["type"], name, name), tool
 
 
 def _read_name(value: Mapping[str, Any], key: str) -> str | None:

@@ -40,6 +40,10 @@ _TABLES = tomllib.loads(resources.files("antiphon.kit.checker").joinpath("shapes
 EVENT_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["event"].items()}
 ITEM_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["item"].items()}
 PART_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["part"].items()}
+DONE_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["done"].items()}
+ACTION_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["action"].items()}
+ENTRY_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["entry"].items()}
+ANNOTATION_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["annotation"].items()}
 RESPONSE_SHAPE = _read_shape(_TABLES["response"])
 ID_PREFIXES: dict[str, str] = _TABLES["id_prefix"]
 NULLABLE_KEYS = ("background", *(key for key, types in RESPONSE_SHAPE.items() if None in types))
@@ -141,6 +145,9 @@ def check_part_shape(part: Mapping[str, Any], findings: FindingList) -> None:
         findings.add("part-type", f"one of {', '.join(PART_SHAPES)}", quote(kind), f"part {kind}")
         return
     check_shape(part, PART_SHAPES[kind], kind, findings)
+    for annotation in as_objects(part.get("annotations")):
+        annotation_kind = as_text(annotation.get("type"))
+        check_shape(annotation, ANNOTATION_SHAPES.get(annotation_kind, {"type": (str,)}), annotation_kind, findings)
 
 
 def as_list(value: object) -> list[Any]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from antiphon.kit.checker.hosted import check_ended_shape
 from antiphon.kit.checker.items import ItemsChecker
 from antiphon.kit.checker.lifecycle import STATUSES, LifecycleChecker, check_ending
 from antiphon.kit.checker.policy import check_policy
@@ -134,6 +135,7 @@ def check_whole_response(response: Mapping[str, Any], request: Mapping[str, Any]
     check_response_shape(response, findings)
     for item in as_objects(response.get("output")):
         check_item_shape(item, findings)
+        check_ended_shape(item, findings)
     if response.get("status") in ENDED_STATUSES:
         check_ending(response, findings)
         check_response(response, request, findings)

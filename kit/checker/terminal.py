@@ -4,13 +4,19 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from antiphon.kit.checker.hosted import FREEZABLE_TYPES, check_ended_shape, has_failed_list
 from antiphon.kit.checker.items import CALL_TYPES, CONSTANT_ITEM_KEYS, ItemsChecker
 from antiphon.kit.checker.schema import as_list, as_objects, as_text, check_item_shape
 from antiphon.kit.findings import FindingList, quote
 
 JsonResponse = Mapping[str, Any]
 JsonItem = Mapping[str, Any]
-FROZEN_STATUSES = {"apply_patch_call": "in_progress", "compaction": None}
+FROZEN_STATUSES = {
+    "apply_patch_call": "in_progress",
+    "compaction": None,
+    "mcp_list_tools": None,
+    "mcp_approval_request": None,
+}
 """Statuses of cut items other than `incomplete`."""
 UNSTABLE_KEYS = ("id", "call_id", "encrypted_content")
 
@@ -25,11 +31,13 @@ def check_output(response: JsonResponse, items: ItemsChecker, findings: FindingL
             findings.add("item-never-done", "output_item.done before response.completed", "none", tracked.label)
     elif status == "incomplete":
         for tracked in frozen:
-            if tracked.type not in (*CALL_TYPES, "compaction", "tool_search_call"):
+            if tracked.type not in (*CALL_TYPES, *FREEZABLE_TYPES, "compaction", "tool_search_call"):
                 findings.add("item-never-done", "output_item.done of an item that was cut", "none", tracked.label)
     rest = _compare_output(items.done_items, output, [tracked.id for tracked in frozen], findings)
     _check_rest(rest, items, findings)
     _check_statuses(response, output, findings)
+    if status != "failed" and has_failed_list(items.done_items):
+        findings.add("failed-list", "response.failed after a list of tools that failed", f"status {quote(status)}")
 
 
 def _compare_output(
@@ -111,6 +119,7 @@ def _check_rest(rest: Sequence[Any], items: ItemsChecker, findings: FindingList)
             findings.add("output-item-never-streamed", "only items of the stream", quote(item))
             continue
         check_item_shape(item, findings)
+        check_ended_shape(item, findings)
         for key in ("type", *CONSTANT_ITEM_KEYS):
             if item.get(key) != tracked.added.get(key):
                 expected, actual = quote(tracked.added.get(key)), quote(item.get(key))

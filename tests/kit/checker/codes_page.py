@@ -20,7 +20,8 @@ and DeepSeek (`tests/kit/checker/recorded`), those of early 2025 among them, whi
 The checker is an acceptor of its own. It shares no code with Antiphon's state machine, and each of its rules is tested
 by streams that break it (`tests/kit/checker`). It accepts the event grammar of the Responses API: `response.created`,
 then items one after the other, each with its parts, then one terminal event whose output is the list of the items that
-were done. Items of the final response belong to those of the stream by their ids, so that one item too many is one
+were done. An item of a tool that the server runs stays open while the tool runs; a stage that is repeated inside it, and
+`response.in_progress` after it, keep the stream alive. What was cut stands last in the output, as incomplete. Items of the final response belong to those of the stream by their ids, so that one item too many is one
 finding. With the request, the checker tests whether the reply follows it; settings that the request decides are read
 from the request, not from the response. Texts and arguments are held to their JSON Schemas if the package jsonschema is
 installed: `pip install 'antiphon[kit]'`.

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.kit.checker.legal_streams import LEGAL, encode_sse
+from tests.kit.checker.legal_streams import LEGAL
+from tests.kit.checker.stream_writer import encode_sse
 
 
 @dataclass(frozen=True)

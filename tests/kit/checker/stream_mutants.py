@@ -2,123 +2,24 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from tests.kit.checker.legal_streams import LEGAL, WEATHER, Event
-
-Change = Callable[[list[Event]], Any]
-
-
-@dataclass(frozen=True)
-class StreamMutant:
-    """A change of a legal stream. `change` alters the events in place, or returns others."""
-
-    name: str
-    base: str
-    change: Change
-    code: str
-    renumber: bool = True
-    """Whether the events are numbered again after the change."""
-    request: dict[str, Any] | None = None
-
-    def build(self) -> list[Event]:
-        """Returns the events of the broken stream."""
-        events = LEGAL[self.base]()
-        changed = self.change(events)
-        events = [copy.deepcopy(event) for event in (changed if isinstance(changed, list) else events)]
-        if self.renumber:
-            for number, event in enumerate(events):
-                event["sequence_number"] = number
-        return events
-
-
-def find(events: list[Event], kind: str, number: int = 0) -> Event:
-    """Returns an event by its type without `response.`. A negative number counts from the end."""
-    return [event for event in events if event["type"].removeprefix("response.") == kind][number]
-
-
-def drop(kind: str, number: int = 0) -> Change:
-    return lambda events: [event for event in events if event is not find(events, kind, number)]
-
-
-def repeat(kind: str, number: int = 0) -> Change:
-    def change(events: list[Event]) -> list[Event]:
-        position = events.index(find(events, kind, number))
-        return events[: position + 1] + copy.deepcopy(events[position : position + 1]) + events[position + 1 :]
-
-    return change
-
-
-def move(kind: str, distance: int, number: int = 0) -> Change:
-    def change(events: list[Event]) -> None:
-        event = find(events, kind, number)
-        position = events.index(event)
-        events.insert(position + distance, events.pop(position))
-
-    return change
-
-
-def put(kind: str, path: str, value: Any, number: int = 0) -> Change:
-    """Sets the value at a path such as `item.content.0.text` of one event."""
-
-    def change(events: list[Event]) -> None:
-        *keys, last = path.split(".")
-        place: Any = find(events, kind, number)
-        for key in keys:
-            place = place[int(key) if isinstance(place, list) else key]
-        place[int(last) if isinstance(place, list) else last] = value
-
-    return change
-
-
-def cut(kind: str, path: str, number: int = 0) -> Change:
-    """Deletes the key at a path of one event."""
-
-    def change(events: list[Event]) -> None:
-        *keys, last = path.split(".")
-        place: Any = find(events, kind, number)
-        for key in keys:
-            place = place[int(key) if isinstance(place, list) else key]
-        del place[int(last) if isinstance(place, list) else last]
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    def change(events: list[Event]) -> list[Event]:
-        for each in changes:
-            changed = each(events)
-            events = changed if isinstance(changed, list) else events
-        return events
-
-    return change
-
-
-def insert(position: int, event: Event) -> Change:
-    return lambda events: events.insert(position, event)
-
-
-def everywhere(key: str, value: Any) -> Change:
-    """Sets a key of the response in all snapshots."""
-
-    def change(events: list[Event]) -> None:
-        for event in events:
-            if "response" in event:
-                event["response"][key] = value
-
-    return change
-
-
-def rename_item(kinds: tuple[str, ...], new: str) -> Change:
-    """Gives the events of these kinds another item id."""
-
-    def change(events: list[Event]) -> None:
-        for event in events:
-            if event["type"].removeprefix("response.") in kinds:
-                event["item_id"] = new
-
-    return change
+from tests.kit.checker.hosted_mutants import HOSTED_MUTANTS
+from tests.kit.checker.stream_changes import (
+    Change,
+    StreamMutant,
+    both,
+    cut,
+    drop,
+    everywhere,
+    find,
+    insert,
+    move,
+    put,
+    repeat,
+    replace_strings,
+)
+from tests.kit.checker.stream_writer import WEATHER, Event
 
 
 def interleave(events: list[Event]) -> list[Event]:
@@ -302,9 +203,9 @@ ITEMS = [
     M("id_at_the_end_changed", "text", put("output_item.done", "item.id", "msg_x"), "item-id-changed"),
     M("type_changed", "text", put("output_item.done", "item.type", "reasoning"), "item-type-changed"),
     M("role_changed", "text", put("output_item.done", "item.role", "user"), "item-key-changed"),
-    M("role_is_user", "text", lambda events: [_replace(event, {"assistant": "user"}) for event in events], "item-role"),
-    M("id_has_the_prefix_of_reasoning", "text", lambda events: [_replace(event, {"msg_0": "rs_0"}) for event in events], "item-id-prefix"),
-    M("id_has_the_prefix_of_a_message", "function_call", lambda events: [_replace(event, {"fc_0": "msg_0"}) for event in events], "item-id-prefix"),
+    M("role_is_user", "text", lambda events: [replace_strings(event, {"assistant": "user"}) for event in events], "item-role"),
+    M("id_has_the_prefix_of_reasoning", "text", lambda events: [replace_strings(event, {"msg_0": "rs_0"}) for event in events], "item-id-prefix"),
+    M("id_has_the_prefix_of_a_message", "function_call", lambda events: [replace_strings(event, {"fc_0": "msg_0"}) for event in events], "item-id-prefix"),
     M("name_in_the_done_event_differs", "function_call", put("function_call_arguments.done", "name", "apply_patch"), "item-key-changed"),
     M("name_changed", "function_call", put("output_item.done", "item.name", "apply_patch"), "item-key-changed"),
     M("namespace_lost", "function_call_in_namespace", cut("output_item.done", "item.namespace"), "item-key-changed"),
@@ -390,7 +291,6 @@ CONTENT = [
     M("reasoning_content_lost", "raw_reasoning", cut("output_item.done", "item.content"), "item-differs-from-parts"),
     M("item_arguments_differ", "function_call", put("output_item.done", "item.arguments", "{}"), "item-differs-from-deltas"),
     M("item_input_differs", "custom_tool_call", put("output_item.done", "item.input", "x"), "item-differs-from-deltas"),
-    M("mcp_arguments_differ", "mcp_call", put("output_item.done", "item.arguments", "{}"), "item-differs-from-deltas"),
     M("annotation_index_repeated", "text_with_annotations", put("output_text.annotation.added", "annotation_index", 0, 1), "annotation-index"),
     M("annotation_past_the_end", "text_with_annotations", lambda events: _each_annotation(events, end_index=6), "annotation-place"),
     M("annotation_before_the_text", "text_with_annotations", lambda events: _each_annotation(events, start_index=-1), "annotation-place"),
@@ -422,7 +322,7 @@ TERMINAL = [
     M("cut_message_has_less", "failed_inside_a_message", put("failed", "response.output.0.content.0.text", "He"), "open-item-differs"),
     M("incomplete_item_of_a_completed_turn", "text", both(put("output_item.done", "item.status", "incomplete"), put(END, "response.output.0.status", "incomplete")), "incomplete-item-in-completed"),
     M("incomplete_item_first", "two_messages", both(put("output_item.done", "item.status", "incomplete"), put(END, "response.output.0.status", "incomplete")), "incomplete-item-not-last"),
-    M("blank_message", "reasoning_text_and_calls", lambda events: [_replace(event, {"Hel": "\n", "lo": "\n", "Hello": "\n\n"}) for event in events], "message-blank"),
+    M("blank_message", "reasoning_text_and_calls", lambda events: [replace_strings(event, {"Hel": "\n", "lo": "\n", "Hello": "\n\n"}) for event in events], "message-blank"),
 ]  # fmt: skip
 
 USAGE = [
@@ -452,9 +352,9 @@ POLICY = [
     M("function_call_of_a_custom_tool", "custom_tool_call", everywhere("tools", [{**WEATHER, "name": "apply_patch"}]), "tool-form"),
     M("call_without_its_namespace", "function_call_in_namespace", lambda events: [_without(event, "namespace") for event in events], "tool-form"),
     M("two_calls_in_spite_of_one", "two_calls", everywhere("parallel_tool_calls", False), "parallel-calls"),
-    M("more_calls_than_allowed", "two_calls", everywhere("max_tool_calls", 1), "too-many-calls"),
-    M("arguments_are_cut", "function_call", lambda events: [_replace(event, {'"Oslo"}': '"Os', '{"city": "Oslo"}': '{"city": "Os'}) for event in events], "arguments-not-json"),
-    M("arguments_are_a_list", "function_call_without_deltas", lambda events: [_replace(event, {"{}": "[]"}) for event in events], "arguments-not-object"),
+    M("more_calls_than_allowed", "hosted_calls_up_to_the_limit", everywhere("max_tool_calls", 0), "too-many-calls"),
+    M("arguments_are_cut", "function_call", lambda events: [replace_strings(event, {'"Oslo"}': '"Os', '{"city": "Oslo"}': '{"city": "Os'}) for event in events], "arguments-not-json"),
+    M("arguments_are_a_list", "function_call_without_deltas", lambda events: [replace_strings(event, {"{}": "[]"}) for event in events], "arguments-not-object"),
     M("text_is_no_json", "text", everywhere("text", {"format": {"type": "json_schema", "name": "a", "schema": {}}}), "text-not-json"),
     M("no_logprobs", "text", everywhere("top_logprobs", 2), "logprobs-missing", request={"top_logprobs": 2}),
     M("logprobs_nobody_wanted", "text_with_logprobs", everywhere("top_logprobs", 0), "logprobs-unrequested", request={}),
@@ -477,7 +377,7 @@ def json_format(**fields: Any) -> dict[str, Any]:
 
 def write(*texts: str) -> Change:
     """Replaces the texts of the stream: each pair is the old one and the new one."""
-    return lambda events: [_replace(event, dict(zip(texts[::2], texts[1::2], strict=True))) for event in events]
+    return lambda events: [replace_strings(event, dict(zip(texts[::2], texts[1::2], strict=True))) for event in events]
 
 
 ANSWER = write("{", '{"a": ', "}", '"one"}', "{}", '{"a": "one"}')
@@ -538,18 +438,18 @@ BUILTIN_CALLS = [
     M("patches_when_calls_are_not_parallel", "apply_patch_calls_without_events", lambda events: find(events, "completed")["response"].update(parallel_tool_calls=False), "parallel-calls"),
 ]  # fmt: skip
 
-MUTANTS = [*SEQUENCE, *LIFECYCLE, *ITEMS, *CONTENT, *TERMINAL, *USAGE, *POLICY, *CONTENT_OF_REQUEST, *BUILTIN_CALLS]
-
-
-def _replace(value: Any, texts: dict[str, str]) -> Any:
-    """Returns a JSON value in which whole strings are replaced."""
-    if isinstance(value, str):
-        return texts.get(value, value)
-    if isinstance(value, list):
-        return [_replace(each, texts) for each in value]
-    if isinstance(value, dict):
-        return {key: _replace(each, texts) for key, each in value.items()}
-    return value
+MUTANTS = [
+    *SEQUENCE,
+    *LIFECYCLE,
+    *ITEMS,
+    *CONTENT,
+    *TERMINAL,
+    *USAGE,
+    *POLICY,
+    *CONTENT_OF_REQUEST,
+    *BUILTIN_CALLS,
+    *HOSTED_MUTANTS,
+]
 
 
 def _each_logprob(events: list[Event], change: Callable[[dict[str, Any]], Any]) -> None:

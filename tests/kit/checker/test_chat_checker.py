@@ -21,7 +21,8 @@ from tests.kit.checker.chat_mutants import (
     encode_chat,
 )
 from tests.kit.checker.frame_mutants import FRAME_MUTANTS, FrameMutant
-from tests.kit.checker.legal_streams import LEGAL, encode_sse
+from tests.kit.checker.legal_streams import LEGAL
+from tests.kit.checker.stream_writer import encode_sse
 
 
 @pytest.mark.parametrize("name", LEGAL_CHATS)

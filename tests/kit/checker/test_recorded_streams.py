@@ -10,20 +10,24 @@ from antiphon.kit.checker.stream import check_events, check_sse
 from antiphon.kit.findings import Finding
 from antiphon.kit.snapshot.sources import parse_sse
 from antiphon.kit.testing import find_faults
+from tests.kit.checker.openai_hosted_streams import OPENAI_STREAMS
 
 FOLDER = Path(__file__).parent / "recorded"
 EARLY = {"response-key-absent", "sequence-absent"}
 WARNINGS = {
     "deepseek_answer_after_a_tool": {"store-off"},
     "openai_background": {"store-off"},
+    "openai_code_interpreter": {"response-key-absent"},
     "openai_conversation": set(),
     "openai_early_answer": EARLY | {"field-missing-early"},
     "openai_early_call": EARLY,
     "openai_file_search": {"response-key-absent"},
     "openai_logprobs": set(),
+    "openai_mcp": {"response-key-absent"},
     "openai_moderation": set(),
     "openai_phase": set(),
     "openai_reasoning_and_call": {"response-key-absent"},
+    "openai_web_search": {"response-key-absent"},
     "openai_web_search_with_citations": {"usage-hidden-reasoning"},
 }
 """Codes of warnings by stream: what a strict client, or one that was made for another year, may stumble over."""
@@ -53,6 +57,12 @@ def test_recorded_stream_has_no_error(name: str) -> None:
     assert list_codes(check_sse(data, request), "warning") == WARNINGS[name]
 
 
+@pytest.mark.parametrize("name", OPENAI_STREAMS)
+def test_stream_that_is_retold_has_no_finding(name: str) -> None:
+    assert [str(finding) for finding in check_events(OPENAI_STREAMS[name]())] == []
+    assert f"`{name}`" in (FOLDER / "README.md").read_text()
+
+
 def test_each_recorded_stream_is_in_the_table() -> None:
     readme = (FOLDER / "README.md").read_text()
     assert (
@@ -71,6 +81,11 @@ def test_each_recorded_stream_is_in_the_table() -> None:
         ("openai_reasoning_and_call", {"tools": []}, "echo-differs"),
         ("openai_reasoning_and_call", {"tool_choice": "none"}, "tool-choice-none"),
         ("openai_web_search_with_citations", {"tool_choice": "none"}, "tool-choice-none"),
+        ("openai_mcp", {"tool_choice": "none"}, "tool-choice-none"),
+        ("openai_mcp", {"max_tool_calls": 0}, "too-many-calls"),
+        ("openai_mcp", {"tools": [{"type": "mcp", "server_label": "other"}]}, "tool-unknown"),
+        ("openai_mcp", {"tool_choice": {"type": "mcp", "server_label": "deepwiki", "name": "x"}}, "tool-not-allowed"),
+        ("openai_code_interpreter", {"max_tool_calls": 2}, "too-many-calls"),
         ("openai_phase", {"max_output_tokens": 3}, "usage-limit"),
     ],
 )

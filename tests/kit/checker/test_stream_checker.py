@@ -14,8 +14,11 @@ from antiphon.kit.checker.stream import StreamChecker, check_events, check_sse
 from antiphon.kit.findings import load_codes
 from tests.kit.checker.chat_mutants import CHAT_MUTANTS
 from tests.kit.checker.frame_mutants import FRAME_MUTANTS
-from tests.kit.checker.legal_streams import LEGAL, encode_sse
-from tests.kit.checker.stream_mutants import MUTANTS, StreamMutant
+from tests.kit.checker.hosted_mutants import HOSTED_MUTANTS, KINDS
+from tests.kit.checker.legal_streams import LEGAL
+from tests.kit.checker.stream_changes import StreamMutant
+from tests.kit.checker.stream_mutants import MUTANTS
+from tests.kit.checker.stream_writer import encode_sse
 
 GROUPS = ("framing", "sequence", "lifecycle", "items", "content", "terminal", "usage", "policy", "chat")
 CODES_WITHOUT_MUTANTS = {
@@ -66,6 +69,16 @@ def test_mutants_are_distinct_and_cover_every_code() -> None:
     expected = {code.name for code in load_codes().values() if code.group in GROUPS}
     covered = {mutant.code for mutant in (*MUTANTS, *FRAME_MUTANTS, *CHAT_MUTANTS)}
     assert expected - covered == set(CODES_WITHOUT_MUTANTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_hosted_kind_is_broken_often(kind: str) -> None:
+    mutants = [
+        mutant
+        for mutant in HOSTED_MUTANTS
+        if kind in {str(event.get("item", {}).get("type")) for event in mutant.build()}
+    ]
+    assert len(mutants) >= 24 and len({mutant.code for mutant in mutants}) >= 12
 
 
 def test_repeated_finding_is_counted() -> None:

@@ -27,7 +27,8 @@ from antiphon.kit.proxy.check_proxy import TrafficPrinter
 from antiphon.kit.proxy.exchange import ServerExchange
 from antiphon.kit.proxy.traffic_check import ExchangeReport
 from tests.app.http.certificates import write_certificate
-from tests.kit.checker.legal_streams import LEGAL, encode_sse
+from tests.kit.checker.legal_streams import LEGAL
+from tests.kit.checker.stream_writer import encode_sse
 from tests.kit.proxy.wire_servers import CheckedProxy, run_checked_proxy, run_handler
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve

@@ -8,7 +8,8 @@ import pytest
 
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
 from antiphon.kit.cassette.toml_text import HEADER, format_exchange
-from tests.kit.checker.legal_streams import LEGAL, encode_sse
+from tests.kit.checker.legal_streams import LEGAL
+from tests.kit.checker.stream_writer import encode_sse
 from tests.syntax import ROOT
 
 pytest_plugins = ["pytester"]
