@@ -53,6 +53,9 @@ class UnusableTargetError(click.ClickException):
     type=click.IntRange(1),
     help="Limit of the output of a turn, where a case does not need another one. Default: 512.",
 )
+@click.option(
+    "--mcp-label", metavar="LABEL", help="MCP server that the server can reach, for the suite hosted. Default: none."
+)
 @click.option("--list", "list_only", is_flag=True, help="List suites and cases.")
 @click.option("--proxy", metavar="URL", help="Forward requests to this server, and report on all that pass.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind with --proxy.")
@@ -138,6 +141,7 @@ def _run_cases(
         required_suites=options["suites"],
         is_strict=options["strict"],
         max_output_tokens=options["max_output_tokens"],
+        mcp_label=options["mcp_label"],
     )
     results = []
     with CaseDisplay(console, len(chosen)) as display:

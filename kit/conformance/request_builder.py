@@ -23,8 +23,16 @@ class BodyBuilder:
     `max_output_tokens` takes the place of the suites' limit. A limit of a case's own stays: the case is about it.
     """
 
-    def __init__(self, model: str, context_length: int | None, max_output_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        context_length: int | None,
+        max_output_tokens: int | None = None,
+        mcp_label: str | None = None,
+    ) -> None:
         self._model, self._max_output_tokens = model, max_output_tokens
+        self.mcp_label = mcp_label
+        """Label of an MCP server that the server under check knows; None: cases that need one cannot run."""
         self._long_words = LONG_TEXT_WORDS if context_length is None else context_length + 1000
 
     def build(
@@ -33,7 +41,7 @@ class BodyBuilder:
         """Returns the step with its templates filled, and its body. Raises `MissingValueError`."""
         marker = case_marker(suite, case, number)
         scope: Json = {f"step{earlier}": step_scope(value, marker) for earlier, value in values.items()}
-        scope |= {"model": self._model, "marker": marker}
+        scope |= {"model": self._model, "mcp_label": self.mcp_label, "marker": marker}
         if "{long_text}" in str(step.body):
             scope["long_text"] = " ".join(["word"] * self._long_words)[:MAX_LONG_TEXT_CHARS]
         filled = msgspec.structs.replace(
@@ -42,8 +50,8 @@ class BodyBuilder:
             raw=fill_templates(step.raw, scope),
             expect=msgspec.structs.replace(step.expect, fields=fill_templates(step.expect.fields, scope)),
         )
-        body = fill_templates(self._with_defaults(suite, step), scope)
-        return filled, fill_tools(body, suite)
+        body = fill_tools(self._with_defaults(suite, step), suite)
+        return filled, fill_templates(body, scope)
 
     def _with_defaults(self, suite: CaseSuite, step: LiveStep) -> Json:
         """Returns the body with what every generating request has."""

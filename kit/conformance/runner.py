@@ -29,6 +29,7 @@ FIELDS_OF_CAPABILITIES = {
     "conversations": ("conversation",),
     "images": ("image", "multimodal", "modalit"),
     "logprobs": ("logprobs",),
+    "mcp": ("mcp", "server_label", "server_url", "connector_id"),
     "tools": ("not support tool", "tool-call-parser", "requires --jinja"),
     "store": ("store", "previous_response_id"),
 }
@@ -73,9 +74,10 @@ class CaseRunner:
         required_suites: tuple[str, ...] = (),
         is_strict: bool = False,
         max_output_tokens: int | None = None,
+        mcp_label: str | None = None,
     ) -> None:
         self._client = client
-        self._bodies = BodyBuilder(model, context_length, max_output_tokens)
+        self._bodies = BodyBuilder(model, context_length, max_output_tokens, mcp_label)
         self._required_suites = required_suites
         self._failing_levels = ("error", "warning") if is_strict else ("error",)
 
@@ -85,6 +87,7 @@ class CaseRunner:
         run = _CaseRun(self._client, self._bodies, suite, case)
         reason = ""
         try:
+            self._check_label(case)
             run.run_steps()
         except UnsupportedError as error:
             reason = str(error)
@@ -107,6 +110,11 @@ class CaseRunner:
             remarks=tuple(run.remarks),
             seconds=time.monotonic() - start,
         )
+
+    def _check_label(self, case: LiveCase) -> None:
+        """Raises `UnsupportedError` if a case needs an MCP server and none is named."""
+        if "mcp" in case.needs and self._bodies.mcp_label is None:
+            raise UnsupportedError("no MCP server is known: name one that the server can reach with --mcp-label")
 
 
 class _CaseRun:

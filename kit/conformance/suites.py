@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-SUITE_NAMES = ("basics", "tools", "structured", "errors", "resume", "conversations", "websocket", "codex")
+SUITE_NAMES = ("basics", "tools", "structured", "errors", "resume", "conversations", "websocket", "codex", "hosted")
 Capability = Literal[
     "background",
     "chat",
@@ -19,6 +19,7 @@ Capability = Literal[
     "conversations",
     "images",
     "logprobs",
+    "mcp",
     "models",
     "ollama",
     "store",

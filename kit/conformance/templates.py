@@ -1,8 +1,9 @@
 """Texts of a case that refer to values of earlier steps.
 
-`{model}` is the model's name, `{marker}` names case and step, `{long_text}` is a text that no context holds,
-`{step1.id}` is the value at a path of the reply to step 1. A string that is one template becomes the value, whatever
-its type; a string `{*step1.output}` in a list becomes the entries of the value.
+`{model}` is the model's name, `{mcp_label}` the label of an MCP server that the server knows. `{marker}` names case and
+step, `{long_text}` is a text that no context holds, `{step1.id}` is the value at a path of the reply to step 1. A text
+that is one template becomes the value, whatever its type; a text `{*step1.output}` in a list becomes the entries of the
+value.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import Any
 from antiphon.kit.checker.items import CALL_TYPES
 from antiphon.kit.checker.schema import as_objects, as_text
 
-_TEMPLATE = re.compile(r"\{(\*?)((?:step\d+|model|marker|long_text)(?:\.\w+)*)\}")
+_TEMPLATE = re.compile(r"\{(\*?)((?:step\d+|model|mcp_label|marker|long_text)(?:\.\w+)*)\}")
 
 
 class MissingValueError(LookupError):
@@ -59,7 +60,7 @@ def join_text(response: Mapping[str, Any]) -> str:
 
 
 def step_scope(reply: Mapping[str, Any], marker: str) -> dict[str, Any]:
-    """Returns what later steps may refer to: the reply, its `calls`, an output for each call, and its `text`."""
+    """Returns what later steps may refer to: the reply, its `calls`, their outputs, its `approvals` and its `text`."""
     calls = list_calls(reply)
     outputs = [
         {
@@ -69,7 +70,8 @@ def step_scope(reply: Mapping[str, Any], marker: str) -> dict[str, Any]:
         }
         for number, call in enumerate(calls, 1)
     ]
-    return {**reply, "calls": calls, "call_outputs": outputs, "text": join_text(reply)}
+    approvals = [item for item in as_objects(reply.get("output")) if item.get("type") == "mcp_approval_request"]
+    return {**reply, "calls": calls, "approvals": approvals, "call_outputs": outputs, "text": join_text(reply)}
 
 
 def _fill_entry(entry: Any, scope: Mapping[str, Any]) -> list[Any]:

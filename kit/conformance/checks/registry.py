@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from antiphon.kit.conformance.checks import chat, content, stored
+from antiphon.kit.conformance.checks import chat, content, hosted, stored
 from antiphon.kit.conformance.checks.context import CheckContext
 from antiphon.kit.findings import FindingList
 
@@ -21,6 +21,7 @@ CHECKS: dict[str, tuple[str, Callable[[CheckContext, FindingList], None]]] = {
     "chat": ("as chat", chat.compare_with_chat),
     "encrypted_reasoning": ("reasoning", content.check_encrypted_reasoning),
     "one_compaction": ("compaction", content.check_one_compaction),
+    "approved": ("calls", hosted.check_approved),
     "codex_catalog": ("catalog", content.check_codex_catalog),
 }
 

@@ -8,11 +8,11 @@ import pytest
 from antiphon.kit.conformance.client import LiveClient, find_model
 from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
-from antiphon.kit.conformance.suites import SUITE_NAMES, CaseSuite, LiveCase, load_suite
-from tests.kit.conformance.suite_scripts import write_script
+from antiphon.kit.conformance.suites import CaseSuite, LiveCase, load_suite
+from tests.kit.conformance.suite_scripts import SCRIPTED_SUITES, write_script
 from tests.serving import RunningServer, scripted_registry, serve
 
-CASES = [(suite, case) for suite in map(load_suite, SUITE_NAMES) for case in suite.case]
+CASES = [(suite, case) for suite in map(load_suite, SCRIPTED_SUITES) for case in suite.case]
 
 
 @pytest.fixture(scope="module")

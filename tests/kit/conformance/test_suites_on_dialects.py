@@ -10,7 +10,7 @@ from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
 from antiphon.kit.conformance.suites import select_cases
 from tests.counts import FULL_COUNTS
-from tests.kit.conformance.suite_scripts import write_script
+from tests.kit.conformance.suite_scripts import SCRIPTED_SUITES, write_script
 from tests.serving import scripted_registry, serve
 
 SAMPLE = ("tools.two-calls", "tools.text-and-call", "codex.apply-patch")
@@ -33,7 +33,7 @@ def test_cases_have_no_finding(dialect: str) -> None:
     ):
         model = find_model(client, None)
         runner = CaseRunner(client, model.name, context_length=model.context_length)
-        for suite, case in select_cases((), tuple(list_case_names())):
+        for suite, case in select_cases(SCRIPTED_SUITES, tuple(list_case_names())):
             report = runner.run_case(suite, case)
             if report.findings or report.remarks or report.outcome not in outcomes:
                 faults += list_case_lines(report)

@@ -15,6 +15,7 @@ from antiphon.kit.conformance.runner import CaseRunner
 from antiphon.kit.conformance.suites import CaseSuite, LiveCase, select_cases
 from tests.counts import FULL_COUNTS
 from tests.engine.threaded_engine import ThreadWorker
+from tests.kit.conformance.suite_scripts import SCRIPTED_SUITES
 from tests.serving import serve
 
 SAMPLE = (
@@ -33,7 +34,7 @@ SAMPLE = (
     "codex.compaction-trigger",
 )
 """Cases of each suite. The full counts run all."""
-CASES = select_cases((), () if FULL_COUNTS else SAMPLE)
+CASES = select_cases(SCRIPTED_SUITES, () if FULL_COUNTS else SAMPLE)
 
 pytestmark = pytest.mark.skipif(
     not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
