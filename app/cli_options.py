@@ -40,7 +40,7 @@ STRUCTS: dict[type[Struct], str] = {
 """Structs whose annotated fields are options, and what precedes the fields' names in those of the parameters."""
 GROUPS = (
     *("Model", "Server", "Keys and TLS", "Replies", "Engine"),
-    *("Memory", "Storage", "Remote engines", "Adapters", "Logging"),
+    *("Memory", "Storage", "Remote engines", "Adapters", "Tools", "Logging"),
 )
 """Headings of `--help`, in order."""
 CONFIG_KEYS = "antiphon.config_keys"
@@ -160,7 +160,7 @@ class ServeCommand(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
 
-BATCH_GROUPS = ("Model", "Replies", "Engine", "Memory", "Remote engines")
+BATCH_GROUPS = ("Model", "Replies", "Engine", "Memory", "Remote engines", "Tools")
 """Headings of the options of `antiphon serve` that `antiphon batch` has, too."""
 
 

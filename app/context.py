@@ -14,6 +14,7 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import TurnTimeouts
@@ -59,7 +60,7 @@ def create_context(
     *,
     store: ResponseStore,
 ) -> ServerContext:
-    """Creates a server context. Raises `KeyFileError`."""
+    """Creates a server context. Raises `KeyFileError`, and `ToolOptionError` for tool servers that cannot be used."""
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models)
     capacity = TurnCapacity(model.engine for model in models.served)
@@ -69,6 +70,7 @@ def create_context(
         output_settings=OutputSettings(reasoning=settings.reasoning_output, patch_diffs=settings.apply_patch_diffs),
         timeouts=timeouts,
         sealer=sealer,
+        tool_host=create_tool_host(settings, store, sealer),
         on_turn_end=metrics.on_turn_end,
     )
     return ServerContext(

@@ -23,6 +23,7 @@ from antiphon.app.serve_options import LogFormat, ServeError, ServeOptions
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.tls import load_ssl_context
+from antiphon.app.tools.tool_host import ToolOptionError
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
@@ -41,7 +42,7 @@ def run_until_signal(options: ServeOptions, settings: Settings, style: LogFormat
     log_config.configure_logging(style, sink)
     try:
         uvloop.run(_run_server(options, settings, style, spawn, sink))
-    except (EngineError, ScriptError, DialectError, StoreError, KeyFileError) as error:
+    except (EngineError, ScriptError, DialectError, StoreError, KeyFileError, ToolOptionError) as error:
         raise ServeError(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)

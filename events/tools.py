@@ -91,14 +91,28 @@ class ToolSearchTool(Tool, frozen=True, kw_only=True, tag="tool_search"):
     parameters: dict[str, Any] | None = None
 
 
+class McpTool(Tool, frozen=True, kw_only=True, tag="mcp"):
+    """Tools of an MCP server, which the server of the response calls. Its credentials are kept elsewhere."""
+
+    server_label: Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}\Z")]
+    server_url: str | None = None
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    server_description: str | None = None
+    allowed_tools: Any = None
+    require_approval: Any = None
+    defer_loading: bool | None = None
+    allowed_callers: Any = None
+
+
 BuiltinTool = ShellTool | PatchTool | LocalShellTool | ToolSearchTool
 
 
 COMPUTER_TOOL_TYPES = ("computer", "computer-preview", "computer_use", "computer_use_preview")
 """Types of tools for which a model must read images."""
 
+WEB_SEARCH_TYPES = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
 HOSTED_TOOL_TYPES = frozenset(
-    """code_interpreter file_search image_generation mcp programmatic_tool_calling web_search
-    web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11""".split()
+    (*WEB_SEARCH_TYPES, *"code_interpreter file_search image_generation mcp programmatic_tool_calling".split())
 )
-"""Types of tools that a server runs itself. This server runs none: it accepts them, and hides them from the model."""
+"""Types of tools that a server runs itself. Those that this server is not set up for are hidden from the model."""

@@ -221,7 +221,7 @@ def _functions(tool: OfferedTool | NamespaceTool) -> Iterator[tuple[ToolKey, Off
 
 
 def _check_name(key: ToolKey, index: int, found: Mapping[ToolKey, object], *, is_foreign: bool) -> None:
-    """Checks a name. `is_foreign`: an MCP server has chosen it, so any will do: the model name has no odd characters."""
+    """Checks a name. `is_foreign`: an MCP server has chosen it, so any will do: its model name has no odd ones."""
     namespace, name = key
     # Names are pasted raw into prompts: a newline in one would let a client forge the prompt's structure.
     if not is_foreign and not VALID_NAME.fullmatch(name):

@@ -146,6 +146,11 @@ class Machine:
         self._ending = _EndingDetails()
 
     @property
+    def output(self) -> tuple[OutputItem, ...]:
+        """The finished items so far."""
+        return tuple(self._output)
+
+    @property
     def is_ended(self) -> bool:
         """True once the terminal event has been emitted."""
         return self.state is State.ENDED

@@ -375,7 +375,6 @@ def test_hosted_tool_types_are_accepted_and_unknown_types_rejected() -> None:
         "file_search",
         "code_interpreter",
         "tool_search",
-        "mcp",
         "image_generation",
     ]
     spec = read_responses_spec(tools=[*TOOLS, *({"type": tool_type} for tool_type in hosted_types)])

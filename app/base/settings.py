@@ -1,8 +1,9 @@
 """Settings that the operator chooses at start. In this package, only the command line reads the environment.
 
-Two modules outside it read some: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
+Three modules outside it read some: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
 vocabulary is loaded if that folder does not contain it; `engine/kernels/compiler.py` reads `XDG_CACHE_HOME` (where
-compiled kernels are stored) and `CC`. The engine's worker process inherits the environment without its secrets.
+compiled kernels are stored) and `CC`. `app/tools/tool_host.py` reads the variables that
+`--tool-server-key` names. The engine's worker process inherits the environment without its secrets.
 """
 
 from functools import partial
@@ -20,6 +21,9 @@ WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, nev
 
 _server, _keys = partial(Option, "Server"), partial(Option, "Keys and TLS")
 _replies, _storage = partial(Option, "Replies"), partial(Option, "Storage")
+
+
+_tools = partial(Option, "Tools")
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -118,6 +122,38 @@ class Settings(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option("Adapters", "Folder whose adapters clients may load with --allow-lora-updates; repeatable."),
     ] = ()
+    tool_servers: Annotated[
+        tuple[str, ...],
+        _tools(
+            "MCP server whose tools this server may call, by its URL (Streamable HTTP); repeatable.",
+            metavar="LABEL=URL",
+        ),
+    ] = ()
+    tool_server_keys: Annotated[
+        tuple[str, ...],
+        _tools("Environment variable with the bearer token of a tool server; repeatable.", metavar="LABEL=VARIABLE"),
+    ] = ()
+    tool_commands: Annotated[
+        tuple[str, ...],
+        _tools("MCP server that is started as a command (stdio); repeatable.", metavar="LABEL=COMMAND"),
+    ] = ()
+    tool_approvals: Annotated[
+        tuple[str, ...],
+        _tools(
+            "Tool server whose calls always need the client's approval; repeatable.",
+            name="tool-approve",
+            metavar="LABEL",
+        ),
+    ] = ()
+    mcp_allowed_hosts: Annotated[
+        tuple[str, ...],
+        _tools(
+            "Host of MCP servers that clients may name, or HOST:PORT, or * for every public host; repeatable.",
+            name="mcp-allow",
+            metavar="HOST",
+        ),
+    ] = ()
+    """None: clients may name only the servers of the options above."""
     max_body_bytes: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """Time limit from the opening of a connection, or the first byte of a later request on it, to the end of the

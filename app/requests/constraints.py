@@ -20,6 +20,7 @@ from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.events.tools import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.strict_schema import close_objects
+from antiphon.harmony.tools import ServerTool
 
 SCHEMA_ERROR_CODES = {
     "text.format.schema": "invalid_json_schema",
@@ -58,8 +59,8 @@ def list_constraints(
     """
     all_schemas, result = bool(tools.served) and prompt_input.needs_grammar, list[CheckedConstraint]()
     for served_tool, path in zip(tools.served, tools.paths, strict=True):
-        if isinstance(served_tool, BuiltinTool):
-            continue  # its schema or grammar is the server's own
+        if isinstance(served_tool, BuiltinTool | ServerTool):
+            continue  # its schema or grammar is the server's own, or not enforced
         leaves = served_tool.tools if isinstance(served_tool, NamespaceTool) else (served_tool,)
         for index, tool in enumerate(leaves):
             tool_path = f"{path}.tools[{index}]" if isinstance(served_tool, NamespaceTool) else path
@@ -92,6 +93,15 @@ def _tool_constraint(
             "regex" if tool_format.syntax == "regex" else "lark", tool_format.definition, f"{path}.format.definition"
         )
     ]
+
+
+async def find_schema_fault(schema: Mapping[str, Any]) -> str | None:
+    """Returns why no grammar can hold a JSON Schema; None if one can."""
+    constraint = schema_constraint(schema, "")
+    try:
+        return await GRAMMAR_CHECKER.find_fault(constraint.kind, constraint.source)
+    except SandboxError as error:
+        return str(error)
 
 
 async def check_constraint(constraint: CheckedConstraint) -> None:

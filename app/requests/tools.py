@@ -1,4 +1,7 @@
-"""Parser of a request's tools: all are echoed, some are offered to the model, hosted ones are only accepted."""
+"""Parser of a request's tools: all are echoed, those that the client runs are offered to the model.
+
+The server decides later which tools of its own it offers: see `app/tools`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +23,7 @@ from antiphon.events.tools import (
     ShellTool,
     ToolSearchTool,
 )
+from antiphon.harmony.tools import ServerTool
 
 RequestTool = FunctionTool | CustomTool | NamespaceTool | BuiltinTool
 SERVED_TYPES: dict[str, type[RequestTool]] = {
@@ -31,6 +35,10 @@ SERVED_TYPES: dict[str, type[RequestTool]] = {
     "local_shell": LocalShellTool,
     "tool_search": ToolSearchTool,
 }
+_MCP_DEFAULTS = {
+    "type": "mcp", "allowed_tools": None, "headers": None, "require_approval": "always", "server_description": None
+}  # fmt: skip
+"""Keys that the echo of an MCP server always has."""
 BUILTIN_TOOL_TYPES = ("shell", "apply_patch")
 """Built-in tools that `tool_choice` can name."""
 
@@ -39,7 +47,7 @@ class RequestTools(Struct, frozen=True):
     """Parsed tools of a request. `served` are offered to the model; `paths` has the request path of each of them."""
 
     echo: tuple[dict[str, Any], ...] = ()
-    served: tuple[RequestTool, ...] = ()
+    served: tuple[RequestTool | ServerTool, ...] = ()
     paths: tuple[str, ...] = ()
     num_loaded: int = 0
     """Number of the last tools that were loaded in the conversation, where the prompt shows them."""
@@ -75,9 +83,9 @@ def _split_loaded(*parts: RequestTools) -> list[tuple[RequestTools, int]]:
     return [(part, len(part.served) - part.num_loaded) for part in parts]
 
 
-def _remove_deferred(tool: RequestTool) -> RequestTool | None:
+def _remove_deferred(tool: RequestTool | ServerTool) -> RequestTool | ServerTool | None:
     """Returns a tool without the deferred ones in it; None if nothing is left."""
-    if isinstance(tool, BuiltinTool):
+    if isinstance(tool, BuiltinTool | ServerTool):
         return tool
     if tool.defer_loading:
         return None
@@ -155,6 +163,8 @@ def _check_parameters(tool: FunctionTool | CustomTool, path: str) -> None:
 
 def _echo_tool(tool: dict[str, Any], offer: RequestTool | None) -> dict[str, Any]:
     """Returns the tool as it was sent. A function gets all of its keys, because clients read them."""
+    if tool["type"] == "mcp":
+        return {**_MCP_DEFAULTS, **{key: value for key, value in tool.items() if value is not None}}
     if not isinstance(offer, FunctionTool):
         return tool
     defaults = {"description": offer.description, "parameters": offer.parameters, "strict": offer.strict}

@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 from antiphon.app.base.reply_form import ChatForm, ReplyForm
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import CheckedConstraint
+from antiphon.app.requests.server_tools import ServerToolsRequest
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response
@@ -63,8 +64,12 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Items that the client sent with this request. Earlier items of the conversation are stored already."""
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
+    single_call: bool = False
+    """True if parallel calls are off: a round of the model ends after one complete call."""
     max_tool_calls: int | None = None
-    """Number of complete calls after which the turn ends; 1 if parallel calls are off."""
+    """Maximum number of calls that the server runs; None: see `app.tools`. Calls that the client runs do not count."""
+    server_tools: ServerToolsRequest | None = None
+    """Tools that the server may run, as the request names them; None: it names none."""
     n: int = 1
     """Number of turns that share the prompt."""
     stored_chat: StoredChat | None = None

@@ -11,12 +11,15 @@ import msgspec
 from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, storage_unavailable
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.settings import DEFAULT_SETTINGS
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnStats
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.turns.cache_diagnostics import list_settings
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
@@ -24,10 +27,10 @@ from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompt_token_cache import FinishedTurn, TurnPrompt
+from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
 from antiphon.events.inputs import AnyInput
-from antiphon.events.items import Compaction
 from antiphon.events.response import CacheUnavailable, ComparisonNotFound
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
@@ -50,7 +53,7 @@ def new_id(prefix: str) -> str:
 class TurnManager:
     """Starts turns and tracks those that are running. `clock` returns seconds since 1970."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # components of the server
         self,
         store: ResponseStore,
         capacity: TurnCapacity,
@@ -60,10 +63,12 @@ class TurnManager:
         output_settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
         sealer: Sealer | None = None,
+        tool_host: ToolHost | None = None,
         on_turn_end: Callable[[str, TurnStats], None] | None = None,
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end = capacity, on_turn_end
+        self._tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, store, self.sealer)
         self.clock, self._new_id = clock, new_id
         self._output_settings = output_settings
         self._timeouts = timeouts
@@ -96,13 +101,16 @@ class TurnManager:
         turns: list[Turn] = []
         try:
             on_admitted()
-            prompts = [await self._render(model, each, owner, is_large=is_large) for each in specs]
+            opened = [await self._open_tools(each, owner) for each in specs]
+            prompts = [await self._render(model, each, owner, is_large=is_large) for each, _ in opened]
             choices = [
-                (each, prompt, number) for each, prompt in zip(specs, prompts, strict=True) for number in range(each.n)
+                (each, tools, prompt, number)
+                for (each, tools), prompt in zip(opened, prompts, strict=True)
+                for number in range(each.n)
             ]
-            identified = [await self._identify(each) for each, _, _ in choices]
-            for (_, prompt, number), (each, stored_input), slot in zip(choices, identified, slots, strict=True):
-                turns.append(self._create_turn(model, each, stored_input, prompt, number, slot))
+            identified = [await self._identify(each) for each, *_ in choices]
+            for (_, tools, prompt, number), (each, stored_input), slot in zip(choices, identified, slots, strict=True):
+                turns.append(self._create_turn(model, each, stored_input, prompt, number, slot, tools))
             for turn in turns:
                 await asyncio.shield(turn.started)
         except BaseException:
@@ -115,6 +123,10 @@ class TurnManager:
         if spec.base_response.background:
             await self._wait_stored(turns)
         return [turn.log for turn in turns]
+
+    async def _open_tools(self, spec: TurnSpec, owner: str) -> tuple[TurnSpec, HostedTurn | None]:
+        """Returns the turn with the tools that the server runs. Raises `ApiError`."""
+        return await self._tool_host.open_tools(spec, owner, self.clock())
 
     async def _render(self, model: ServedModel, spec: TurnSpec, owner: str, *, is_large: bool) -> TurnPrompt:
         """Returns the prompt of a turn. Raises `ApiError`."""
@@ -191,6 +203,7 @@ class TurnManager:
         self._shutting_down = True
         running = list(self._running.values())
         if not running:
+            await self._tool_host.close()
             return
         _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
         for turn in running:
@@ -198,6 +211,7 @@ class TurnManager:
                 turn.fail_for_shutdown()
         if pending:
             await asyncio.wait(pending)
+        await self._tool_host.close()
         # A connection that closes now would miss the last event, which a store withholds until it is durable.
         publishing = [asyncio.ensure_future(turn.log.wait_published()) for turn in running]
         _, waiting = await asyncio.wait(publishing, timeout=MAX_PUBLISH_WAIT_S)
@@ -206,6 +220,7 @@ class TurnManager:
 
     async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
         """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
+        spec, _ = await self._open_tools(spec, owner)
         return (await self._renderer.render_in_thread(model, spec, owner, self.clock())).prompt.tokens
 
     async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
@@ -228,8 +243,10 @@ class TurnManager:
         prompt: TurnPrompt,
         number: int,
         slot: TurnSlot,
+        tools: HostedTurn | None,
     ) -> Turn:
         base_response = spec.base_response
+        job = build_job(model, spec, prompt, number, input_items)
         processor = OutputProcessor(
             spec,
             prompt,
@@ -238,18 +255,20 @@ class TurnManager:
             clock=lambda: int(self.clock()),
             settings=self._output_settings,
             seal=partial(self.sealer.seal, prompt.owner),
+            tools=tools,
         )
         turn = Turn(
             EventLog(base_response, prompt.owner, input_items, keeps_details=spec.stored_chat is not None),
             processor,
             model.engine,
-            build_job(model, spec, prompt, number, input_items),
+            job,
             self._timeouts,
             name_grammar_field(spec.constraints),
             self._create_compaction(model, spec, input_items, prompt),
+            None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job),
         )
         self._running[base_response.id] = turn
-        turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, prompt, processor, slot))
+        turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
         return turn
 
     def _create_compaction(
@@ -268,22 +287,24 @@ class TurnManager:
 
         return CompactionJob(job=build_job(model, summary_spec, summary_prompt, 0, input_items), finish=finish)
 
-    def _on_turn_end(
-        self, model: ServedModel, turn: Turn, prompt: TurnPrompt, processor: OutputProcessor, slot: TurnSlot
-    ) -> None:
+    def _on_turn_end(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:
         slot.release()
         del self._running[turn.log.id]
         response = processor.machine.response
         if self._report_end is not None:
-            stats = _turn_stats(turn, processor, len(prompt.prompt.tokens))
+            stats = _turn_stats(turn, processor)
             self._report_end(turn.log.base_response.model, stats)
         if response.status in ("completed", "incomplete") and processor.has_dialect:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
-            prompt = (turn.compacted.prompt if turn.compacted else None) or prompt
-            output = tuple(item for item in response.output if not isinstance(item, Compaction))
+            last = processor.round
             settings = list_settings(model.names[0], turn.log.base_response.text)
             finished = FinishedTurn(
-                prompt, tuple(processor.generated_tokens), output, request_bytes, turn.log.id, settings
+                last.prompt,
+                tuple(last.generated_tokens),
+                last.list_spoken(response.output),
+                request_bytes,
+                turn.log.id,
+                settings,
             )
             self._renderer.token_history.add_turn(finished)
 
@@ -294,10 +315,10 @@ class TurnManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _turn_stats(turn: Turn, processor: OutputProcessor, prompt_tokens: int) -> TurnStats:
+def _turn_stats(turn: Turn, processor: OutputProcessor) -> TurnStats:
     """Returns the statistics of a turn that has just ended."""
     finish_reason = processor.machine.response.status if turn.log.entries else "refused"
-    num_generated = len(processor.generated_tokens)
+    num_generated, prompt_tokens = processor.num_generated_tokens, processor.num_prompt_tokens
     return TurnStats(
         finish_reason=str(finish_reason),
         elapsed_s=turn.elapsed,

@@ -1,20 +1,26 @@
 """Turns an engine's chunks into events: reader, stop strings, limits and state machine, in one synchronous pipeline.
 
 The processor decides when a turn is over (the engine finished, a stop string matched, the last permitted call is
-complete, a call can no longer be completed) and stops the machine. It knows no tasks, logs or clients.
+complete, a call can no longer be completed) and stops the machine. A turn with calls that the server runs has several
+rounds. While such a call runs, the segments that the model generated after it wait. The processor knows no tasks, logs
+or clients.
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from msgspec import UnsetType
 
 from antiphon.app.base.encryption import Purpose
 from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turns.cache_diagnostics import diagnose_cache
 from antiphon.app.turns.compaction import SummaryReader
 from antiphon.app.turns.prompt_token_cache import TurnPrompt
+from antiphon.app.turns.rounds import Round, ServerCall
 from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.app.turns.token_details import DetailCollector
 from antiphon.engine.protocol import Chunk, TokenLogprob
@@ -25,7 +31,20 @@ from antiphon.harmony.format import ModelFormat
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 from antiphon.state.machine import STOPPED_IN_CALL, Machine
-from antiphon.state.segments import Call, Close, Compact, Refuse, Result, Say, Segment, Think
+from antiphon.state.segments import (
+    SERVER_TOOL_KINDS,
+    Arguments,
+    Call,
+    CallResult,
+    Close,
+    Compact,
+    CompleteItem,
+    Refuse,
+    Result,
+    Say,
+    Segment,
+    Think,
+)
 from antiphon.state.table import IllegalInput, State
 
 RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"})
@@ -47,9 +66,10 @@ class OutputProcessor:
         clock: Callable[[], int],
         settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         seal: Callable[[Purpose, str], str] = lambda _, text: text,
+        tools: HostedTurn | None = None,
     ) -> None:
         prompt = turn_prompt.prompt
-        self._format, self._spec, self._prompt, self._turn_prompt = form, spec, prompt, turn_prompt
+        self._format, self._spec, self._tools = form, spec, tools
         summary_prompt = turn_prompt if spec.compact else turn_prompt.summary
         self._summary = SummaryReader(form, summary_prompt) if summary_prompt else None
         self._is_compacting = self._summary is not None
@@ -59,15 +79,24 @@ class OutputProcessor:
             if spec.text_completion is None
             else form.passthrough.create_reader(keep_special_tokens=spec.text_completion.keep_special_tokens)
         )
-        self._reader = self._passthrough_reader or form.create_reader(prompt, turn_prompt.prompt_input)
-        # A stop string could cut JSON that must match a schema.
-        stop_strings = spec.stop_strings if not spec.prompt_input.promises_json else ()
-        self._stops = StopStringFilter(stop_strings, verbatim=spec.text_completion is not None)
+        reader = self._passthrough_reader or form.create_reader(prompt, turn_prompt.prompt_input)
+        self.round = Round(turn_prompt, reader, 0)
+        """The round that runs, or ran last."""
+        self._done_rounds: list[Round] = []
+        self._stops = self._create_filter()
         self._details = DetailCollector(form, prompt, spec.details)
-        self._calls = 0
+        self._open_call: Call | None = None
+        self._arguments: list[str] = []
+        self._held: deque[Segment] = deque()
+        """Segments that the model generated after a call that runs."""
+        self.due_call: ServerCall | None = None
+        """The call that the server must run now."""
+        self._ending: Literal["stop", "length", "stopped"] | None = None
+        """How the generation of the round has ended; `stopped`: the turn needs no more of it."""
+        self.is_round_over = False
+        """True if the turn goes on with another round."""
+        self._is_ignoring = False  # inside a call of a tool that the model may not call any more
         self._steer_requested = False
-        self._cached = 0
-        self.generated_tokens: list[int] = []
         self._events: list[Event] = []
         self.machine = Machine(
             spec.base_response,
@@ -76,6 +105,7 @@ class OutputProcessor:
             usage=self._build_usage,
             diagnose=self._diagnose_cache,
             seal=(lambda text: seal("reasoning", text)) if spec.encrypt_reasoning else None,
+            create_approval_id=None if tools is None else tools.create_approval_id,
             settings=settings,
         )
 
@@ -83,6 +113,26 @@ class OutputProcessor:
     def is_ended(self) -> bool:
         """True once the terminal event has been produced."""
         return self.machine.is_ended
+
+    @property
+    def needs_no_more(self) -> bool:
+        """True once no further token of the engine's job is needed."""
+        return self.is_ended or self._ending is not None
+
+    @property
+    def _is_waiting(self) -> bool:
+        """True while a call runs: nothing that the model generates is output then."""
+        return self.machine.state is State.RUN
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Number of tokens that the model has generated in all rounds."""
+        return sum(len(each.generated_tokens) for each in (*self._done_rounds, self.round))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens in the prompts of all rounds."""
+        return sum(len(each.prompt.prompt.tokens) for each in (*self._done_rounds, self.round))
 
     @property
     def has_dialect(self) -> bool:
@@ -104,15 +154,22 @@ class OutputProcessor:
 
     def on_admitted(self, chunk: Chunk) -> None:
         """Handles the first chunk of a job, which carries no tokens and marks its admission."""
-        if self.machine.state in (State.NEW, State.QUEUED):
-            self._events += self.machine.begin()
+        self.begin()
         if self._is_compacting and self._summary is not None:
             self._summary.read_chunk(chunk)
             self._events += self.machine.feed(Compact())
         else:
-            self._cached = chunk.cached_tokens
-            self._details.add_admission(chunk)
+            self.round.is_admitted, self.round.cached_tokens = True, chunk.cached_tokens
+            if not self._done_rounds:
+                self._details.add_admission(chunk)
             self._steer()
+
+    def begin(self) -> None:
+        """Emits the start of the response and the lists of tools, unless it has started."""
+        if self.machine.state in (State.NEW, State.QUEUED):
+            self._events += self.machine.begin()
+            for item in self._tools.lists if self._tools is not None else ():
+                self._events += self.machine.feed(CompleteItem(item))
 
     def keepalive(self) -> None:
         """Repeats the latest lifecycle event or the stage of a compaction where that is legal."""
@@ -126,23 +183,28 @@ class OutputProcessor:
         if self._is_compacting and self._summary is not None:
             self._process_summary(self._summary, chunk)
             return
-        self._steer_requested = self._steer_requested and chunk.finish is None  # a turn that ends is not steered
-        self._cached = max(self._cached, chunk.cached_tokens)
+        if chunk.finish is not None and not self.round.calls:
+            self._steer_requested = False  # a turn that ends is not steered
+        self.round.cached_tokens = max(self.round.cached_tokens, chunk.cached_tokens)
         self._details.add_prompt_logprobs(chunk)
         if self._spec.prefill_only:
             self._finish_prefill(chunk)
             return
-        self.generated_tokens += chunk.tokens
+        if self._ending is not None:
+            return
+        self.round.generated_tokens += chunk.tokens
         logprobs = [self._decode_logprob(entry) for entry in chunk.logprobs] if self._spec.logprobs else ()
-        segments = self._reader.feed(chunk.tokens, logprobs)
+        segments = self.round.reader.feed(chunk.tokens, logprobs)
         self._details.add_chunk(chunk, self._passthrough_reader.take_offsets() if self._passthrough_reader else ())
         self._process_segments(segments)
-        if self.is_ended:
+        if self.needs_no_more:
             return
-        if self._reader.call_failed:  # between two files of a patch, no item is open, and the call has failed still
-            self.fail("server_error", STOPPED_IN_CALL)
+        if (
+            self.round.reader.call_failed
+        ):  # between two files of a patch, no item is open, and the call has failed still
+            self._end_generation("stopped")
         elif chunk.finish:
-            self._finish_turn(chunk)
+            self._finish_generation(chunk)
 
     def request_steer(self) -> None:
         """Ends the turn as soon as no item is open. One that has called a tool is never ended: it may call more."""
@@ -169,11 +231,69 @@ class OutputProcessor:
         if turn_prompt is None:
             self._events += self.machine.stop()
             return
-        self._prompt, self._turn_prompt = turn_prompt.prompt, turn_prompt
-        self._reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
+        reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
+        self.round = Round(turn_prompt, reader, len(self.machine.output))
+
+    # Rounds
+
+    def add_approved(self, call: Call, arguments: str) -> None:
+        """Begins a call that the client has approved. It is due now."""
+        for segment in (call, Arguments(arguments), Close()):
+            self._feed_now(segment)
+
+    def end_call(self, result: CallResult, output: str) -> None:
+        """Emits the end of the call that was due, and what the model generated after it. `output` is for the model."""
+        if self.due_call is None or self.is_ended:
+            return
+        self.round.calls[-1] = ServerCall(self.due_call.call, self.due_call.arguments, output)
+        self.due_call = None
+        self._events += self.machine.feed(result)
+        self._steer()
+        while self._held and not self._is_waiting and not self.is_ended:
+            self._feed_now(self._held.popleft())
+            self._check_limits()
+        if self._ending is not None:
+            self._end_generation(self._ending)
+
+    def start_round(self, turn_prompt: TurnPrompt) -> None:
+        """Goes on with the output for this prompt."""
+        self._done_rounds.append(self.round)
+        reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
+        self.round = Round(turn_prompt, reader, len(self.machine.output))
+        self._stops, self._ending, self.is_round_over = self._create_filter(), None, False
+
+    def cut(self) -> None:
+        """Ends the turn because nothing is left for another round."""
+        self._events += self.machine.cut()
+
+    def _create_filter(self) -> StopStringFilter:
+        spec = self._spec
+        # A stop string could cut JSON that must match a schema.
+        stop_strings = spec.stop_strings if not spec.prompt_input.promises_json else ()
+        return StopStringFilter(stop_strings, verbatim=spec.text_completion is not None)
+
+    def _end_generation(self, ending: Literal["stop", "length", "stopped"]) -> None:
+        """Ends the round, or the turn, unless a call runs: then the end of the call does."""
+        self._ending = ending
+        if self._is_waiting or self.is_ended:
+            return
+        if ending == "length":
+            self._events += self.machine.cut()
+        elif self.round.reader.call_failed:
+            self.fail("server_error", STOPPED_IN_CALL)
+        elif self._goes_on():
+            self._events += self.machine.feed(Close())
+            self.is_round_over = True
+            self._steer()
+        else:
+            self._events += self.machine.stop()
+
+    def _goes_on(self) -> bool:
+        is_complete = self.machine.state not in (State.CALL, State.TOOL) and self._stops.matched is None
+        return is_complete and bool(self.round.calls) and not self.round.num_client_calls
 
     def _steer(self) -> None:
-        if self._steer_requested and self.machine.state is State.IDLE and not self._calls:
+        if self._steer_requested and self.machine.state is State.IDLE and not self.round.num_client_calls:
             self._events += self.machine.steer()
 
     # Processing of one step
@@ -186,22 +306,38 @@ class OutputProcessor:
             self.fail(chunk.fault.code, chunk.fault.message)
 
     def _process_segments(self, segments: Sequence[Segment]) -> None:
-        machine, stops = self.machine, self._stops
         for segment in segments:
-            for released in stops.filter_segment(segment):
+            for released in self._stops.filter_segment(segment):
                 self._feed_segment(released)
-            if machine.state is State.ENDED:
-                return
-            if stops.matched is not None or self._calls == self._spec.max_tool_calls:
-                self._events += machine.stop()
+            self._check_limits()
+            if self.needs_no_more:
                 return
 
+    def _check_limits(self) -> None:
+        """Ends the generation if a stop string has matched, or if the model may make no more calls in this round."""
+        is_limit = self._spec.single_call and self.round.num_calls > 0
+        is_limit = is_limit or (bool(self.round.calls) and self._tools is not None and not self._tools.can_call)
+        if self._ending is None and not self.is_ended and (is_limit or self._stops.matched is not None):
+            self._held.clear()
+            self._end_generation("stopped")
+
     def _feed_segment(self, segment: Segment) -> None:
+        if self._is_waiting or self._held:
+            self._held.append(segment)
+        elif self.machine.state is not State.ENDED:
+            self._feed_now(segment)
+
+    def _feed_now(self, segment: Segment) -> None:
         machine = self.machine
-        if machine.state is State.ENDED:
+        if self._ignores(segment):
             return
-        if machine.state is State.CALL and isinstance(segment, Close):
-            self._calls += 1
+        is_call_end = isinstance(segment, Close) and machine.state in (State.CALL, State.TOOL)
+        if type(segment) is Call:
+            self._open_call, self._arguments = segment, []
+        elif type(segment) is Arguments:
+            self._arguments.append(segment.text)
+        if is_call_end:
+            self._count_call()
         if self._steer_requested and isinstance(segment, _NEXT_ITEM.get(machine.state, ())):
             self._events += machine.feed(Close())
             self._steer()
@@ -211,23 +347,37 @@ class OutputProcessor:
         if self._steer_requested:
             self._steer()
 
-    def _finish_turn(self, chunk: Chunk) -> None:
+    def _ignores(self, segment: Segment) -> bool:
+        """Tells whether a segment belongs to a call that the model may not make any more: no engine prevents all."""
+        if type(segment) is Call:
+            is_last = self._tools is None or self._tools.can_call
+            self._is_ignoring = segment.kind in SERVER_TOOL_KINDS and not is_last and not segment.approval_request_id
+        ignored = self._is_ignoring
+        if ignored and isinstance(segment, Close):
+            self._is_ignoring = False
+        return ignored
+
+    def _count_call(self) -> None:
+        call = self._open_call
+        if call is None or call.kind not in SERVER_TOOL_KINDS:
+            self.round.num_client_calls += 1
+            return
+        self.due_call = ServerCall(call, "".join(self._arguments))
+        self.round.calls.append(self.due_call)
+        if self._tools is not None:
+            self._tools.count_call(call)
+
+    def _finish_generation(self, chunk: Chunk) -> None:
         if chunk.fault:
             self.fail(chunk.fault.code, chunk.fault.message)
         elif chunk.finish == "cancelled":
             self.cancel()
         else:
-            self._process_segments(self._reader.finish(natural=chunk.finish == "stop"))
+            self._process_segments(self.round.reader.finish(natural=chunk.finish == "stop"))
             for held in self._stops.release_held():
                 self._feed_segment(held)
-            if self.is_ended:
-                return
-            if chunk.finish != "stop":
-                self._events += self.machine.cut()
-            elif self._reader.call_failed:
-                self.fail("server_error", STOPPED_IN_CALL)
-            else:
-                self._events += self.machine.stop()
+            if not self.needs_no_more:
+                self._end_generation("stop" if chunk.finish == "stop" else "length")
 
     def _finish_prefill(self, chunk: Chunk) -> None:
         """Ends a prefill-only turn. Its one token only shows that the prompt was read, and is not output."""
@@ -237,11 +387,15 @@ class OutputProcessor:
             self._events += self.machine.stop()
 
     def _build_usage(self) -> Usage:
-        """Returns the sum of both jobs of a turn that was compacted."""
+        """Returns the sum of all jobs of the turn: of its rounds, and of the summary if it was compacted."""
         # A turn that ends with its summary has no other job.
         has_answer = self._summary is None or not (self._is_compacting or self._spec.compact)
-        num_prompt, cached = (len(self._prompt.tokens), self._cached) if has_answer else (0, 0)
-        num_generated, reasoning = len(self.generated_tokens), self._reader.reasoning_tokens
+        rounds = [*self._done_rounds, self.round]
+        # One that was never admitted has no job: it failed before that, or it has only calls that the client approved.
+        paid = [each for each in rounds if each.is_admitted or len(rounds) == 1] if has_answer else []
+        num_prompt = sum(len(each.prompt.prompt.tokens) for each in paid)
+        cached = sum(each.cached_tokens for each in paid)
+        num_generated, reasoning = self.num_generated_tokens, sum(each.reader.reasoning_tokens for each in rounds)
         if self._summary is not None:
             num_prompt += self._summary.num_prompt_tokens
             cached += self._summary.num_cached_tokens
@@ -256,9 +410,10 @@ class OutputProcessor:
         )
 
     def _diagnose_cache(self) -> PromptCacheDiagnostics | UnsetType:
+        first = self._done_rounds[0] if self._done_rounds else self.round
         summary = self._summary if self._spec.compact else None
-        cached = self._cached if summary is None else summary.num_cached_tokens
-        return diagnose_cache(self._turn_prompt, cached)
+        cached = first.cached_tokens if summary is None else summary.num_cached_tokens
+        return diagnose_cache(first.prompt, cached)
 
     def _decode_logprob(self, entry: TokenLogprob) -> Logprob:
         text, data = self._format.decode_token(entry.id)

@@ -26,6 +26,8 @@ from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses.input_items import read_item
+from antiphon.events.base import InputItem
+from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem, PromptCacheDiagnostics
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
@@ -73,7 +75,8 @@ class FinishedTurn(Struct, frozen=True):
 
     turn_prompt: TurnPrompt
     generated_tokens: tuple[int, ...]
-    output: tuple[OutputItem, ...]
+    output: tuple[OutputItem | AnyInput, ...]
+    """The items that the model wrote. Calls that the server ran are input items, which have no output yet."""
     request_bytes: int = 0
     """Size of the request's echo as JSON: tools count, whether they were rendered or not."""
     response_id: str = ""
@@ -187,12 +190,19 @@ class _HistoryEntry:
         return _compare_renderings(self.turn)
 
 
+def to_input(items: Sequence[OutputItem | AnyInput]) -> tuple[AnyInput, ...]:
+    """Returns output items as a client sends them back. Raises `ApiError` for one that no client may send."""
+    return tuple(
+        item if isinstance(item, InputItem) else read_item(msgspec.to_builtins(item), "output") for item in items
+    )
+
+
 def _compare_renderings(turn: FinishedTurn) -> _ReplayPrefix | None:
     """Compares the turn as history renders it with the turn as generated. Returns None if their texts differ."""
     prompt, form = turn.turn_prompt, turn.turn_prompt.format
     generated = turn.generated_tokens[:-1] if turn.generated_tokens[-1] in form.end_ids else turn.generated_tokens
     try:
-        resent = [read_item(msgspec.to_builtins(item), "output") for item in turn.output]
+        resent = to_input(turn.output)
         next_input = msgspec.structs.replace(prompt.prompt_input, items=(*prompt.prompt_input.items, *resent))
         rendered = form.render_prompt(next_input, now=prompt.now, owner=prompt.owner).tokens
     except (ApiError, RenderError):

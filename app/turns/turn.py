@@ -11,6 +11,7 @@ an event in the log. In every case, a log with events ends with a terminal event
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import structlog
@@ -19,12 +20,16 @@ from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
 
 _logger = structlog.get_logger(__name__)
 
 SHUTTING_DOWN_MESSAGE = "The server is shutting down. Retry the request."
 BROKEN_MESSAGE = "The server had an error while processing the request."
+MAX_STORE_WAIT_S = 30.0
+"""Time for which a call of a tool waits until the store has it. It is never run before."""
+UNKEPT_MESSAGE = "The server could not store the call of a tool, so it did not run it."
 GONE_MESSAGE = "The request was cancelled before it started."
 
 
@@ -55,11 +60,12 @@ class Turn:
         timeouts: TurnTimeouts,
         grammar_param: str | None = None,
         compaction: CompactionJob | None = None,
+        rounds: RoundPlanner | None = None,
     ) -> None:
         self.log = log
         self.compacted: CompactedTurn | None = None
         """The turn after its compaction; None if it has not been compacted."""
-        self._compaction = compaction
+        self._compaction, self._rounds = compaction, rounds
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processor, self._engine, self._job, self._timeouts = processor, engine, job, timeouts
         self._grammar_param = grammar_param
@@ -69,6 +75,7 @@ class Turn:
         self._first_token_at: float | None = None
         self._admitted = False
         self._work: asyncio.Task[None] | None = None
+        self._tools: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
         """Task that runs the turn. It never raises."""
 
@@ -103,9 +110,10 @@ class Turn:
             await self._generate()
         except EngineError as error:
             self._on_engine_error(error)
-        except ApiError as error:  # the prompt after a compaction
+        except ApiError as error:  # the prompt of a later job, or an approval that was used before
             code, message = error.code or "server_error", error.message
             self._end_turn(lambda: self._processor.fail(code, message))
+            self._reject(error)
         except asyncio.CancelledError:
             self._end_turn(self._ending)
         except Exception:
@@ -123,28 +131,80 @@ class Turn:
 
     async def _generate(self) -> None:
         """Runs the jobs on the engine until the turn is over, which may be before the engine has finished them."""
+        if self._rounds is not None:
+            await self._rounds.tools.claim_approvals()
         if self.log.base_response.background:
             self._announce_queued()
         if self._compaction is not None:
             await self._compact(self._compaction)
-        if not self._processor.is_ended:
+        if self._rounds is not None and self._rounds.tools.approved and not self._processor.is_ended:
+            await self._run_approved(self._rounds)
+        while not self._processor.is_ended:
             await self._run_job(self._job)
-        if not self._processor.is_ended:
-            raise RuntimeError("the engine returned without a last chunk that ended the turn")
+            if self._rounds is not None and self._processor.is_round_over:
+                await self._prepare_round(self._rounds)
+            elif not self._processor.is_ended:
+                raise RuntimeError("the engine returned without a last chunk that ended the turn")
+
+    async def _run_approved(self, rounds: RoundPlanner) -> None:
+        """Runs the calls that the client has approved, before the first job."""
+        self._processor.begin()
+        self._mark_started()
+        for approved in rounds.tools.approved:
+            self._processor.add_approved(approved.call, approved.arguments)
+            await self._run_due_calls(rounds)
+            if self._processor.is_ended:
+                return
+        await self._prepare_round(rounds)
+
+    async def _prepare_round(self, rounds: RoundPlanner) -> None:
+        """Renders the prompt of the next round. The turn is cut if there is no room for one."""
+        processor = self._processor
+        self._write_events()
+        following = await rounds.plan_next(processor.round, processor.machine.output, processor.num_generated_tokens)
+        if processor.is_ended:  # steered
+            return
+        if following is None:
+            processor.cut()
+            return
+        processor.start_round(following.prompt)
+        self._job, self._admitted = following.job, False
+
+    async def _run_due_calls(self, rounds: RoundPlanner) -> None:
+        """Runs the call that is due, and those that follow it. Each runs once its arguments are stored."""
+        processor = self._processor
+        while (due := processor.due_call) is not None and not processor.is_ended:
+            self._write_events()
+            if not await self._is_kept():
+                processor.fail("server_error", UNKEPT_MESSAGE)
+                return
+            current = processor.round
+            outcome = await rounds.tools.run_call(due.call, due.arguments, partial(rounds.fit_output, current))
+            processor.end_call(outcome.result, outcome.output)
+            self._write_events()
+
+    async def _is_kept(self) -> bool:
+        """Tells whether the store has all events, so that a call which a crash interrupts is never run again."""
+        try:
+            async with asyncio.timeout(MAX_STORE_WAIT_S):
+                return await self.log.wait_kept()
+        except TimeoutError:
+            return False
 
     async def _run_job(self, job: Job) -> None:
         queued = self._loop.call_later(self._timeouts.queue_after_s, self._announce_queued)
         work = self._work = asyncio.create_task(self._engine.generate(job, self._on_chunk))
         try:
             await asyncio.wait({work})
+            if not work.cancelled():
+                work.result()
+            if self._tools is not None and not self._processor.is_ended:
+                await self._tools
         finally:
             queued.cancel()
-            if not work.done():
-                work.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await work
-        if not work.cancelled():
-            work.result()
+            for task in (work, self._tools):
+                if task is not None and not task.done():
+                    await _end_task(task)
 
     async def _compact(self, compaction: CompactionJob) -> None:
         """Generates the summary, and goes on with the prompt that has it."""
@@ -183,11 +243,20 @@ class Turn:
             if self._first_token_at is None and chunk.tokens:
                 self._first_token_at = self._loop.time()
             self._processor.process_chunk(chunk)
-            if not self._processor.is_ended:
+            if not self._processor.needs_no_more:
                 self._write_events()
+                self._start_tools()
                 return
-        if self._processor.is_ended and chunk.finish is None and self._work is not None:
+            self._start_tools()
+        if self._processor.needs_no_more and chunk.finish is None and self._work is not None:
             self._work.cancel()
+
+    def _start_tools(self) -> None:
+        """Starts the call that is due, unless calls run. The engine goes on meanwhile."""
+        if self._rounds is None or self._processor.due_call is None:
+            return
+        if self._tools is None or self._tools.done():
+            self._tools = asyncio.create_task(self._run_due_calls(self._rounds), name=f"tools-{self.log.id}")
 
     def _mark_started(self) -> None:
         self._write_events()
@@ -225,3 +294,10 @@ class Turn:
             self._last_write_at = self._loop.time()
             self._processor.keepalive()
             self._write_events()
+
+
+async def _end_task(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits for its end, whatever it is."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task

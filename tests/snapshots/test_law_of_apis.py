@@ -153,7 +153,7 @@ def comparable(case: Case, response: api_readings.Json) -> api_readings.Json:
     return result
 
 
-CUT_BY_THE_SERVER = ("stop_string", "second_call_when_parallel_calls_are_off", "call_beyond_max_tool_calls")
+CUT_BY_THE_SERVER = ("stop_string", "second_call_when_parallel_calls_are_off")
 """Cases that the server ends within a chunk, all of whose tokens are counted: the engine has generated them."""
 
 
@@ -173,7 +173,6 @@ def check_turns(case: Case, readings: dict[str, LogReadings]) -> None:
 
 DIFFERENT_TURNS = {
     "namespaced_call": "responses",  # only it has namespaces
-    "call_beyond_max_tool_calls": "responses",  # only it limits the number of calls
     "custom_call_in_its_raw_frame": "messages",  # it has no tools that take raw text
     "end_marker_inside_a_custom_input": "messages",
 }

@@ -78,7 +78,7 @@ def read_chat_request(
         constraints=list_constraints(offered.tools, prompt_input, constraint.constraints),
         sampling=sampling,
         stop_strings=body.stop_strings,
-        max_tool_calls=1 if offered.single_call else None,
+        single_call=offered.single_call,
         max_prompt_tokens=shared.read_truncation(body.truncate_prompt_tokens, model.engine.info, sampling),
         n=shared.check_best_of(body),
         logprobs=form.logprobs,

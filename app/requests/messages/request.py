@@ -72,7 +72,7 @@ def read_messages_request(
         constraints=list_constraints(request_tools, prompt_input, schema_param=f"{_output_format(body)[1]}.schema"),
         sampling=sampling,
         stop_strings=tuple(body.stop_sequences or ()),
-        max_tool_calls=1 if prompt_input.single_call else None,
+        single_call=prompt_input.single_call,
         encrypt_reasoning=True,
     )
     is_hidden = body.thinking is not None and body.thinking.display == "omitted"

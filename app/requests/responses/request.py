@@ -20,6 +20,7 @@ from antiphon.app.requests.responses.configuration import apply_updates
 from antiphon.app.requests.responses.conversation import Conversation, read_conversation
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.requests.server_tools import read_server_tools
 from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec, as_prefill
 from antiphon.engine.protocol import Capabilities, Sampling
@@ -51,7 +52,11 @@ def read_responses_request(
     all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
     if all_tools.has_search:
         all_tools = all_tools.without_deferred()
-    tool_choice = read_tool_choice(body.tool_choice, all_tools, single_call=body.parallel_tool_calls is False)
+    single_call = body.parallel_tool_calls is False
+    server_tools = read_server_tools(sent.get("tools"), all_tools, body.tool_choice, single_call=single_call)
+    # An object may name a tool of the server, which is known only when the server has listed its tools.
+    choice = None if server_tools is not None and isinstance(body.tool_choice, dict) else body.tool_choice
+    tool_choice = read_tool_choice(choice, all_tools, single_call=single_call)
     refuse_unsupported(body)
     prompt_input = _prompt_input(body, conversation, tool_choice, settings)
     compact_threshold = None if conversation.compact else _compact_threshold(body, model.engine.info.max_model_len)
@@ -66,7 +71,9 @@ def read_responses_request(
         sampling=sampling,
         # A compaction has no stop strings and no log probabilities, because no client reads its text.
         stop_strings=() if conversation.compact else body.stop_strings,
-        max_tool_calls=1 if body.parallel_tool_calls is False else body.max_tool_calls,
+        single_call=single_call,
+        max_tool_calls=body.max_tool_calls,
+        server_tools=None if conversation.compact else server_tools,
         constraints=()
         if conversation.compact
         else list_constraints(all_tools, prompt_input, schema_param="text.format.schema"),

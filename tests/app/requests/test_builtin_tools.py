@@ -121,7 +121,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
     ({"tools": [{**RUN, "allowed_callers": ["programmatic"]}]},
      ("unsupported_value", "tools[0].allowed_callers", "This server runs no programs. Add 'direct'.")),
     ({"tools": [{**RUN, "allowed_callers": []}]}, ("unsupported_value", "tools[0].allowed_callers", None)),
-    ({"tools": [RUN], "tool_choice": {"type": "programmatic_tool_calling"}}, ("unsupported_parameter", "tool_choice", None)),
+    ({"tools": [RUN], "tool_choice": {"type": "programmatic_tool_calling"}}, (None, "tool_choice", None)),
     ({"input": [HI, {"type": "local_shell_call_output", "id": "c9", "output": "x"}]},
      (None, "input", "No tool call found for local shell call output with call_id c9.")),
     ({"input": [HI, LOCAL_CALL]}, (None, "input", "No tool output found for local shell call c5.")),

@@ -205,7 +205,7 @@ def test_chat_only_fields_are_read() -> None:
     )  # fmt: skip
     spec, form = parsed.spec, parsed.form
     assert (spec.n, spec.sampling.max_tokens, spec.logprobs, spec.sampling.top_logprobs) == (3, 7, True, 0)
-    assert (form.stream, form.include_usage, spec.stop_strings, spec.max_tool_calls) == (True, True, ("a", "b"), 1)
+    assert (form.stream, form.include_usage, spec.stop_strings, spec.single_call) == (True, True, ("a", "b"), True)
     assert not spec.base_response.store
 
 

@@ -113,7 +113,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"tool_choice": "required"}, 400, "invalid_value", "tool_choice"),
     ({"tool_choice": {"type": "function", "name": "nope"}, "tools": [FUNCTION]}, 400, "invalid_value", "tool_choice"),
     ({"tool_choice": {"type": "custom", "name": "weather"}, "tools": [FUNCTION]}, 400, "invalid_value", "tool_choice"),
-    ({"tool_choice": {"type": "file_search"}, "tools": [FUNCTION]}, 400, "unsupported_parameter", "tool_choice"),
+    ({"tool_choice": {"type": "file_search"}, "tools": [FUNCTION]}, 400, None, "tool_choice"),
     ({"tool_choice": {"type": "allowed_tools", "tools": [FUNCTION]}, "tools": [FUNCTION]}, 400, "missing_required_parameter", "tool_choice.mode"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": [FUNCTION]}, "tools": [FUNCTION]}, 400, "invalid_value", "tool_choice.mode"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{**FUNCTION, "name": "x"}]}, "tools": [FUNCTION]}, 400, "invalid_value", "tool_choice"),
@@ -236,9 +236,11 @@ def test_compaction_has_a_limit_of_tokens() -> None:
     assert read_responses_spec(input=[USER]).sampling.max_tokens is None
 
 
-def test_max_tool_calls_is_1_without_parallel_tool_calls() -> None:
-    assert read_responses_spec(parallel_tool_calls=False, max_tool_calls=5).max_tool_calls == 1
-    assert read_responses_spec(max_tool_calls=5).max_tool_calls == 5
+def test_max_tool_calls_is_independent_of_parallel_tool_calls() -> None:
+    spec = read_responses_spec(parallel_tool_calls=False, max_tool_calls=5)
+    assert (spec.max_tool_calls, spec.single_call) == (5, True)
+    spec = read_responses_spec(max_tool_calls=5)
+    assert (spec.max_tool_calls, spec.single_call) == (5, False)
 
 
 def test_tools_are_echoed_and_only_client_tools_are_offered() -> None:

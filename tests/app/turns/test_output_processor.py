@@ -65,7 +65,7 @@ def final_response(events: list[dict[str, object]], *, with_usage: bool) -> str:
 def test_chunk_boundaries_do_not_change_the_response(case: Case) -> None:
     case_processor = CaseProcessor(case)
     tokens = [token for text in case.output for token in case_processor.format.encode(text)]
-    stops_early = bool(case_processor.spec.stop_strings) or case_processor.spec.max_tool_calls is not None
+    stops_early = bool(case_processor.spec.stop_strings) or case_processor.spec.single_call
 
     def process(cuts: list[list[int]]) -> str:
         events = case_processor.process_tokens(cuts, case.finish)

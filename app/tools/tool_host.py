@@ -1,0 +1,327 @@
+"""Decides which tools the server runs for a request: finds their servers, lists their tools and checks approvals.
+
+Everything that can be refused is refused before the first event: a server that the operator does not allow, a list that
+cannot be read, an approval that this server did not ask for.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec import Struct, structs
+
+from antiphon.app.base.encryption import Sealer
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value
+from antiphon.app.base.settings import Settings
+from antiphon.app.base.tool_rules import (
+    ToolRuleError,
+    is_allowed,
+    needs_approval,
+    parse_allowed_tools,
+    parse_approval_rule,
+)
+from antiphon.app.requests.constraints import find_schema_fault, list_constraints
+from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest
+from antiphon.app.requests.tool_choice import read_tool_choice
+from antiphon.app.requests.tools import RequestTools
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.store.store import ResponseStore
+from antiphon.app.tools.address import check_client_headers, check_client_url
+from antiphon.app.tools.approvals import NONCE_HEX_DIGITS, ApprovalError, ApprovalSigner
+from antiphon.app.tools.faults import ToolListError
+from antiphon.app.tools.hosted_turn import NO_REQUEST, ApprovedCall, HostedTurn
+from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.tool_lists import ListedTool
+from antiphon.app.tools.tool_server import ToolServer, read_tool_servers
+from antiphon.app.tools.tool_servers import ToolServers, check_extra
+from antiphon.events.hosted import McpListTools
+from antiphon.events.hosted_inputs import InputApprovalRequest, InputApprovalResponse, InputMcpList
+from antiphon.events.inputs import AnyInput
+from antiphon.events.tools import McpTool
+from antiphon.harmony.tools import ServerTool
+from antiphon.state.segments import Call
+
+MAX_SERVERS = 8
+"""Number of tool servers that one request may name."""
+MAX_TOOLS = 128
+"""Number of tools of all its servers."""
+
+
+class HostPolicy(Struct, frozen=True, kw_only=True):
+    """What the operator allows: hosts that clients may name, and servers whose calls always need an approval."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    approve_labels: frozenset[str] = frozenset()
+
+
+class ToolOptionError(Exception):
+    """The options name tool servers that cannot be used. The message is one line."""
+
+
+def create_tool_host(settings: Settings, store: ResponseStore, sealer: Sealer) -> "ToolHost":
+    """Returns the host of the servers that the options name. Raises `ToolOptionError`.
+
+    `sealer` has the secret that signs requests for approvals.
+    """
+    try:
+        servers = read_tool_servers(
+            settings.tool_servers, settings.tool_server_keys, settings.tool_commands, os.environ
+        )
+        for label in settings.tool_approvals:
+            if label not in servers:
+                raise ToolOptionError(f"--tool-approve: there is no tool server with the label {label!r}.")
+        if servers or settings.mcp_allowed_hosts:
+            check_extra()
+    except (ValueError, RuntimeError) as error:
+        raise ToolOptionError(str(error)) from None
+    policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
+    return ToolHost(ToolServers(servers), store, ApprovalSigner(sealer.derive_key("approvals")), policy)
+
+
+class _Listing(Struct, frozen=True):
+    """A server that a request names, with the tools that the model may call."""
+
+    request: ServerToolRequest
+    tool: McpTool
+    server: ToolServer
+    offered: tuple[ServerTool, ...]
+    listed: tuple[ListedTool, ...]
+
+
+class ToolHost:
+    """Opens the tools of turns. `servers` calls them, `signer` signs requests for approvals, `store` has their use."""
+
+    def __init__(self, servers: ToolServers, store: ResponseStore, signer: ApprovalSigner, policy: HostPolicy) -> None:
+        self._servers, self._store, self._signer, self._policy = servers, store, signer, policy
+
+    async def close(self) -> None:
+        """Ends the connections and the commands of all servers."""
+        await self._servers.close()
+
+    async def open_tools(self, spec: TurnSpec, owner: str, now: float) -> tuple[TurnSpec, HostedTurn | None]:
+        """Returns the turn with the tools that the server runs, and what runs them; None if it runs none.
+
+        `now` is in seconds since 1970. Raises `ApiError` 400, and 424 if a list cannot be read.
+        """
+        request = spec.server_tools
+        if request is None:
+            self._refuse_approvals(spec)
+            return spec, None
+        named = [each for each in request.requests if isinstance(each.tool, McpTool)]
+        if len(named) > MAX_SERVERS:
+            raise invalid_value("tools", f"Invalid 'tools': a request can name at most {MAX_SERVERS} MCP servers.")
+        servers = [self._find_server(each) for each in named]
+        listings = await self._list_all(named, servers, owner)
+        if sum(len(each.offered) for each in listings) > MAX_TOOLS:
+            message = f"Invalid 'tools': the MCP servers have more than {MAX_TOOLS} tools. Choose with 'allowed_tools'."
+            raise invalid_value("tools", message)
+        spec, allowed_later = await self._offer(spec, request, listings)
+        by_label = {each.server.label: each for each in listings}
+        approved = self._read_approvals(spec, by_label, owner, now)
+        if not listings:
+            return spec, None
+        turn = HostedTurn(
+            call_tool=partial(self._call_tool, {label: each.server for label, each in by_label.items()}),
+            sign=partial(self._sign, owner, now),
+            use_approval=partial(self._store.use_approval, owner),
+            lists=tuple(_told_lists(spec.prompt_input.items, listings)),
+            approved=approved,
+            max_calls=spec.max_tool_calls,
+            allowed_later=allowed_later,
+        )
+        return spec, turn
+
+    # Servers and their lists
+
+    def _find_server(self, request: ServerToolRequest) -> ToolServer:
+        """Returns the server that a tool names. Raises `ApiError` 400 if the operator does not allow it.
+
+        Credentials of the operator are sent to the operator's URL only, those of the client to the client's.
+        """
+        tool, secret = request.tool, request.secrets
+        assert isinstance(tool, McpTool)
+        own = self._servers.servers.get(tool.connector_id or tool.server_label)
+        if own is not None and (not tool.server_url or tool.server_url == own.url):
+            if secret.headers or secret.authorization:
+                message = f"The operator sets the credentials of '{own.label}'. Leave 'headers' out."
+                raise invalid_value(f"{request.path}.headers", message)
+            return structs.replace(own, label=tool.server_label)
+        if not tool.server_url:
+            raise self._not_allowed(request, "This server has no tool server of that name.")
+        try:
+            address = check_client_url(tool.server_url, self._policy.allowed_hosts)
+        except ValueError as error:
+            raise self._not_allowed(request, str(error)) from None
+        try:
+            headers = check_client_headers(dict(secret.headers), secret.authorization or None)
+        except ValueError as error:
+            raise invalid_value(f"{request.path}.headers", f"Invalid '{request.path}.headers': {error}") from None
+        return ToolServer(
+            label=tool.server_label,
+            url=address.url,
+            headers=headers,
+            is_operator=False,
+            is_loopback=address.is_loopback,
+        )
+
+    def _not_allowed(self, request: ServerToolRequest, reason: str) -> ApiError:
+        remedy = "The operator allows servers with --tool-server LABEL=URL, and hosts with --mcp-allow HOST."
+        return ApiError(400, "mcp_server_not_allowed", f"{reason} {remedy}", f"{request.path}.server_url")
+
+    async def _list_all(
+        self, requests: Sequence[ServerToolRequest], servers: Sequence[ToolServer], owner: str
+    ) -> list[_Listing]:
+        tasks = [asyncio.ensure_future(self._servers.list_tools(server, owner)) for server in servers]
+        try:
+            lists = await asyncio.gather(*tasks)
+        except ToolListError as error:
+            raise ApiError(424, "http_error", error.message, "tools", kind="external_connector_error") from None
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [
+            self._select_tools(request, server, listed)
+            for request, server, listed in zip(requests, servers, lists, strict=True)
+        ]
+
+    def _select_tools(self, request: ServerToolRequest, server: ToolServer, listed: tuple[ListedTool, ...]) -> _Listing:
+        tool = request.tool
+        assert isinstance(tool, McpTool)
+        try:
+            allowed, rule = parse_allowed_tools(tool.allowed_tools), parse_approval_rule(tool.require_approval)
+        except ToolRuleError as error:
+            path = f"{request.path}.{error.path}"
+            raise invalid_value(path, f"Invalid '{path}': {error.message}") from None
+        selected = tuple(each for each in listed if is_allowed(allowed, each.name, each.read_only))
+        own_labels = {tool.server_label, tool.connector_id}
+        forced = server.is_operator and not self._policy.approve_labels.isdisjoint(own_labels)
+        offered = tuple(
+            ServerTool(
+                kind="mcp",
+                name=each.name,
+                server_label=tool.server_label,
+                description=each.description,
+                parameters=each.input_schema,
+                read_only=each.read_only,
+                needs_approval=needs_approval(rule, each.name, each.read_only, forced=forced),
+            )
+            for each in selected
+        )
+        return _Listing(request, tool, server, offered, selected)
+
+    async def _offer(
+        self, spec: TurnSpec, request: ServerToolsRequest, listings: Sequence[_Listing]
+    ) -> tuple[TurnSpec, frozenset[str] | None]:
+        """Returns the turn with these tools in its prompt, and the tools that may be called after a required call."""
+        client_tools = request.client_tools
+        offered = [(tool, listing.request.path) for listing in listings for tool in listing.offered]
+        # Loaded tools stay the last ones.
+        end = len(client_tools.served) - client_tools.num_loaded
+        tools = structs.replace(
+            client_tools,
+            served=(*client_tools.served[:end], *(tool for tool, _ in offered), *client_tools.served[end:]),
+            paths=(*client_tools.paths[:end], *(path for _, path in offered), *client_tools.paths[end:]),
+        )
+        choice = read_tool_choice(request.tool_choice, tools, single_call=request.single_call)
+        prompt_input = structs.replace(
+            spec.prompt_input,
+            tools=choice.table,
+            tool_choice=choice.mode,
+            allowed_tools=choice.allowed_tools,
+        )
+        if offered and prompt_input.needs_grammar:
+            tools = await _open_schemas(tools)
+            choice = read_tool_choice(request.tool_choice, tools, single_call=request.single_call)
+            prompt_input = structs.replace(prompt_input, tools=choice.table)
+        sent = request.tool_choice
+        is_list = isinstance(sent, Mapping) and sent.get("type") == "allowed_tools"
+        constraints = list_constraints(tools, prompt_input, schema_param="text.format.schema")
+        spec = structs.replace(spec, prompt_input=prompt_input, constraints=constraints)
+        return spec, choice.allowed_tools if is_list else None
+
+    async def _call_tool(
+        self, servers: Mapping[str, ToolServer], label: str, name: str, arguments: dict[str, Any]
+    ) -> ToolOutcome:
+        return await self._servers.call_tool(servers[label], name, arguments)
+
+    # Approvals
+
+    def _sign(self, owner: str, now: float, label: str, name: str, arguments: str) -> str:
+        nonce = secrets.token_hex(NONCE_HEX_DIGITS // 2)
+        return self._signer.create_id(owner, label, name, arguments, nonce, now=now)
+
+    def _refuse_approvals(self, spec: TurnSpec) -> None:
+        """Raises `ApiError` 400 for an approval in a request without tools that could be called."""
+        for item in spec.input_items:
+            if isinstance(item, InputApprovalResponse) and item.approve:
+                raise _no_request(item.approval_request_id)
+
+    def _read_approvals(
+        self, spec: TurnSpec, listings: Mapping[str, _Listing], owner: str, now: float
+    ) -> tuple[ApprovedCall, ...]:
+        """Returns the calls that the input approves. Raises `ApiError` 400 for a request that this server did not make.
+
+        The client sends the request back, or the store has it. In both cases its id proves what was asked.
+        """
+        requests = {item.id: item for item in spec.prompt_input.items if isinstance(item, InputApprovalRequest)}
+        approved: list[ApprovedCall] = []
+        for item in spec.input_items:
+            if not isinstance(item, InputApprovalResponse):
+                continue
+            found = requests.get(item.approval_request_id)
+            if found is None:
+                raise _no_request(item.approval_request_id)
+            label, name, arguments = found.server_label, found.name, found.arguments
+            try:
+                nonce = self._signer.verify(owner, item.approval_request_id, label, name, arguments, now=now)
+            except ApprovalError:
+                raise _no_request(item.approval_request_id) from None
+            if not item.approve:
+                continue
+            listing = listings.get(label)
+            if listing is None or name not in {tool.name for tool in listing.offered}:
+                message = f"The approved tool '{clip_text(name)}' of '{clip_text(label)}' is not in 'tools'."
+                raise ApiError(400, "invalid_value", message, "tools")
+            call = Call(name, "mcp", None, label, server_label=label, approval_request_id=found.id)
+            approved.append(ApprovedCall(call, arguments, nonce))
+        return tuple(approved)
+
+
+def _no_request(request_id: str) -> ApiError:
+    return ApiError(400, None, NO_REQUEST.format(id=clip_text(request_id)), "input")
+
+
+async def _open_schemas(tools: RequestTools) -> RequestTools:
+    """Returns the tools, of which those with a schema that no grammar can hold take any object."""
+    served = [await _open_schema(tool) if isinstance(tool, ServerTool) else tool for tool in tools.served]
+    return structs.replace(tools, served=tuple(served))
+
+
+async def _open_schema(tool: ServerTool) -> ServerTool:
+    has_fault = await find_schema_fault(tool.parameters or {"type": "object"})
+    return structs.replace(tool, can_enforce=False) if has_fault else tool
+
+
+def _told_lists(items: Sequence[AnyInput], listings: Sequence[_Listing]) -> list[McpListTools]:
+    """Returns the lists that the conversation does not have yet."""
+    known = {item.server_label for item in items if isinstance(item, InputMcpList)}
+    return [
+        McpListTools(
+            id="",
+            server_label=listing.tool.server_label,
+            tools=tuple(
+                {
+                    "name": each.name,
+                    "description": each.description,
+                    "input_schema": each.input_schema,
+                    "annotations": {"read_only": bool(each.read_only)},
+                }
+                for each in listing.listed
+            ),
+        )
+        for listing in listings
+        if listing.tool.server_label not in known
+    ]

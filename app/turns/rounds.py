@@ -1,0 +1,218 @@
+"""Rounds of a turn: each is one job of the engine, and the calls of tools that the server runs at its end.
+
+A round's prompt is that of the round before, the tokens that the model generated, and the outputs of its calls. So the
+engine computes only the outputs: the rest is in its prefix cache.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from antiphon.app.base.errors import ApiError
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.turns.jobs import build_job
+from antiphon.app.turns.kept_items import cut_middle
+from antiphon.app.turns.prompt_renderer import PromptRenderer
+from antiphon.app.turns.prompt_token_cache import FinishedTurn, TurnPrompt, to_input
+from antiphon.engine.protocol import Job
+from antiphon.events.hosted import (
+    CodeInterpreterCall,
+    FileSearchCall,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
+    WebSearchCall,
+)
+from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput
+from antiphon.events.items import Compaction
+from antiphon.events.response import OutputItem
+from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
+from antiphon.state.segments import Call
+
+MAX_ROUNDS = 32
+"""Number of rounds after which the model can call no tool of the server any more."""
+OUTPUT_SHARE = 4
+"""The output of one call may have this part of the room that is left in the context: a quarter."""
+MAX_INLINE_CHARS = 4096
+"""Length of an output that is tokenized on the event loop."""
+_SERVER_ITEMS = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
+_UNSPOKEN_ITEMS = McpListTools | Compaction
+
+
+class ServerCall(Struct, frozen=True):
+    """A call that the server runs: its start, its whole arguments, and the output that the model reads."""
+
+    call: Call
+    arguments: str
+    output: str = ""
+
+
+class Round:
+    """What one job of the engine generates, and the calls at its end. `first_item` is the index of its first item."""
+
+    def __init__(self, prompt: TurnPrompt, reader: OutputReader, first_item: int) -> None:
+        self.prompt, self.reader, self.first_item = prompt, reader, first_item
+        self.is_admitted = False
+        """True once the engine has the job. Calls that the client has approved run before the first one."""
+        self.cached_tokens = 0
+        self.generated_tokens: list[int] = []
+        self.calls: list[ServerCall] = []
+        """Calls that the server runs, those with an output first."""
+        self.num_client_calls = 0
+        """Number of whole calls after which the turn ends: calls that the client runs, and requests to approve one."""
+
+    @property
+    def num_calls(self) -> int:
+        """Number of whole calls."""
+        return len(self.calls) + self.num_client_calls
+
+    def list_spoken(self, output: Sequence[OutputItem]) -> tuple[OutputItem | AnyInput, ...]:
+        """Returns the items that the model wrote in this round. Those of calls that the server ran have no output.
+
+        `output` is that of the response.
+        """
+        calls, spoken = iter(self.calls), list[OutputItem | AnyInput]()
+        for item in output[self.first_item :]:
+            if isinstance(item, _SERVER_ITEMS):
+                spoken.append(_show_call(next(calls), item.id))
+            elif isinstance(item, McpApprovalRequest):
+                spoken.append(
+                    InputFunctionCall(
+                        call_id=item.id, namespace=item.server_label, name=item.name, arguments=item.arguments
+                    )
+                )
+            elif not isinstance(item, _UNSPOKEN_ITEMS):
+                spoken.append(item)
+        return tuple(spoken)
+
+    def list_items(self, output: Sequence[OutputItem]) -> tuple[AnyInput, ...]:
+        """Returns the items that the next prompt shows: those that the model wrote, then the outputs of its calls.
+
+        Approved calls stand before the round, each with its output.
+        """
+        spoken = self.list_spoken(output)
+        calls = [item for item in spoken if isinstance(item, InputFunctionCall)]
+        outputs = [
+            InputFunctionOutput(call_id=shown.call_id, output=call.output)
+            for shown, call in zip(calls, self.calls, strict=True)
+        ]
+        if self.is_admitted:
+            return (*to_input(spoken), *outputs)
+        return tuple(item for pair in zip(calls, outputs, strict=True) for item in pair)
+
+
+def _show_call(call: ServerCall, item_id: str) -> InputFunctionCall:
+    """Returns a call as the model wrote it. Its id is the model's own, if it wrote one."""
+    start = call.call
+    is_code = start.kind == "code_interpreter"
+    return InputFunctionCall(
+        call_id=start.approval_request_id or start.call_id or item_id,
+        namespace=start.server_label or None,
+        name=start.name,
+        arguments=json.dumps({"code": call.arguments}, ensure_ascii=False) if is_code else call.arguments or "{}",
+    )
+
+
+class NextRound(Struct, frozen=True):
+    """The prompt and the job of the next round."""
+
+    prompt: TurnPrompt
+    job: Job
+
+
+class RoundPlanner:
+    """Prepares the rounds of one turn after the first. `tools` are those that the server runs."""
+
+    def __init__(
+        self, model: ServedModel, spec: TurnSpec, renderer: PromptRenderer, tools: HostedTurn, first_job: Job
+    ) -> None:
+        self.tools = tools
+        self._model, self._renderer, self._first_job = model, renderer, first_job
+        self._spec = msgspec.structs.replace(spec, constraints=(), compact_threshold=None, comparison_id=None)
+        self._num_rounds = 0
+
+    @property
+    def can_call(self) -> bool:
+        """True if the model may call tools of the server in the next round."""
+        return self._num_rounds < MAX_ROUNDS and self.tools.can_call
+
+    async def plan_next(self, done: Round, output: Sequence[OutputItem], num_generated: int) -> NextRound | None:
+        """Returns the next round; None if the context or the limit of tokens leaves no room for it. Raises `ApiError`.
+
+        `output` is that of the response so far, `num_generated` the number of all tokens that were generated.
+        """
+        self._num_rounds += 1
+        if done.is_admitted:
+            self._renderer.token_history.add_turn(
+                FinishedTurn(done.prompt, tuple(done.generated_tokens), done.list_spoken(output))
+            )
+        sampling = self._spec.sampling
+        if sampling.max_tokens is not None:
+            left = sampling.max_tokens - num_generated
+            if left <= 0:
+                return None
+            min_tokens = max(sampling.min_tokens - num_generated, 0)
+            sampling = msgspec.structs.replace(sampling, max_tokens=left, min_tokens=min_tokens)
+        items = (*done.prompt.prompt_input.items, *done.list_items(output))
+        spec = msgspec.structs.replace(self._spec, prompt_input=self._next_input(done, items), sampling=sampling)
+        prompt = await self._render(spec, done.prompt)
+        if prompt is None:
+            return None
+        job = build_job(self._model, spec, prompt, self._num_rounds, ())
+        first = self._first_job
+        seed = None if first.sampling.seed is None else first.sampling.seed + self._num_rounds
+        return NextRound(
+            prompt,
+            msgspec.structs.replace(
+                job,
+                id=f"{first.id}.{self._num_rounds}",
+                affinity=first.affinity,
+                sampling=msgspec.structs.replace(job.sampling, seed=seed),
+            ),
+        )
+
+    async def _render(self, spec: TurnSpec, previous: TurnPrompt) -> TurnPrompt | None:
+        now = previous.now.timestamp()
+        try:
+            return await self._renderer.render_and_check(self._model, spec, previous.owner, now)
+        except ApiError as error:
+            if error.code == "context_length_exceeded":
+                return None
+            raise
+
+    def _next_input(self, done: Round, items: tuple[AnyInput, ...]) -> PromptInput:
+        """Returns the conversation of the next round. A choice of tools binds until the model has called one."""
+        prompt_input = self._spec.prompt_input
+        mode, allowed = prompt_input.tool_choice, prompt_input.allowed_tools
+        if mode == "required" and done.is_admitted:
+            mode, allowed = "auto", self.tools.allowed_later
+        if not self.can_call:
+            names = {tool.model_name for tool in prompt_input.tools if allowed is None or tool.model_name in allowed}
+            allowed = frozenset(names - {tool.model_name for tool in prompt_input.tools if tool.server is not None})
+        forbids_calls = prompt_input.forbids_calls or allowed == frozenset()
+        if forbids_calls or not self._model.engine.info.capabilities.grammar:
+            allowed = None  # it would promise a grammar
+        return msgspec.structs.replace(
+            prompt_input, items=items, tool_choice=mode, allowed_tools=allowed, forbids_calls=forbids_calls
+        )
+
+    async def fit_output(self, current: Round, text: str) -> str:
+        """Returns the output of a call, shortened to its share of the room that is left in the context."""
+        used = len(current.prompt.prompt.tokens) + len(current.generated_tokens)
+        limit = max(self._model.engine.info.max_model_len - used, 0) // OUTPUT_SHARE
+        if len(text.encode()) <= limit:  # a token has one byte at least
+            return text
+        form = self._model.format
+        if len(text) <= MAX_INLINE_CHARS:
+            return _cut_to_tokens(form, text, limit)
+        return await asyncio.to_thread(_cut_to_tokens, form, text, limit)
+
+
+def _cut_to_tokens(form: ModelFormat, text: str, limit: int) -> str:
+    count = len(form.encode(text))
+    return text if count <= limit else cut_middle(text, len(text) * limit // count)
