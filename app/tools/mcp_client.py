@@ -120,7 +120,7 @@ class CommandSession:
             ready.exception()
 
     async def _hold(self, ready: asyncio.Future[ClientSession], ended: asyncio.Event) -> None:
-        streams = run_command(self._server, self._limits, ended)
+        streams = run_command(self._server, self._limits, ready.done, ended)
         async with mcp.Client(streams, cache=None, client_info=CLIENT_INFO) as client:
             ready.set_result(client.session)
             await ended.wait()

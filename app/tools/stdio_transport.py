@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -32,7 +32,9 @@ MAX_STDERR_CHARS = 500
 
 
 @asynccontextmanager
-async def run_command(server: ToolServer, limits: ToolLimits, ended: asyncio.Event) -> AsyncIterator[TransportStreams]:
+async def run_command(
+    server: ToolServer, limits: ToolLimits, is_ready: Callable[[], bool], ended: asyncio.Event
+) -> AsyncIterator[TransportStreams]:
     """Runs the command while the context is open. Sets `ended` when the command says no more."""
     environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     try:
@@ -53,7 +55,7 @@ async def run_command(server: ToolServer, limits: ToolLimits, ended: asyncio.Eve
         async with to_session, from_command, to_command, from_session, anyio.create_task_group() as tasks:
             tasks.start_soon(_read_lines, process, to_session, ended)
             tasks.start_soon(_write_lines, process, from_session, ended)
-            tasks.start_soon(_log_stderr, process, server.label)
+            tasks.start_soon(_log_stderr, process, server.label, is_ready)
             try:
                 yield from_command, to_command
             finally:
@@ -100,7 +102,8 @@ async def _write_lines(
         ended.set()
 
 
-async def _log_stderr(process: Process, label: str) -> None:
+async def _log_stderr(process: Process, label: str, is_ready: Callable[[], bool]) -> None:
+    """Logs why a command does not start. Later lines may tell of users' calls, and are dropped."""
     assert process.stderr is not None
     while True:
         try:
@@ -109,7 +112,9 @@ async def _log_stderr(process: Process, label: str) -> None:
             continue
         if not line:
             return
-        _log.info("tool server", label=label, stderr=line.decode(errors="replace").strip()[:MAX_STDERR_CHARS])
+        if not is_ready():
+            text = line.decode(errors="replace").strip()[:MAX_STDERR_CHARS]
+            _log.info("a tool server starts", label=label, stderr=text)
 
 
 async def _stop_process(process: Process) -> None:

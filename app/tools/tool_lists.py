@@ -134,7 +134,10 @@ class ListCache:
             task = asyncio.create_task(self._fetch(key, fetch))
             self._fetches[key] = task
             task.add_done_callback(lambda done: self._forget(key, done))
-        return await asyncio.shield(task)
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise _refuse("This server stops.")
+        return task.result()
 
     async def close(self) -> None:
         """Ends the fetches in progress."""

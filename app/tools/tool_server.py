@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, json, structs
 
-from antiphon.app.tools.address import parse_url
+from antiphon.app.tools.address import ClientAddress, parse_url
 
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 KIB = 1024
@@ -64,7 +64,7 @@ class ToolServer(Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> str:
         """A digest of where the server is and of what is sent to it. It reveals neither."""
-        return sha256(json.encode((self.url, self.command, self.headers, self.is_operator))).hexdigest()
+        return sha256(json.encode((self.url, self.command, self.headers, self.is_operator, self.is_loopback))).hexdigest()
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -82,6 +82,13 @@ class ToolServer(Struct, frozen=True, kw_only=True):
 
 MIN_SECRET_CHARS = 8
 """Shorter values are ordinary words: to remove them would damage the text."""
+
+
+def create_client_server(label: str, address: ClientAddress, headers: tuple[tuple[str, str], ...]) -> ToolServer:
+    """Creates the server that a client named, from what `check_client_url` and `check_client_headers` returned."""
+    return ToolServer(
+        label=label, url=address.url, headers=headers, is_operator=False, is_loopback=address.is_loopback
+    )
 
 
 def read_tool_servers(
@@ -123,7 +130,7 @@ def _split_command(label: str, line: str) -> tuple[str, ...]:
         command = tuple(shlex.split(line))
     except ValueError as fault:
         raise ValueError(f"--tool-command {label}: {fault}.") from None
-    if not command or "\0" in line:
+    if not command or not command[0] or "\0" in line:
         raise ValueError(f"--tool-command {label} names no command.")
     return command
 

@@ -74,24 +74,22 @@ class ToolServers:
         try:
             found = await self._lists.get((owner, server.identity), lambda: self._fetch_list(server))
         except _WorkError as fault:
+            _log_fault(server, fault.error)
             raise ToolListError(server.label, _describe_for_client(fault.error)) from None
+        except ToolServerError as fault:
+            raise ToolListError(server.label, fault.message) from None
         return found.tools
 
     async def call_tool(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         """Calls a tool once. Every failure is an outcome with an error. Cancel the awaiting task to end the call."""
-        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
-
-        async def call(session: "ClientSession") -> ToolOutcome:
-            result = await mcp_client.call_tool(session, name, arguments)
-            return convert_result(remove_secrets(result, server.secrets), self._limits)
-
-        gate = self._gates.get(server.identity)
-        if gate is None:
-            gate = self._gates[server.identity] = asyncio.Semaphore(self._limits.max_parallel_calls)
         try:
-            return await self._run(server, call, self._limits.call_timeout_s, gate=gate, tool=name)
+            return await self._call(server, name, arguments)
         except _WorkError as fault:
+            _log_fault(server, fault.error)
             return convert_error(fault.error)
+        except Exception as fault:  # noqa: BLE001  a tool must not end the response
+            _log.error("a tool call failed", label=server.label, fault=type(fault).__name__)
+            return convert_error(ToolServerError(BAD_ANSWER, "The call failed inside this server.").to_error())
 
     async def close(self) -> None:
         """Ends all calls, and all commands with their processes."""
@@ -102,6 +100,18 @@ class ToolServers:
         if tasks:
             await asyncio.wait(tasks, timeout=self._limits.cancel_grace_s)
         await asyncio.gather(*(command.close() for command in self._commands.values()))
+
+    async def _call(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+
+        async def call(session: "ClientSession") -> ToolOutcome:
+            result = await mcp_client.call_tool(session, name, arguments)
+            return convert_result(remove_secrets(result, server.secrets), self._limits)
+
+        gate = self._gates.get(server.identity)
+        if gate is None:
+            gate = self._gates[server.identity] = asyncio.Semaphore(self._limits.max_parallel_calls)
+        return await self._run(server, call, self._limits.call_timeout_s, gate=gate, tool=name)
 
     async def _fetch_list(self, server: ToolServer) -> ToolList:
         from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
@@ -141,7 +151,7 @@ class ToolServers:
             await self._abandon(task, record)
             raise _WorkError(_no_answer(timeout_s))
         if task.cancelled():
-            raise _WorkError(ToolServerError(BAD_ANSWER, "The call was ended: the server stops.").to_error())
+            raise _WorkError(ToolServerError(BAD_ANSWER, "This server stops.").to_error())
         return task.result()
 
     async def _open_command(self, server: ToolServer) -> "ClientSession":
@@ -211,6 +221,12 @@ class _WorkError(Exception):
     def __init__(self, error: McpCallError) -> None:
         super().__init__()
         self.error = error
+
+
+def _log_fault(server: ToolServer, error: McpCallError) -> None:
+    """Tells the operator about a server of theirs. A label that a client chose is not logged."""
+    if server.is_operator:
+        _log.warning("a tool server failed", label=server.label, reason=_describe_for_client(error))
 
 
 def _no_answer(timeout_s: float) -> McpHttpError:
