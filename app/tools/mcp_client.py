@@ -53,7 +53,7 @@ for _name in LIBRARY_LOGGERS:
 async def open_http_session(
     server: ToolServer, limits: ToolLimits, record: WireRecord, resolve: Resolve | None, mode: str
 ) -> AsyncIterator[ClientSession]:
-    """Opens a session over HTTP. `mode` is a protocol version, `legacy` or `auto`. Enter and leave it in one task."""
+    """Opens a session over HTTP. `mode` is a protocol version, "legacy" or "auto". Enter and leave it in one task."""
     async with create_http_client(server, limits, record, resolve or resolve_host) as http_client:
         streams = streamable_http_client(
             server.url, http_client=http_client, max_sse_event_size=limits.max_sse_event_bytes
@@ -126,8 +126,8 @@ class CommandSession:
             await ended.wait()
 
 
-async def fetch_list(session: ClientSession, limits: ToolLimits) -> ToolList:
-    """Fetches all pages of a list of tools. Raises ToolServerError if it is not within the limits."""
+async def fetch_list(session: ClientSession, limits: ToolLimits, secrets: tuple[str, ...]) -> ToolList:
+    """Fetches all pages of a list of tools, in which no secret is left. Raises ToolServerError beyond a limit."""
     builder = ListBuilder(limits)
     cursor: str | None = None
     while True:
@@ -135,7 +135,7 @@ async def fetch_list(session: ClientSession, limits: ToolLimits) -> ToolList:
         page = await session.send_request(request, types.ListToolsResult)
         ttl_ms = page.ttl_ms if "ttl_ms" in page.model_fields_set else None
         tools = [tool.model_dump(by_alias=True, mode="json", exclude_none=True) for tool in page.tools]
-        builder.add_page(tools, page.next_cursor, ttl_ms)
+        builder.add_page(remove_secrets(tools, secrets), page.next_cursor, ttl_ms)
         cursor = page.next_cursor
         if not cursor:
             return builder.build()

@@ -10,6 +10,8 @@ from msgspec import Struct, json, structs
 
 from antiphon.app.tools.address import ClientAddress, parse_url
 
+_SECRET_HEADER = re.compile("auth|cookie|credential|key|pass|secret|session|sign|token", re.IGNORECASE)
+"""Names of headers that hold credentials. The values of others, such as names of teams, are ordinary words."""
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 KIB = 1024
 MIB = 1024 * KIB
@@ -29,6 +31,8 @@ class ToolLimits(Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 4 * MIB
     """Of one HTTP body, and of one line of a command."""
     max_sse_event_bytes: int = MIB
+    max_sse_lines: int = 8192
+    """Of one answer. A message takes three, and each costs more time than its bytes."""
     max_resumptions: int = 8
     """How many times older servers may close the event stream of one call and have it resumed."""
     max_listed_tools: int = 128
@@ -64,12 +68,14 @@ class ToolServer(Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> str:
         """A digest of where the server is and of what is sent to it. It reveals neither."""
-        return sha256(json.encode((self.url, self.command, self.headers, self.is_operator, self.is_loopback))).hexdigest()
+        return sha256(
+            json.encode((self.url, self.command, self.headers, self.is_operator, self.is_loopback))
+        ).hexdigest()
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Values of headers, and the bare tokens in them, that no text of the server may repeat."""
-        values = [value for _, value in self.headers]
+        """Credentials in headers that no text of the server may repeat: whole values, and tokens without "Bearer"."""
+        values = [value for name, value in self.headers if _SECRET_HEADER.search(name)]
         tokens = [value.partition(" ")[2] for value in values if " " in value]
         return tuple(secret for secret in (*values, *tokens) if len(secret) >= MIN_SECRET_CHARS)
 
@@ -86,9 +92,7 @@ MIN_SECRET_CHARS = 8
 
 def create_client_server(label: str, address: ClientAddress, headers: tuple[tuple[str, str], ...]) -> ToolServer:
     """Creates the server that a client named, from what `check_client_url` and `check_client_headers` returned."""
-    return ToolServer(
-        label=label, url=address.url, headers=headers, is_operator=False, is_loopback=address.is_loopback
-    )
+    return ToolServer(label=label, url=address.url, headers=headers, is_operator=False, is_loopback=address.is_loopback)
 
 
 def read_tool_servers(

@@ -29,6 +29,8 @@ _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 MAX_KNOWN_SERVERS = 256
+HEADER_MISMATCH = -32020
+"""MCP's error for a call that lacks arguments as headers. It is not sent again; the next one has them."""
 ABANDON_MARGIN_S = 0.5
 """Time for a task to end after the traffic of its session has ended."""
 
@@ -67,7 +69,7 @@ class ToolServers:
         self._known: OrderedDict[str, _KnownServer] = OrderedDict()
         self._gates: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._commands: dict[str, CommandSession] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def list_tools(self, server: ToolServer, owner: str) -> tuple[ListedTool, ...]:
         """Returns the tools of a server, from the cache of this owner if they are there. Raises ToolListError."""
@@ -117,7 +119,7 @@ class ToolServers:
         from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
 
         async def fetch(session: "ClientSession") -> ToolList:
-            return await mcp_client.fetch_list(session, self._limits)
+            return await mcp_client.fetch_list(session, self._limits, server.secrets)
 
         found = await self._run(server, fetch, self._limits.list_timeout_s)
         names = frozenset(tool.name for tool in found.tools if tool.has_header_arguments)
@@ -135,24 +137,23 @@ class ToolServers:
     ) -> _T:
         """Does the work in a session, in a task of its own, which ends in time. Raises _WorkError.
 
-        A session must be left in the task that entered it, and to leave it may take longer than the caller has.
+        A session must be left in the task that entered it. The result does not wait for that.
         """
         record = WireRecord()
         command = await self._open_command(server) if server.command else None
-        task = asyncio.create_task(self._work(server, record, work, command, gate or nullcontext(), tool))
+        result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._work(server, record, work, result, command, gate or nullcontext(), tool))
         self._tasks.add(task)
-        task.add_done_callback(self._forget_task)
+        task.add_done_callback(lambda _: self._forget_task(task, result))
         try:
-            await asyncio.wait({task}, timeout=timeout_s)
+            await asyncio.wait({result}, timeout=timeout_s)
         except asyncio.CancelledError:
             await self._abandon(task, record)
             raise
-        if not task.done():
+        if not result.done():
             await self._abandon(task, record)
             raise _WorkError(_no_answer(timeout_s))
-        if task.cancelled():
-            raise _WorkError(ToolServerError(BAD_ANSWER, "This server stops.").to_error())
-        return task.result()
+        return result.result()
 
     async def _open_command(self, server: ToolServer) -> "ClientSession":
         from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
@@ -169,43 +170,46 @@ class ToolServers:
         server: ToolServer,
         record: WireRecord,
         work: "Callable[[ClientSession], Awaitable[_T]]",
+        result: asyncio.Future[_T],
         command: "ClientSession | None",
         gate: AbstractAsyncContextManager[None],
         tool: str,
-    ) -> _T:
+    ) -> None:
         from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
 
-        results: list[_T] = []
+        known = self._recall(server)
         try:
             async with gate:
                 if command is not None:
-                    return await work(command)
-                known = self._recall(server)
-                async with mcp_client.open_http_session(
-                    server, self._limits, record, self._resolve, known.mode
-                ) as session:
+                    result.set_result(await work(command))
+                    return
+                session_context = mcp_client.open_http_session(server, self._limits, record, self._resolve, known.mode)
+                async with session_context as session:
                     known.mode = mcp_client.find_mode(session)
                     if tool in known.header_tools:
                         await mcp_client.load_header_names(session, tool, self._limits)
-                    results.append(await work(session))
+                    result.set_result(await work(session))
                     record.finish_within(self._limits.cancel_grace_s)
         except Exception as fault:  # noqa: BLE001  the SDK raises what its transport, pydantic and anyio raise
-            if not results:
-                self._known.pop(server.identity, None)
-                error = mcp_client.convert_exception(fault, record, server.secrets)
-                raise _WorkError(error) from None
-        return results[0]
+            if result.done():
+                return
+            error = mcp_client.convert_exception(fault, record, server.secrets)
+            known.mode = "auto"
+            if isinstance(error, McpProtocolError) and error.code == HEADER_MISMATCH:
+                known.header_tools |= {tool}
+            result.set_exception(_WorkError(error))
 
-    async def _abandon(self, task: asyncio.Task[Any], record: WireRecord) -> None:
+    async def _abandon(self, task: asyncio.Task[None], record: WireRecord) -> None:
         """Ends a session: an older server is told, then the connection is closed."""
         record.finish_within(self._limits.cancel_grace_s)
         task.cancel()
         await asyncio.wait({task}, timeout=self._limits.cancel_grace_s + ABANDON_MARGIN_S)
 
-    def _forget_task(self, task: asyncio.Task[Any]) -> None:
+    def _forget_task(self, task: asyncio.Task[None], result: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()
+        if not result.done():
+            result.set_exception(_WorkError(ToolServerError(BAD_ANSWER, "This server stops.").to_error()))
+        result.exception()
 
     def _recall(self, server: ToolServer) -> _KnownServer:
         known = self._known.setdefault(server.identity, _KnownServer())

@@ -155,15 +155,18 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             # The charset selects a codec of Python, and some codecs decompress. MCP is UTF-8.
             response.headers["content-type"] = kind.partition(";")[0].strip()
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _BoundedStream(response.stream, self._limits.max_body_bytes, self._record)
+        response.stream = _BoundedStream(response.stream, self._limits, self._record)
+        response.stream.counts_lines = response.headers.get("content-type", "").lower() == "text/event-stream"
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
     """A body, counted."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int, record: WireRecord) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, limits: ToolLimits, record: WireRecord) -> None:
+        self.counts_lines = False
         self._stream = stream
-        self._left_bytes = max_bytes
+        self._left_bytes = limits.max_body_bytes
+        self._left_lines = limits.max_sse_lines
         self._record = record
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -171,7 +174,9 @@ class _BoundedStream(httpx2.AsyncByteStream):
         chunks = aiter(self._stream)
         while (chunk := await self._read(chunks)) is not None:
             self._left_bytes -= len(chunk)
-            if self._left_bytes < 0:
+            if self.counts_lines:
+                self._left_lines -= max(chunk.count(b"\n"), chunk.count(b"\r"))
+            if self._left_bytes < 0 or self._left_lines < 0:
                 raise self._record.fail(BAD_ANSWER, "The answer of the server is too large.")
             yield chunk
 

@@ -38,7 +38,9 @@ class Request:
     async def send_json(self, value: object, status: str = "200 OK") -> None:
         await self.send_body(json.dumps(value).encode(), status=status)
 
-    async def send_body(self, body: bytes, *, status: str = "200 OK", headers: str = "", kind: str = "application/json") -> None:
+    async def send_body(
+        self, body: bytes, *, status: str = "200 OK", headers: str = "", kind: str = "application/json"
+    ) -> None:
         head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
         await self.send(head.encode() + body)
 
@@ -219,7 +221,9 @@ async def deep_json(request: Request) -> None:
 
 
 async def deep_result(request: Request) -> None:
-    await request.send_body(request.encode_result("VALUE").replace(b'"VALUE"', b'{"content":' + b"[" * 5000 + b"]" * 5000 + b"}"))
+    await request.send_body(
+        request.encode_result("VALUE").replace(b'"VALUE"', b'{"content":' + b"[" * 5000 + b"]" * 5000 + b"}")
+    )
 
 
 async def other_id(request: Request) -> None:
@@ -275,7 +279,10 @@ async def asks_first(request: Request) -> None:
 
 
 async def input_required(request: Request) -> None:
-    asked = {"method": "elicitation/create", "params": {"mode": "form", "message": SECRET, "requestedSchema": {"type": "object", "properties": {}}}}
+    asked = {
+        "method": "elicitation/create",
+        "params": {"mode": "form", "message": SECRET, "requestedSchema": {"type": "object", "properties": {}}},
+    }
     await request.result({"resultType": "input_required", "inputRequests": {"a": asked}, "requestState": "x"})
 
 

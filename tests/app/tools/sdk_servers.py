@@ -29,8 +29,6 @@ class Seen:
     at_once: int = 0
 
 
-
-
 class _AskedName(BaseModel):
     name: str
 
@@ -108,7 +106,7 @@ def _record(app: ASGIApp, seen: Seen, *, is_legacy: bool) -> ASGIApp:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        method = json.loads(body)["method"] if body else scope["method"]
+        method = json.loads(body).get("method", "answer") if body else scope["method"]
         seen.methods.append(method)
         if is_legacy and method == "server/discover":
             await send({"type": "http.response.start", "status": 400, "headers": []})

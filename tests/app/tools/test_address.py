@@ -155,7 +155,7 @@ def test_allowed_hosts(url: str, allowed: list[str], *, is_allowed: bool) -> Non
     if is_allowed:
         assert check_client_url(url, allowed).host
     else:
-        with pytest.raises(ValueError, match="not allowed|not public|must begin with https"):
+        with pytest.raises(ValueError, match=r"not allowed|not public|must begin with https"):
             check_client_url(url, allowed)
 
 

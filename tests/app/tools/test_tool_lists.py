@@ -129,4 +129,9 @@ def test_hint_of_reading_only() -> None:
     hints = {"a": {"readOnlyHint": True}, "b": {"readOnlyHint": False}, "c": {}, "d": None}
     tools = [{"name": name, "inputSchema": {}, "annotations": hint} for name, hint in hints.items()]
     builder.add_page(tools, None, None)
-    assert {tool.name: tool.read_only for tool in builder.build().tools} == {"a": True, "b": False, "c": None, "d": None}
+    assert {tool.name: tool.read_only for tool in builder.build().tools} == {
+        "a": True,
+        "b": False,
+        "c": None,
+        "d": None,
+    }

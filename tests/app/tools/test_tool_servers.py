@@ -209,7 +209,7 @@ async def test_rejected_headers_are_not_tried_again() -> None:
 
 
 async def test_server_that_changes_its_era_is_asked_again() -> None:
-    async with serve_sdk(is_legacy=False) as (url, seen):
+    async with serve_sdk(is_legacy=False) as (url, _):
         servers = ToolServers({})
         server = make_server(url)
         await servers.call_tool(server, "odd.name", {})
