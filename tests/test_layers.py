@@ -67,6 +67,7 @@ EXTERNAL_IMPORTS = {
         "llguidance",
         "prometheus_client",
         "psycopg",
+        "pydantic_monty",
         "tokenizers",
         "huggingface_hub",
     },
