@@ -211,6 +211,7 @@ async def test_stopped_process_is_killed(runner: CodeRunner) -> None:
     await run(runner, "x = 1")
     (pid,) = worker_pids(runner)
     os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(0.1)
     assert (await run(runner, "x")).error == f"The run was ended because it took more than 1 s. {LOST}"
     await wait_until_dead(pid)
 
