@@ -65,7 +65,7 @@ class CodeOutcome(Struct, frozen=True, kw_only=True):
         return "\n".join(part for part in (self.logs, self.error) if part)
 
 
-class _Container:
+class _CodeContainer:
     """The variables of one container, in `session` while its process lives. `users` counts runs that want it."""
 
     def __init__(self, owner: str) -> None:
@@ -92,7 +92,7 @@ class CodeRunner:
     def __init__(self, new_id: Callable[[str], str], limits: CodeLimits | None = None) -> None:
         self._new_id = new_id
         self._limits = limits or CodeLimits()
-        self._containers: dict[str, _Container] = {}
+        self._containers: dict[str, _CodeContainer] = {}
         """By id, the one whose last run is longest ago first."""
         self._places = asyncio.Semaphore(self._limits.concurrent_runs)
         self._pool: AsyncMonty | None = None
@@ -118,7 +118,7 @@ class CodeRunner:
             return CodeOutcome(logs="", error=f"Container with id '{container_id}' not found.")
         if container is None and not self._make_room():
             return CodeOutcome(logs="", error="All containers of the server are running code. Try again later.")
-        container = container or _Container(owner)
+        container = container or _CodeContainer(owner)
         self._containers.pop(container_id, None)
         self._containers[container_id] = container
         container.users += 1
@@ -145,7 +145,7 @@ class CodeRunner:
 
     # --- One run
 
-    async def _run_cell(self, container: _Container, code: str) -> CodeOutcome:
+    async def _run_cell(self, container: _CodeContainer, code: str) -> CodeOutcome:
         from pydantic_monty import CollectString, MontyError  # noqa: PLC0415  an extra
 
         output = CollectString(_MAX_KEPT_OUTPUT_BYTES)
@@ -231,7 +231,7 @@ class CodeRunner:
         self._drop_container(max(idle, key=lambda key: counts[self._containers[key].owner]))
         return True
 
-    def _start_idle_timer(self, container_id: str, container: _Container) -> None:
+    def _start_idle_timer(self, container_id: str, container: _CodeContainer) -> None:
         loop = asyncio.get_running_loop()
         container.idle_timer = loop.call_later(self._limits.idle_timeout_s, self._drop_container, container_id)
 
@@ -241,7 +241,7 @@ class CodeRunner:
             container.idle_timer.cancel()
         self._end_session(container)
 
-    def _end_session(self, container: _Container) -> None:
+    def _end_session(self, container: _CodeContainer) -> None:
         """Ends the process of a container in a task of its own, which a cancelled run does not wait for."""
         if (session := container.session) is not None:
             container.session = None
@@ -265,6 +265,8 @@ class CodeRunner:
         from pydantic_monty import AsyncMonty  # noqa: PLC0415  an extra
 
         async with self._pool_lock:
+            if self._is_closed:
+                raise RuntimeError("the server is shutting down")
             if self._pool is None:
                 limits = self._limits
                 pool = AsyncMonty(

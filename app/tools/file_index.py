@@ -14,6 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from msgspec import Struct
@@ -182,7 +183,8 @@ class FileIndex:
 def check_fts5() -> None:
     """Raises `ValueError` if this Python's SQLite has no FTS5."""
     try:
-        sqlite3.connect(":memory:").executescript(_SCHEMA)
+        with closing(sqlite3.connect("")) as connection:
+            connection.executescript(_SCHEMA)
     except sqlite3.OperationalError as error:
         raise ValueError(f"file_search needs SQLite with FTS5, which this Python lacks: {error}") from None
 

@@ -288,6 +288,14 @@ def read_environment(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
+async def test_run_that_waits_starts_nothing_after_close(runner: CodeRunner) -> None:
+    busy = [asyncio.create_task(run(runner, "import time\ntime.sleep(0.5)")) for _ in range(3)]
+    await asyncio.sleep(0.2)
+    await runner.close()
+    assert all(outcome.error is not None for outcome in await asyncio.gather(*busy))
+    assert worker_pids(runner) == [] and runner._pool is None
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 async def test_environment_of_the_process_is_empty(runner: CodeRunner) -> None:
     await run(runner, "1")
