@@ -18,21 +18,21 @@ from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turns.cache_diagnostics import diagnose_cache
+from antiphon.app.turns.call_tracker import CallTracker
 from antiphon.app.turns.compaction import SummaryReader
 from antiphon.app.turns.prompt_token_cache import TurnPrompt
 from antiphon.app.turns.rounds import Round, ServerCall
 from antiphon.app.turns.stop_strings import StopStringFilter
-from antiphon.app.turns.token_details import DetailCollector
-from antiphon.engine.protocol import Chunk, TokenLogprob
+from antiphon.app.turns.token_details import DetailCollector, decode_logprob
+from antiphon.app.turns.turn_usage import sum_usage
+from antiphon.engine.protocol import Chunk
 from antiphon.events.base import Event
-from antiphon.events.items import Logprob, TopLogprob
-from antiphon.events.response import InputTokensDetails, OutputTokensDetails, PromptCacheDiagnostics, Usage
+from antiphon.events.response import PromptCacheDiagnostics, Usage
 from antiphon.harmony.format import ModelFormat
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 from antiphon.state.machine import STOPPED_IN_CALL, Machine
 from antiphon.state.segments import (
-    SERVER_TOOL_KINDS,
     Arguments,
     Call,
     CallResult,
@@ -85,8 +85,7 @@ class OutputProcessor:
         self._done_rounds: list[Round] = []
         self._stops = self._create_filter()
         self._details = DetailCollector(form, prompt, spec.details)
-        self._open_call: Call | None = None
-        self._arguments: list[str] = []
+        self._call_tracker = CallTracker(tools)
         self._held: deque[Segment] = deque()
         """Segments that the model generated after a call that runs."""
         self.due_call: ServerCall | None = None
@@ -95,7 +94,6 @@ class OutputProcessor:
         """How the generation of the round has ended; `stopped`: the turn needs no more of it."""
         self.is_round_over = False
         """True if the turn goes on with another round."""
-        self._is_ignoring = False  # inside a call of a tool that the model may not call any more
         self._steer_requested = False
         self._events: list[Event] = []
         self.machine = Machine(
@@ -193,7 +191,7 @@ class OutputProcessor:
         if self._ending is not None:
             return
         self.round.generated_tokens += chunk.tokens
-        logprobs = [self._decode_logprob(entry) for entry in chunk.logprobs] if self._spec.logprobs else ()
+        logprobs = [decode_logprob(self._format, entry) for entry in chunk.logprobs] if self._spec.logprobs else ()
         segments = self.round.reader.feed(chunk.tokens, logprobs)
         self._details.add_chunk(chunk, self._passthrough_reader.take_offsets() if self._passthrough_reader else ())
         self._process_segments(segments)
@@ -329,14 +327,9 @@ class OutputProcessor:
 
     def _feed_now(self, segment: Segment) -> None:
         machine = self.machine
-        if self._ignores(segment):
+        if not self._call_tracker.add_segment(segment):
             return
-        is_call_end = isinstance(segment, Close) and machine.state in (State.CALL, State.TOOL)
-        if type(segment) is Call:
-            self._open_call, self._arguments = segment, []
-        elif type(segment) is Arguments:
-            self._arguments.append(segment.text)
-        if is_call_end:
+        if isinstance(segment, Close) and machine.state in (State.CALL, State.TOOL):
             self._count_call()
         if self._steer_requested and isinstance(segment, _NEXT_ITEM.get(machine.state, ())):
             self._events += machine.feed(Close())
@@ -347,25 +340,12 @@ class OutputProcessor:
         if self._steer_requested:
             self._steer()
 
-    def _ignores(self, segment: Segment) -> bool:
-        """Tells whether a segment belongs to a call that the model may not make any more: no engine prevents all."""
-        if type(segment) is Call:
-            is_last = self._tools is None or self._tools.can_call
-            self._is_ignoring = segment.kind in SERVER_TOOL_KINDS and not is_last and not segment.approval_request_id
-        ignored = self._is_ignoring
-        if ignored and isinstance(segment, Close):
-            self._is_ignoring = False
-        return ignored
-
     def _count_call(self) -> None:
-        call = self._open_call
-        if call is None or call.kind not in SERVER_TOOL_KINDS:
+        self.due_call = self._call_tracker.finish_call()
+        if self.due_call is None:
             self.round.num_client_calls += 1
-            return
-        self.due_call = ServerCall(call, "".join(self._arguments))
-        self.round.calls.append(self.due_call)
-        if self._tools is not None:
-            self._tools.count_call(call)
+        else:
+            self.round.calls.append(self.due_call)
 
     def _finish_generation(self, chunk: Chunk) -> None:
         if chunk.fault:
@@ -387,38 +367,15 @@ class OutputProcessor:
             self._events += self.machine.stop()
 
     def _build_usage(self) -> Usage:
-        """Returns the sum of all jobs of the turn: of its rounds, and of the summary if it was compacted."""
         # A turn that ends with its summary has no other job.
         has_answer = self._summary is None or not (self._is_compacting or self._spec.compact)
         rounds = [*self._done_rounds, self.round]
         # One that was never admitted has no job: it failed before that, or it has only calls that the client approved.
-        paid = [each for each in rounds if each.is_admitted or len(rounds) == 1] if has_answer else []
-        num_prompt = sum(len(each.prompt.prompt.tokens) for each in paid)
-        cached = sum(each.cached_tokens for each in paid)
-        num_generated, reasoning = self.num_generated_tokens, sum(each.reader.reasoning_tokens for each in rounds)
-        if self._summary is not None:
-            num_prompt += self._summary.num_prompt_tokens
-            cached += self._summary.num_cached_tokens
-            num_generated += self._summary.num_generated_tokens
-            reasoning += self._summary.reasoning_tokens
-        return Usage(
-            input_tokens=num_prompt,
-            input_tokens_details=InputTokensDetails(cached_tokens=cached),
-            output_tokens=num_generated,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
-            total_tokens=num_prompt + num_generated,
-        )
+        paid = [each for each in rounds if each.is_admitted or len(rounds) == 1]
+        return sum_usage(paid if has_answer else (), self._summary)
 
     def _diagnose_cache(self) -> PromptCacheDiagnostics | UnsetType:
         first = self._done_rounds[0] if self._done_rounds else self.round
         summary = self._summary if self._spec.compact else None
         cached = first.cached_tokens if summary is None else summary.num_cached_tokens
         return diagnose_cache(first.prompt, cached)
-
-    def _decode_logprob(self, entry: TokenLogprob) -> Logprob:
-        text, data = self._format.decode_token(entry.id)
-        top = []
-        for top_id, logprob in entry.top:
-            top_text, top_data = self._format.decode_token(top_id)
-            top.append(TopLogprob(token=top_text, bytes=tuple(top_data), logprob=min(logprob, 0.0)))
-        return Logprob(token=text, bytes=tuple(data), logprob=min(entry.logprob, 0.0), top_logprobs=tuple(top))

@@ -10,6 +10,7 @@ from itertools import repeat
 from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.engine.protocol import Chunk, TokenLogprob
+from antiphon.events.items import Logprob, TopLogprob
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 
@@ -78,3 +79,13 @@ class DetailCollector:
 
     def _token_text(self, token: int) -> str:
         return spell_token(self._format.decode_token(token)[1])
+
+
+def decode_logprob(form: ModelFormat, entry: TokenLogprob) -> Logprob:
+    """Returns a token's log-probability with its text and bytes, as events carry it."""
+    text, data = form.decode_token(entry.id)
+    top = []
+    for top_id, logprob in entry.top:
+        top_text, top_data = form.decode_token(top_id)
+        top.append(TopLogprob(token=top_text, bytes=tuple(top_data), logprob=min(logprob, 0.0)))
+    return Logprob(token=text, bytes=tuple(data), logprob=min(entry.logprob, 0.0), top_logprobs=tuple(top))
