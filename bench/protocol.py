@@ -22,7 +22,7 @@ import uvloop
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.output_processor import OutputProcessor
-from antiphon.app.turns.prompt_token_cache import TokenHistory
+from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse
 from bench import scripted_server

@@ -6,7 +6,6 @@ cannot be read, an approval that this server did not ask for.
 
 import asyncio
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from antiphon.app.base.encryption import Sealer
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value
+from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.base.settings import Settings
 from antiphon.app.base.tool_rules import (
     ToolRuleError,
@@ -29,20 +28,20 @@ from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.tools.address import check_client_headers, check_client_url
-from antiphon.app.tools.approvals import NONCE_HEX_DIGITS, ApprovalError, ApprovalSigner
-from antiphon.app.tools.faults import ToolListError
-from antiphon.app.tools.hosted_turn import NO_REQUEST, ApprovedCall, HostedTurn
+from antiphon.app.tools.approvals import ApprovalSigner
+from antiphon.app.tools.approved_calls import ApprovalReader
+from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.tools.mcp.address import check_client_headers, check_client_url
+from antiphon.app.tools.mcp.faults import ToolListError
+from antiphon.app.tools.mcp.tool_lists import ListedTool
+from antiphon.app.tools.mcp.tool_server import ToolServer, read_tool_servers
+from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
 from antiphon.app.tools.outcome import ToolOutcome
-from antiphon.app.tools.tool_lists import ListedTool
-from antiphon.app.tools.tool_server import ToolServer, read_tool_servers
-from antiphon.app.tools.tool_servers import ToolServers, check_extra
 from antiphon.events.hosted import McpListTools
-from antiphon.events.hosted_inputs import InputApprovalRequest, InputApprovalResponse, InputMcpList
+from antiphon.events.hosted_inputs import InputMcpList
 from antiphon.events.inputs import AnyInput
 from antiphon.events.tools import McpTool
 from antiphon.harmony.tools import ServerTool
-from antiphon.state.segments import Call
 
 MAX_SERVERS = 8
 """Number of tool servers that one request may name."""
@@ -78,7 +77,7 @@ def create_tool_host(settings: Settings, store: ResponseStore, sealer: Sealer) -
     except (ValueError, RuntimeError) as error:
         raise ToolOptionError(str(error)) from None
     policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
-    return ToolHost(ToolServers(servers), store, ApprovalSigner(sealer.derive_key("approvals")), policy)
+    return ToolHost(ToolServers(servers), store, ApprovalReader(ApprovalSigner(sealer.derive_key("approvals"))), policy)
 
 
 class _Listing(Struct, frozen=True):
@@ -92,10 +91,12 @@ class _Listing(Struct, frozen=True):
 
 
 class ToolHost:
-    """Opens the tools of turns. `servers` calls them, `signer` signs requests for approvals, `store` has their use."""
+    """Opens the tools of turns. `servers` calls them, `store` keeps which approvals were used."""
 
-    def __init__(self, servers: ToolServers, store: ResponseStore, signer: ApprovalSigner, policy: HostPolicy) -> None:
-        self._servers, self._store, self._signer, self._policy = servers, store, signer, policy
+    def __init__(
+        self, servers: ToolServers, store: ResponseStore, approvals: ApprovalReader, policy: HostPolicy
+    ) -> None:
+        self._servers, self._store, self._approvals, self._policy = servers, store, approvals, policy
 
     async def close(self) -> None:
         """Ends the connections and the commands of all servers."""
@@ -108,7 +109,7 @@ class ToolHost:
         """
         request = spec.server_tools
         if request is None:
-            self._refuse_approvals(spec)
+            self._approvals.refuse(spec)
             return spec, None
         named = [each for each in request.requests if isinstance(each.tool, McpTool)]
         if len(named) > MAX_SERVERS:
@@ -120,12 +121,13 @@ class ToolHost:
             raise invalid_value("tools", message)
         spec, allowed_later = await self._offer(spec, request, listings)
         by_label = {each.server.label: each for each in listings}
-        approved = self._read_approvals(spec, by_label, owner, now)
+        offered = {label: frozenset(tool.name for tool in each.offered) for label, each in by_label.items()}
+        approved = self._approvals.read(spec, offered, owner, now)
         if not listings:
             return spec, None
         turn = HostedTurn(
             call_tool=partial(self._call_tool, {label: each.server for label, each in by_label.items()}),
-            sign=partial(self._sign, owner, now),
+            sign=partial(self._approvals.sign, owner, now),
             use_approval=partial(self._store.use_approval, owner),
             lists=tuple(_told_lists(spec.prompt_input.items, listings)),
             approved=approved,
@@ -246,52 +248,6 @@ class ToolHost:
         self, servers: Mapping[str, ToolServer], label: str, name: str, arguments: dict[str, Any]
     ) -> ToolOutcome:
         return await self._servers.call_tool(servers[label], name, arguments)
-
-    # Approvals
-
-    def _sign(self, owner: str, now: float, label: str, name: str, arguments: str) -> str:
-        nonce = secrets.token_hex(NONCE_HEX_DIGITS // 2)
-        return self._signer.create_id(owner, label, name, arguments, nonce, now=now)
-
-    def _refuse_approvals(self, spec: TurnSpec) -> None:
-        """Raises `ApiError` 400 for an approval in a request without tools that could be called."""
-        for item in spec.input_items:
-            if isinstance(item, InputApprovalResponse) and item.approve:
-                raise _no_request(item.approval_request_id)
-
-    def _read_approvals(
-        self, spec: TurnSpec, listings: Mapping[str, _Listing], owner: str, now: float
-    ) -> tuple[ApprovedCall, ...]:
-        """Returns the calls that the input approves. Raises `ApiError` 400 for a request that this server did not make.
-
-        The client sends the request back, or the store has it. In both cases its id proves what was asked.
-        """
-        requests = {item.id: item for item in spec.prompt_input.items if isinstance(item, InputApprovalRequest)}
-        approved: list[ApprovedCall] = []
-        for item in spec.input_items:
-            if not isinstance(item, InputApprovalResponse):
-                continue
-            found = requests.get(item.approval_request_id)
-            if found is None:
-                raise _no_request(item.approval_request_id)
-            label, name, arguments = found.server_label, found.name, found.arguments
-            try:
-                nonce = self._signer.verify(owner, item.approval_request_id, label, name, arguments, now=now)
-            except ApprovalError:
-                raise _no_request(item.approval_request_id) from None
-            if not item.approve:
-                continue
-            listing = listings.get(label)
-            if listing is None or name not in {tool.name for tool in listing.offered}:
-                message = f"The approved tool '{clip_text(name)}' of '{clip_text(label)}' is not in 'tools'."
-                raise ApiError(400, "invalid_value", message, "tools")
-            call = Call(name, "mcp", None, label, server_label=label, approval_request_id=found.id)
-            approved.append(ApprovedCall(call, arguments, nonce))
-        return tuple(approved)
-
-
-def _no_request(request_id: str) -> ApiError:
-    return ApiError(400, None, NO_REQUEST.format(id=clip_text(request_id)), "input")
 
 
 async def _open_schemas(tools: RequestTools) -> RequestTools:

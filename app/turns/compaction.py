@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from antiphon.app.turns.prompt_token_cache import TurnPrompt
+from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.harmony.format import ModelFormat
 from antiphon.state.segments import Say

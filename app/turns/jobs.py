@@ -9,7 +9,7 @@ import msgspec
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.turns.prompt_token_cache import TurnPrompt
+from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ConversationRef, Response

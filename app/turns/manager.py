@@ -20,16 +20,16 @@ from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
-from antiphon.app.turns.cache_diagnostics import list_settings
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
 from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.output_processor import OutputProcessor
-from antiphon.app.turns.prompt_renderer import PromptRenderer
-from antiphon.app.turns.prompt_token_cache import FinishedTurn, TurnPrompt
+from antiphon.app.turns.prompts.cache_diagnostics import list_settings
+from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
+from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import with_ids
-from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
+from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts, turn_stats
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import CacheUnavailable, ComparisonNotFound
 from antiphon.state.drafts import OutputSettings
@@ -292,7 +292,7 @@ class TurnManager:
         del self._running[turn.log.id]
         response = processor.machine.response
         if self._report_end is not None:
-            stats = _turn_stats(turn, processor)
+            stats = turn_stats(turn, processor)
             self._report_end(turn.log.base_response.model, stats)
         if response.status in ("completed", "incomplete") and processor.has_dialect:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
@@ -313,16 +313,3 @@ class TurnManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _turn_stats(turn: Turn, processor: OutputProcessor) -> TurnStats:
-    """Returns the statistics of a turn that has just ended."""
-    finish_reason = processor.machine.response.status if turn.log.entries else "refused"
-    num_generated, prompt_tokens = processor.num_generated_tokens, processor.num_prompt_tokens
-    return TurnStats(
-        finish_reason=str(finish_reason),
-        elapsed_s=turn.elapsed,
-        time_to_first_token_s=turn.time_to_first_token,
-        prompt_tokens=prompt_tokens,
-        generated_tokens=num_generated,
-    )

@@ -17,10 +17,10 @@ from antiphon.app.base.encryption import Purpose
 from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
-from antiphon.app.turns.cache_diagnostics import diagnose_cache
 from antiphon.app.turns.call_tracker import CallTracker
 from antiphon.app.turns.compaction import SummaryReader
-from antiphon.app.turns.prompt_token_cache import TurnPrompt
+from antiphon.app.turns.prompts.cache_diagnostics import diagnose_cache
+from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.app.turns.rounds import Round, ServerCall
 from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.app.turns.token_details import DetailCollector, decode_logprob

@@ -16,9 +16,9 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turns.jobs import build_job
-from antiphon.app.turns.kept_items import cut_middle
-from antiphon.app.turns.prompt_renderer import PromptRenderer
-from antiphon.app.turns.prompt_token_cache import FinishedTurn, TurnPrompt, to_input
+from antiphon.app.turns.prompts.kept_items import cut_middle
+from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
+from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt, to_input
 from antiphon.engine.protocol import Job
 from antiphon.events.hosted import (
     CodeInterpreterCall,

@@ -20,7 +20,7 @@ from antiphon.app.requests.responses.configuration import apply_updates
 from antiphon.app.requests.responses.conversation import Conversation, read_conversation
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.requests.server_tools import read_server_tools
+from antiphon.app.requests.server_tools import ServerToolsRequest, read_server_tools
 from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec, as_prefill
 from antiphon.engine.protocol import Capabilities, Sampling
@@ -54,9 +54,7 @@ def read_responses_request(
         all_tools = all_tools.without_deferred()
     single_call = body.parallel_tool_calls is False
     server_tools = read_server_tools(sent.get("tools"), all_tools, body.tool_choice, single_call=single_call)
-    # An object may name a tool of the server, which is known only when the server has listed its tools.
-    choice = None if server_tools is not None and isinstance(body.tool_choice, dict) else body.tool_choice
-    tool_choice = read_tool_choice(choice, all_tools, single_call=single_call)
+    tool_choice = _read_choice(body, all_tools, server_tools)
     refuse_unsupported(body)
     prompt_input = _prompt_input(body, conversation, tool_choice, settings)
     compact_threshold = None if conversation.compact else _compact_threshold(body, model.engine.info.max_model_len)
@@ -90,6 +88,15 @@ def read_responses_request(
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
     form = ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
     return ParsedRequest(model, spec, form, conversation.earlier_items)
+
+
+def _read_choice(
+    body: ResponsesBody, all_tools: tools.RequestTools, server_tools: ServerToolsRequest | None
+) -> ToolChoice:
+    # An object may name a tool of the server, which is known only when the server has listed its tools.
+    is_late = server_tools is not None and isinstance(body.tool_choice, dict)
+    choice = None if is_late else body.tool_choice
+    return read_tool_choice(choice, all_tools, single_call=body.parallel_tool_calls is False)
 
 
 def _prewarm(spec: TurnSpec) -> TurnSpec:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.app.tools.address import check_client_headers, check_client_url, is_public_address
+from antiphon.app.tools.mcp.address import check_client_headers, check_client_url, is_public_address
 
 REFUSED_URLS = """
 http://example.com/mcp

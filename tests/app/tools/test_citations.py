@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.tools.citations import CitationFinder, SourceList, WebSource
+from antiphon.app.tools.search.citations import CitationFinder, SourceList, WebSource
 from tests.counts import FULL_COUNTS
 
 A, B = "https://a.example/page", "https://b.example/wiki/Foo_(bar)"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.tools.code_cells import clean_traceback, list_cells
-from antiphon.app.tools.code_runner import MAX_CODE_BYTES, CodeLimits, CodeOutcome, CodeRunner, check_extra
+from antiphon.app.tools.code.code_cells import clean_traceback, list_cells
+from antiphon.app.tools.code.code_runner import MAX_CODE_BYTES, CodeLimits, CodeOutcome, CodeRunner, check_extra
 
 LIMITS = CodeLimits(run_timeout_s=1, grace_timeout_s=1, containers=4)
 ENDED = "The process that runs the code has failed."

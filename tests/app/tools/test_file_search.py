@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.tools import file_index
-from antiphon.app.tools.file_filters import parse_filter
-from antiphon.app.tools.file_index import check_fts5, split_passages
-from antiphon.app.tools.file_search import FileResult, FileSearch, FileSearchError, read_vector_stores, results_as_text
+from antiphon.app.tools.search import file_index
+from antiphon.app.tools.search.file_filters import parse_filter
+from antiphon.app.tools.search.file_index import check_fts5, split_passages
+from antiphon.app.tools.search.file_search import (
+    FileResult,
+    FileSearch,
+    FileSearchError,
+    read_vector_stores,
+    results_as_text,
+)
 
 ATTRIBUTES: dict[str, str | int] = {"filename": "a.md", "path": "b/a.md", "size": 12, "modified_at": 1_000}
 

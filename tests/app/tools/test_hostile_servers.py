@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from antiphon.app.tools.faults import ToolListError
-from antiphon.app.tools.tool_server import KIB, ToolLimits, ToolServer
-from antiphon.app.tools.tool_servers import ToolServers
+from antiphon.app.tools.mcp.faults import ToolListError
+from antiphon.app.tools.mcp.tool_server import KIB, ToolLimits, ToolServer
+from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.events.hosted import McpExecutionError
 from tests.app.tools.hostile_servers import (
     COMPLETE,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.tools.faults import ToolListError
-from antiphon.app.tools.tool_server import KIB, ToolLimits, ToolServer
-from antiphon.app.tools.tool_servers import ToolServers
+from antiphon.app.tools.mcp.faults import ToolListError
+from antiphon.app.tools.mcp.tool_server import KIB, ToolLimits, ToolServer
+from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.events.hosted import McpHttpError
 from tests.app.tools.sdk_servers import COMMAND
 from tests.progress import HANG_TIMEOUT_S

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from antiphon.app.tools.faults import ToolServerError
-from antiphon.app.tools.tool_lists import ListBuilder, ListCache, ListedTool, ToolList
-from antiphon.app.tools.tool_server import ToolLimits
+from antiphon.app.tools.mcp.faults import ToolServerError
+from antiphon.app.tools.mcp.tool_lists import ListBuilder, ListCache, ListedTool, ToolList
+from antiphon.app.tools.mcp.tool_server import ToolLimits
 
 KEY = ("owner", "server")
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 from rich.pretty import pretty_repr
 
-from antiphon.app.tools.address import check_client_url
-from antiphon.app.tools.tool_server import ToolServer, create_client_server, read_tool_servers
+from antiphon.app.tools.mcp.address import check_client_url
+from antiphon.app.tools.mcp.tool_server import ToolServer, create_client_server, read_tool_servers
 
 SECRET = "marked-secret-77ab"
 
@@ -91,7 +91,7 @@ def test_modules_import_without_the_extra() -> None:
     code = """
 import sys
 sys.modules.update(mcp=None, httpx2=None)
-from antiphon.app.tools.tool_servers import ToolServers, check_extra
+from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
 ToolServers({})
 try:
     check_extra()

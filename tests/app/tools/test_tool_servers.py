@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.tools.address import check_client_url
-from antiphon.app.tools.faults import ToolListError
-from antiphon.app.tools.tool_server import ToolLimits, ToolServer, create_client_server
-from antiphon.app.tools.tool_servers import ToolServers, check_extra
+from antiphon.app.tools.mcp.address import check_client_url
+from antiphon.app.tools.mcp.faults import ToolListError
+from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server
+from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
 from antiphon.events.hosted import McpExecutionError, McpHttpError, McpProtocolError
 from tests.app.tools.hostile_servers import COMPLETE, FRESH, TOOL, Request, answer_well, never, serve_raw
 from tests.app.tools.sdk_servers import serve_sdk

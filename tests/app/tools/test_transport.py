@@ -14,11 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from antiphon.app.tools import transport
-from antiphon.app.tools.faults import ToolListError, ToolServerError, WireRecord
-from antiphon.app.tools.tool_server import ToolLimits, ToolServer
-from antiphon.app.tools.tool_servers import ToolServers
-from antiphon.app.tools.transport import BoundedTransport, create_http_client
+from antiphon.app.tools.mcp import transport
+from antiphon.app.tools.mcp.faults import ToolListError, ToolServerError, WireRecord
+from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
+from antiphon.app.tools.mcp.tool_servers import ToolServers
+from antiphon.app.tools.mcp.transport import BoundedTransport, create_http_client
 from tests.app.tools.hostile_servers import Request, answer_well, serve_raw
 
 PUBLIC_IP = "93.184.216.34"

@@ -13,7 +13,7 @@ from antiphon.app.requests.responses.compaction import (
     summary_message,
 )
 from antiphon.app.requests.responses.input_items import read_item
-from antiphon.app.turns.kept_items import KeptItems, cut_middle
+from antiphon.app.turns.prompts.kept_items import KeptItems, cut_middle
 from antiphon.events.hosted_inputs import InputApprovalRequest, InputApprovalResponse, InputMcpCall, InputMcpList
 from antiphon.events.inputs import (
     AdditionalToolsInput,

@@ -13,7 +13,7 @@ import pytest
 
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.output_processor import OutputProcessor
-from antiphon.app.turns.prompt_token_cache import TokenHistory
+from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.sse import encode_event
 from tests.counts import FULL_COUNTS

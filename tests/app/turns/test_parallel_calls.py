@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.app.turns.prompt_token_cache import (
+from antiphon.app.turns.prompts.prompt_token_cache import (
     MAX_OMITTED_TOKENS,
     FinishedTurn,
     TokenHistory,

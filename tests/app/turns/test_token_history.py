@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from antiphon.app.requests.responses.input_items import read_item
-from antiphon.app.turns.prompt_token_cache import (
+from antiphon.app.turns.prompts.prompt_token_cache import (
     BYTES_PER_TOKEN,
     MAX_COMPARED_TURNS,
     MAX_OMITTED_TOKENS,

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.app.requests.responses.conversation import check_calls
 from antiphon.app.requests.responses.input_items import read_input
-from antiphon.app.turns.truncation import list_units, truncate_input
+from antiphon.app.turns.prompts.truncation import list_units, truncate_input
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.harmony.format import PromptInput
 

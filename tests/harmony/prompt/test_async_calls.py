@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.requests.responses.input_items import read_item
-from antiphon.app.turns.kept_items import KeptItems
+from antiphon.app.turns.prompts.kept_items import KeptItems
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.harmony.prompt.async_calls import AnyOutput, show_pending_calls
 from antiphon.harmony.prompt.messages import content_text

@@ -13,9 +13,9 @@ from socket import SOCK_STREAM
 
 import httpx2
 
-from antiphon.app.tools.address import is_public_address, parse_ip, parse_url
-from antiphon.app.tools.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
-from antiphon.app.tools.tool_server import ToolLimits, ToolServer
+from antiphon.app.tools.mcp.address import is_public_address, parse_ip, parse_url
+from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
+from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the IP addresses of a host."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from antiphon.app.tools.file_filters import FileFilter
+from antiphon.app.tools.search.file_filters import FileFilter
 
 log = logging.getLogger(__name__)
 

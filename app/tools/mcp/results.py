@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import json
 
+from antiphon.app.tools.mcp.tool_server import ToolLimits
 from antiphon.app.tools.outcome import ToolOutcome
-from antiphon.app.tools.tool_server import ToolLimits
 from antiphon.events.hosted import McpCallError, McpExecutionError, McpHttpError, McpProtocolError
 
 EMPTY_TEXT = "[no content]"

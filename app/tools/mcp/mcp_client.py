@@ -17,12 +17,12 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from antiphon.app.tools.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
-from antiphon.app.tools.results import remove_secrets
-from antiphon.app.tools.stdio_transport import run_command
-from antiphon.app.tools.tool_lists import ListBuilder, ToolList
-from antiphon.app.tools.tool_server import ToolLimits, ToolServer
-from antiphon.app.tools.transport import Resolve, create_http_client, resolve_host
+from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
+from antiphon.app.tools.mcp.results import remove_secrets
+from antiphon.app.tools.mcp.stdio_transport import run_command
+from antiphon.app.tools.mcp.tool_lists import ListBuilder, ToolList
+from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
+from antiphon.app.tools.mcp.transport import Resolve, create_http_client, resolve_host
 from antiphon.events.hosted import McpCallError, McpProtocolError
 
 CLIENT_INFO = types.Implementation(name="antiphon", version="1")

@@ -18,8 +18,8 @@ from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from antiphon.app.tools.faults import BAD_ANSWER, ToolServerError
-from antiphon.app.tools.tool_server import ToolLimits, ToolServer
+from antiphon.app.tools.mcp.faults import BAD_ANSWER, ToolServerError
+from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 
 _log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from antiphon.app.tools.code_cells import clean_traceback, is_parse_error, list_cells
+from antiphon.app.tools.code.code_cells import clean_traceback, is_parse_error, list_cells
 
 if TYPE_CHECKING:
     from pydantic_monty import AsyncMonty, AsyncMontySession, CollectString

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.app.requests.responses.compaction import is_summary
-from antiphon.app.turns.prompt_token_cache import FinishedTurn, TurnPrompt, common_length
+from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt, common_length
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import CacheHit, CacheMiss, CacheMissReason, CacheUnavailable, PromptCacheDiagnostics
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.tools.file_filters import parse_filter
-from antiphon.app.tools.file_index import FileIndex, IndexedFile, PassageMatch
+from antiphon.app.tools.search.file_filters import parse_filter
+from antiphon.app.tools.search.file_index import FileIndex, IndexedFile, PassageMatch
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import structs
 
 from antiphon.app.requests.responses.compaction import is_summary, outlasts_compaction
-from antiphon.app.turns.truncation import list_units
+from antiphon.app.turns.prompts.truncation import list_units
 from antiphon.events.hosted_inputs import InputMcpCall, InputMcpList
 from antiphon.events.inputs import (
     AnyInput,

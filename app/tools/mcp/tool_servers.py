@@ -12,18 +12,18 @@ from weakref import WeakValueDictionary
 import structlog
 from msgspec import Struct
 
-from antiphon.app.tools.faults import BAD_ANSWER, NO_ANSWER, ToolListError, ToolServerError, WireRecord
+from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolListError, ToolServerError, WireRecord
+from antiphon.app.tools.mcp.results import convert_error, convert_result, remove_secrets
+from antiphon.app.tools.mcp.tool_lists import ListCache, ListedTool, ToolList
+from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 from antiphon.app.tools.outcome import ToolOutcome
-from antiphon.app.tools.results import convert_error, convert_result, remove_secrets
-from antiphon.app.tools.tool_lists import ListCache, ListedTool, ToolList
-from antiphon.app.tools.tool_server import ToolLimits, ToolServer
 from antiphon.events.hosted import McpCallError, McpHttpError, McpProtocolError
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession
 
-    from antiphon.app.tools.mcp_client import CommandSession
-    from antiphon.app.tools.transport import Resolve
+    from antiphon.app.tools.mcp.mcp_client import CommandSession
+    from antiphon.app.tools.mcp.transport import Resolve
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -39,7 +39,7 @@ def check_extra() -> None:
     """Imports the `mcp` SDK, which takes about a second. Raises RuntimeError if it is not installed."""
     if importlib.util.find_spec("mcp") is None:
         raise RuntimeError("Tool servers need the package mcp. Install it: pip install antiphon[tools]")
-    from antiphon.app.tools import mcp_client  # noqa: F401, PLC0415  the rest of the server runs without the extra
+    from antiphon.app.tools.mcp import mcp_client  # noqa: F401, PLC0415  the rest of the server runs without the extra
 
 
 class _KnownServer(Struct):
@@ -104,7 +104,7 @@ class ToolServers:
         await asyncio.gather(*(command.close() for command in self._commands.values()))
 
     async def _call(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
-        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+        from antiphon.app.tools.mcp import mcp_client  # noqa: PLC0415  see check_extra
 
         async def call(session: "ClientSession") -> ToolOutcome:
             result = await mcp_client.call_tool(session, name, arguments)
@@ -116,7 +116,7 @@ class ToolServers:
         return await self._run(server, call, self._limits.call_timeout_s, gate=gate, tool=name)
 
     async def _fetch_list(self, server: ToolServer) -> ToolList:
-        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+        from antiphon.app.tools.mcp import mcp_client  # noqa: PLC0415  see check_extra
 
         async def fetch(session: "ClientSession") -> ToolList:
             return await mcp_client.fetch_list(session, self._limits, server.secrets)
@@ -156,7 +156,7 @@ class ToolServers:
         return result.result()
 
     async def _open_command(self, server: ToolServer) -> "ClientSession":
-        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+        from antiphon.app.tools.mcp import mcp_client  # noqa: PLC0415  see check_extra
 
         if server.identity not in self._commands:
             self._commands[server.identity] = mcp_client.CommandSession(server, self._limits)
@@ -175,7 +175,7 @@ class ToolServers:
         gate: AbstractAsyncContextManager[None],
         tool: str,
     ) -> None:
-        from antiphon.app.tools import mcp_client  # noqa: PLC0415  see check_extra
+        from antiphon.app.tools.mcp import mcp_client  # noqa: PLC0415  see check_extra
 
         known = self._recall(server)
         try:

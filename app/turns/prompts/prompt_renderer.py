@@ -22,11 +22,11 @@ from antiphon.app.sandbox.messages import CPU_LIMIT_S
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
-from antiphon.app.turns.cache_diagnostics import compare_prompt, list_settings
-from antiphon.app.turns.cpu_limit import run_with_cpu_limit
-from antiphon.app.turns.kept_items import KeptItems
-from antiphon.app.turns.prompt_token_cache import TokenHistory, TurnPrompt
-from antiphon.app.turns.truncation import truncate_input
+from antiphon.app.turns.prompts.cache_diagnostics import compare_prompt, list_settings
+from antiphon.app.turns.prompts.cpu_limit import run_with_cpu_limit
+from antiphon.app.turns.prompts.kept_items import KeptItems
+from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory, TurnPrompt
+from antiphon.app.turns.prompts.truncation import truncate_input
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.vocabulary import TokenizeError

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import Struct, json
 
-from antiphon.app.tools.faults import BAD_ANSWER, ToolServerError
-from antiphon.app.tools.tool_server import ToolLimits
+from antiphon.app.tools.mcp.faults import BAD_ANSWER, ToolServerError
+from antiphon.app.tools.mcp.tool_server import ToolLimits
 
 HEADER_ANNOTATION = "x-mcp-header"
 

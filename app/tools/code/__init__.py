@@ -1,0 +1,1 @@
+"""Code of models, run in workers of pydantic-monty."""

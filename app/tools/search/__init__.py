@@ -1,0 +1,1 @@
+"""Searches: in folders of the operator, and the sources of web searches."""

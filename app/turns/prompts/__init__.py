@@ -1,0 +1,1 @@
+"""Prompts of turns: rendering, earlier tokens, truncation and what a compaction keeps."""
