@@ -87,7 +87,7 @@ async def serve_raw(
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         try:
-            with suppress(ConnectionError, asyncio.IncompleteReadError, RuntimeError):
+            with suppress(asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError, RuntimeError):
                 while True:
                     request = await _read_request(reader, writer)
                     seen.append((request.method, request.path))
@@ -256,6 +256,10 @@ async def huge_header(request: Request) -> None:
     await _flood(request, b"x" * 4096)
 
 
+async def endless_continue(request: Request) -> None:
+    await _flood(request, b"HTTP/1.1 100 Continue\r\n\r\n" * 10)
+
+
 async def rpc_error(request: Request) -> None:
     error = {"code": -32000, "message": f"Bad token {SECRET}"}
     await request.send_json({"jsonrpc": "2.0", "id": request.id, "error": error})
@@ -335,6 +339,7 @@ WIRE = (
     WireRow("a result of another type", result_of_another_type, message=NO_MESSAGE),
     WireRow("no HTTP", no_http, message=BROKE),
     WireRow("a header without end", huge_header, message=BROKE),
+    WireRow("100 Continue without end", endless_continue, code=504, limit_s=TIMEOUT_S),
     WireRow("an error with the token", rpc_error, code=-32000),
     WireRow("an error in the SDK's words", rpc_error_of_sdk, code=-32603),
     WireRow("questions first", asks_first, code=None),

@@ -70,6 +70,17 @@ def test_no_representation_shows_secrets() -> None:
     assert SECRET in server.secrets
 
 
+def test_only_credentials_are_secrets() -> None:
+    headers = (
+        ("Authorization", "Bearer abcdefgh"),
+        ("X-Api-Key", "ijklmnop"),
+        ("X-Team", "engineering"),
+        ("Key", "short"),
+    )
+    server = ToolServer(label="a", url="https://a.example/", headers=headers, is_operator=True)
+    assert set(server.secrets) == {"Bearer abcdefgh", "abcdefgh", "ijklmnop"}
+
+
 def test_identity_depends_on_where_and_with_what() -> None:
     servers = [
         ToolServer(label="a", url="https://a.example/", is_operator=True),

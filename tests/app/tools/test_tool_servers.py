@@ -159,7 +159,7 @@ async def test_at_most_four_calls_at_once() -> None:
         done = await asyncio.gather(*(servers.call_tool(server, "count", {}) for _ in range(12)))
         await servers.close()
     assert {outcome.text for outcome in done} == {"counted"}
-    assert 1 < seen.most_at_once <= 4
+    assert seen.most_at_once <= 4
 
 
 async def test_list_is_fetched_once_where_the_server_allows() -> None:
@@ -195,17 +195,55 @@ async def test_arguments_that_are_headers() -> None:
     assert [method for method, _ in seen].count("tools/call") == 1
 
 
-async def test_rejected_headers_are_not_tried_again() -> None:
-    async def reply(request: Request) -> None:
-        error = {"code": -32020, "message": "header mismatch"}
-        await request.send_json({"jsonrpc": "2.0", "id": request.id, "error": error}, "400 Bad Request")
+async def test_call_that_lacked_headers_is_not_repeated() -> None:
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
 
-    async with serve_raw(reply, "tools/call") as (url, seen):
+    async def reply(request: Request) -> None:
+        if request.method == "tools/list":
+            await request.result({**FRESH, "tools": [{**TOOL, "inputSchema": schema}]})
+        elif request.method == "tools/call" and "mcp-param-region" not in request.headers:
+            error = {"code": -32020, "message": "header mismatch"}
+            await request.send_json({"jsonrpc": "2.0", "id": request.id, "error": error}, "400 Bad Request")
+        else:
+            await answer_well(request)
+
+    async with serve_raw(reply, "*") as (url, seen):
         servers = ToolServers({})
-        outcome = await servers.call_tool(make_server(url), "tool", {})
+        outcome = await servers.call_tool(make_server(url), "tool", {"region": "north"})
+        assert outcome.error == McpProtocolError(code=-32020, message="header mismatch")
+        assert [method for method, _ in seen].count("tools/call") == 1
+        again = await servers.call_tool(make_server(url), "tool", {"region": "north"})
+        assert again.text == "fine", "the model's next call has them"
         await servers.close()
-    assert outcome.error == McpProtocolError(code=-32020, message="header mismatch")
-    assert [method for method, _ in seen].count("tools/call") == 1
+
+
+async def test_lines_of_an_event_stream_are_limited() -> None:
+    async def reply(request: Request) -> None:
+        await request.start_sse()
+        await request.send(b": still working\n\n" * 20)
+        await request.send(b"data: " + request.encode_result({**COMPLETE, "content": []}) + b"\n\n")
+        request.writer.close()
+
+    async with serve_raw(reply, "tools/call") as (url, _):
+        for max_lines, code in ((100, None), (39, 502)):
+            servers = ToolServers({}, limits=ToolLimits(max_sse_lines=max_lines))
+            outcome = await servers.call_tool(make_server(url), "tool", {})
+            assert (outcome.error and outcome.error.code) == code  # type: ignore[union-attr]
+            await servers.close()
+
+
+async def test_token_in_a_list_is_removed() -> None:
+    async def reply(request: Request) -> None:
+        await request.result(
+            {**FRESH, "tools": [{**TOOL, "description": f"You sent {request.headers['authorization']}"}]}
+        )
+
+    async with serve_raw(reply, "tools/list") as (url, _):
+        servers = ToolServers({})
+        server = make_server(url, headers=(("Authorization", "Bearer abcdefgh"),))
+        tools = await servers.list_tools(server, "owner")
+        await servers.close()
+    assert tools[0].description == "You sent bearer [removed]"
 
 
 async def test_server_that_changes_its_era_is_asked_again() -> None:
