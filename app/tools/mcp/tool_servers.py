@@ -90,7 +90,7 @@ class ToolServers:
             _log_fault(server, fault.error)
             return convert_error(fault.error)
         except Exception as fault:  # noqa: BLE001  a tool must not end the response
-            _log.error("a tool call failed", label=server.label, fault=type(fault).__name__)
+            _log.error("a tool call failed", fault=type(fault).__name__)
             return convert_error(ToolServerError(BAD_ANSWER, "The call failed inside this server.").to_error())
 
     async def close(self) -> None:
