@@ -34,7 +34,7 @@ from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.mcp.address import check_client_headers, check_client_url
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_lists import ListedTool
-from antiphon.app.tools.mcp.tool_server import ToolServer, read_tool_servers
+from antiphon.app.tools.mcp.tool_server import ToolServer, create_client_server, read_tool_servers
 from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.events.hosted import McpListTools
@@ -161,13 +161,7 @@ class ToolHost:
             headers = check_client_headers(dict(secret.headers), secret.authorization or None)
         except ValueError as error:
             raise invalid_value(f"{request.path}.headers", f"Invalid '{request.path}.headers': {error}") from None
-        return ToolServer(
-            label=tool.server_label,
-            url=address.url,
-            headers=headers,
-            is_operator=False,
-            is_loopback=address.is_loopback,
-        )
+        return create_client_server(tool.server_label, address, headers)
 
     def _not_allowed(self, request: ServerToolRequest, reason: str) -> ApiError:
         remedy = "The operator allows servers with --tool-server LABEL=URL, and hosts with --mcp-allow HOST."

@@ -52,8 +52,7 @@ def read_responses_request(
     all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
     if all_tools.has_search:
         all_tools = all_tools.without_deferred()
-    single_call = body.parallel_tool_calls is False
-    server_tools = read_server_tools(sent.get("tools"), all_tools, body.tool_choice, single_call=single_call)
+    server_tools = _read_server_tools(body, sent, request_tools, all_tools)
     tool_choice = _read_choice(body, all_tools, server_tools)
     refuse_unsupported(body)
     prompt_input = _prompt_input(body, conversation, tool_choice, settings)
@@ -69,7 +68,7 @@ def read_responses_request(
         sampling=sampling,
         # A compaction has no stop strings and no log probabilities, because no client reads its text.
         stop_strings=() if conversation.compact else body.stop_strings,
-        single_call=single_call,
+        single_call=prompt_input.single_call,
         max_tool_calls=body.max_tool_calls,
         server_tools=None if conversation.compact else server_tools,
         constraints=()
@@ -85,9 +84,21 @@ def read_responses_request(
     check_capabilities(spec, capabilities, constraint_param="text.format")
     if cache_options.prewarm:
         spec = _prewarm(spec)
+    return ParsedRequest(model, spec, _reply_form(body), conversation.earlier_items)
+
+
+def _reply_form(body: ResponsesBody) -> ReplyForm:
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
-    form = ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
-    return ParsedRequest(model, spec, form, conversation.earlier_items)
+    return ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
+
+
+def _read_server_tools(
+    body: ResponsesBody, sent: Mapping[str, Any], request_tools: tools.RequestTools, all_tools: tools.RequestTools
+) -> ServerToolsRequest | None:
+    if len(request_tools.echo) == len(request_tools.served):
+        return None  # the client runs them all
+    single_call = body.parallel_tool_calls is False
+    return read_server_tools(sent["tools"], all_tools, body.tool_choice, single_call=single_call)
 
 
 def _read_choice(

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 from msgspec import Struct
 
-_URL = re.compile(r"(?P<scheme>[a-z]+)://(?P<authority>[^/?]*)(?P<path>/[^?]*)?(?P<query>\?.*)?", re.IGNORECASE)
+_URL = re.compile(r"(?P<scheme>[a-z]{1,8})://(?P<authority>[^/?]*)(?P<path>/[^?]*)?(?P<query>\?.*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _UNSAFE = re.compile(r'[^\x21-\x7e]|[\\#<>"{}|^`]|%(?![0-9A-Fa-f]{2})')

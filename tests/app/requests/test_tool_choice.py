@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.base.errors import ApiError
+from antiphon.app.requests.tool_choice import read_tool_choice
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
 
 
@@ -111,8 +112,10 @@ def test_tools_that_run_elsewhere_count_as_tools_and_are_not_offered() -> None:
     search = {"type": "web_search"}
     assert read_responses_spec(tools=[search], tool_choice="required").prompt_input.tool_choice == "required"
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [search, chosen("custom", "note")]}
-    prompt_input = read_responses_spec(tools=[search, *PLAIN], tool_choice=choice).prompt_input
-    assert (prompt_input.tool_choice, prompt_input.allowed_tools) == ("auto", {"note"})
+    server_tools = read_responses_spec(tools=[search, *PLAIN], tool_choice=choice).server_tools
+    assert server_tools is not None and server_tools.tool_choice == choice, "read when the server knows its tools"
+    tool_choice = read_tool_choice(choice, server_tools.client_tools)
+    assert (tool_choice.mode, tool_choice.allowed_tools) == ("auto", {"note"})
 
 
 def test_unknown_tool_is_reported_before_an_unsupported_field() -> None:
