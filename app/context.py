@@ -16,7 +16,7 @@ from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity
-from antiphon.app.turns.manager import TurnManager
+from antiphon.app.turns.manager import TurnManager, new_id
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.state.drafts import OutputSettings
 
@@ -70,7 +70,7 @@ def create_context(
         output_settings=OutputSettings(reasoning=settings.reasoning_output, patch_diffs=settings.apply_patch_diffs),
         timeouts=timeouts,
         sealer=sealer,
-        tool_host=create_tool_host(settings, store, sealer),
+        tool_host=create_tool_host(settings, store, sealer, new_id),
         on_turn_end=metrics.on_turn_end,
     )
     return ServerContext(

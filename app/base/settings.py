@@ -145,6 +145,28 @@ class Settings(Struct, frozen=True, kw_only=True):
             metavar="LABEL",
         ),
     ] = ()
+    hosted_tools: Annotated[
+        tuple[str, ...],
+        _tools(
+            "Tool that stands for a built-in one: web_search, open_page or code_interpreter; code_interpreter=monty "
+            "runs code in a sandbox of this server; repeatable.",
+            name="hosted",
+            metavar="TYPE=LABEL/TOOL",
+        ),
+    ] = ()
+    hosted_offline: Annotated[
+        tuple[str, ...],
+        _tools(
+            "Built-in tool whose server reads nothing from the web, so that requests may have it which forbid that: "
+            "web_search.",
+            name="hosted-offline",
+            metavar="TYPE",
+        ),
+    ] = ()
+    vector_stores: Annotated[
+        tuple[str, ...],
+        _tools("Folder that file_search searches in, under the id of a vector store; repeatable.", metavar="ID=FOLDER"),
+    ] = ()
     mcp_allowed_hosts: Annotated[
         tuple[str, ...],
         _tools(

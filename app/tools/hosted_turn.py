@@ -2,31 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
 
-import msgspec
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.tools.outcome import ToolOutcome
-from antiphon.events.hosted import McpExecutionError, McpListTools, McpProtocolError
-from antiphon.state.segments import Call, CallResult, McpResult
+from antiphon.app.tools.runners import CallOutcome, FitOutput, Runners, WebSearchRunner
+from antiphon.app.tools.search.citations import SourceList
+from antiphon.events.hosted import McpListTools
+from antiphon.state.segments import Call, ServerToolKind
 
 MAX_TOOL_TIME_S = 600.0
 """Time of the tools of one response after which the model can call no more."""
-INVALID_PARAMS = -32602
-"""Code of JSON-RPC for arguments that a method does not take."""
 NO_REQUEST = "No approval request found with id '{id}'."
-
-FitOutput = Callable[[str], Awaitable[str]]
-"""Shortens the output of a call to the room that is left for it."""
-
-
-class CallTool(Protocol):
-    """Calls the tool of an MCP server."""
-
-    async def __call__(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Returns the outcome, also of a failed call."""
 
 
 class ApprovedCall(Struct, frozen=True):
@@ -35,13 +22,6 @@ class ApprovedCall(Struct, frozen=True):
     call: Call
     arguments: str
     nonce: str
-
-
-class CallOutcome(Struct, frozen=True):
-    """The end of a call: what its item gets, and the output that the model reads."""
-
-    result: CallResult
-    output: str
 
 
 class HostedTurn:
@@ -54,7 +34,7 @@ class HostedTurn:
     def __init__(
         self,
         *,
-        call_tool: CallTool,
+        runners: Runners,
         sign: Callable[[str, str, str], str],
         use_approval: Callable[[str], Awaitable[bool]],
         lists: tuple[McpListTools, ...] = (),
@@ -65,7 +45,7 @@ class HostedTurn:
         self.lists, self.approved, self.allowed_later = lists, approved, allowed_later
         self.create_approval_id = sign
         """Returns the id of a request to approve a call, for the label, the name and the arguments."""
-        self._call_tool, self._use_approval = call_tool, use_approval
+        self._runners, self._use_approval = runners, use_approval
         self._max_calls, self._num_calls, self._tool_time_s = max_calls, 0, 0.0
 
     @property
@@ -73,6 +53,12 @@ class HostedTurn:
         """True if the model may call tools of the server."""
         has_left = self._max_calls is None or self._num_calls < self._max_calls
         return has_left and self._tool_time_s < MAX_TOOL_TIME_S
+
+    @property
+    def sources(self) -> SourceList:
+        """The pages that web searches have found, which the model may cite."""
+        runner = self._runners.get("web_search")
+        return runner.sources if isinstance(runner, WebSearchRunner) else SourceList()
 
     def count_call(self, call: Call) -> None:
         """Counts a call that the model has written. One that the client has approved was counted when it was asked."""
@@ -88,35 +74,9 @@ class HostedTurn:
 
     async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
         """Runs a call. A failure is an outcome, too: the model reads it, and the turn goes on."""
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
+        kind: ServerToolKind = call.kind  # type: ignore[assignment]  # the machine runs no others
+        started_at = asyncio.get_running_loop().time()
         try:
-            return await self._run_mcp(call, arguments, fit_output)
+            return await self._runners[kind].run_call(call, arguments, fit_output)
         finally:
-            self._tool_time_s += loop.time() - started_at
-
-    async def _run_mcp(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
-        outcome = await self._call_mcp(call, arguments)
-        output = await fit_output(outcome.text)
-        if outcome.error is None:
-            return CallOutcome(McpResult(output=output), output)
-        error = outcome.error
-        if isinstance(error, McpExecutionError) and output != outcome.text:
-            error = McpExecutionError(content=[{"type": "text", "text": output}])
-        return CallOutcome(McpResult(error=error), output)
-
-    async def _call_mcp(self, call: Call, arguments: str) -> ToolOutcome:
-        parsed = _parse_arguments(arguments)
-        if parsed is None:
-            message = "The arguments are not a JSON object, so the tool was not called."
-            return ToolOutcome(text=message, error=McpProtocolError(code=INVALID_PARAMS, message=message))
-        return await self._call_tool(call.server_label, call.name, parsed)
-
-
-def _parse_arguments(text: str) -> dict[str, Any] | None:
-    """Returns the arguments of a call; None if they are no JSON object."""
-    try:
-        value: Any = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+            self._tool_time_s += asyncio.get_running_loop().time() - started_at

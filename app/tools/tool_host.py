@@ -6,7 +6,7 @@ cannot be read, an approval that this server did not ask for.
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,10 @@ from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
+from antiphon.app.tools.builtin_tools import BuiltinTools
+from antiphon.app.tools.code.code_runner import CodeRunner
+from antiphon.app.tools.code.code_runner import check_extra as check_code_extra
+from antiphon.app.tools.hosted_options import read_hosted_options
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.mcp.address import check_client_headers, check_client_url
 from antiphon.app.tools.mcp.faults import ToolListError
@@ -37,11 +41,13 @@ from antiphon.app.tools.mcp.tool_lists import ListedTool
 from antiphon.app.tools.mcp.tool_server import ToolServer, create_client_server, read_tool_servers
 from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
 from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.runners import McpRunner, ToolRunner
 from antiphon.events.hosted import McpListTools
 from antiphon.events.hosted_inputs import InputMcpList
 from antiphon.events.inputs import AnyInput
 from antiphon.events.tools import McpTool
 from antiphon.harmony.tools import ServerTool
+from antiphon.state.segments import ServerToolKind
 
 MAX_SERVERS = 8
 """Number of tool servers that one request may name."""
@@ -60,7 +66,9 @@ class ToolOptionError(Exception):
     """The options name tool servers that cannot be used. The message is one line."""
 
 
-def create_tool_host(settings: Settings, store: ResponseStore, sealer: Sealer) -> "ToolHost":
+def create_tool_host(
+    settings: Settings, store: ResponseStore, sealer: Sealer, new_id: Callable[[str], str]
+) -> "ToolHost":
     """Returns the host of the servers that the options name. Raises `ToolOptionError`.
 
     `sealer` has the secret that signs requests for approvals.
@@ -74,10 +82,17 @@ def create_tool_host(settings: Settings, store: ResponseStore, sealer: Sealer) -
                 raise ToolOptionError(f"--tool-approve: there is no tool server with the label {label!r}.")
         if servers or settings.mcp_allowed_hosts:
             check_extra()
+        options = read_hosted_options(settings.hosted_tools, settings.hosted_offline, settings.vector_stores, servers)
+        if options.has_sandbox:
+            check_code_extra()
     except (ValueError, RuntimeError) as error:
         raise ToolOptionError(str(error)) from None
     policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
-    return ToolHost(ToolServers(servers), store, ApprovalReader(ApprovalSigner(sealer.derive_key("approvals"))), policy)
+    tool_servers = ToolServers(servers)
+    builtins = BuiltinTools(options, tool_servers, new_id, CodeRunner(new_id) if options.has_sandbox else None)
+    return ToolHost(
+        tool_servers, builtins, store, ApprovalReader(ApprovalSigner(sealer.derive_key("approvals"))), policy
+    )
 
 
 class _Listing(Struct, frozen=True):
@@ -94,13 +109,20 @@ class ToolHost:
     """Opens the tools of turns. `servers` calls them, `store` keeps which approvals were used."""
 
     def __init__(
-        self, servers: ToolServers, store: ResponseStore, approvals: ApprovalReader, policy: HostPolicy
+        self,
+        servers: ToolServers,
+        builtins: BuiltinTools,
+        store: ResponseStore,
+        approvals: ApprovalReader,
+        policy: HostPolicy,
     ) -> None:
-        self._servers, self._store, self._approvals, self._policy = servers, store, approvals, policy
+        self._servers, self._builtins, self._store = servers, builtins, store
+        self._approvals, self._policy = approvals, policy
 
     async def close(self) -> None:
-        """Ends the connections and the commands of all servers."""
+        """Ends the connections and the commands of all servers, and the sandbox."""
         await self._servers.close()
+        await self._builtins.close()
 
     async def open_tools(self, spec: TurnSpec, owner: str, now: float) -> tuple[TurnSpec, HostedTurn | None]:
         """Returns the turn with the tools that the server runs, and what runs them; None if it runs none.
@@ -119,14 +141,20 @@ class ToolHost:
         if sum(len(each.offered) for each in listings) > MAX_TOOLS:
             message = f"Invalid 'tools': the MCP servers have more than {MAX_TOOLS} tools. Choose with 'allowed_tools'."
             raise invalid_value("tools", message)
-        spec, allowed_later = await self._offer(spec, request, listings)
+        others = [each for each in request.requests if not isinstance(each.tool, McpTool)]
+        builtins = await self._builtins.offer_tools(others, spec.prompt_input.items, owner)
+        offered_tools = [(tool, each.request.path) for each in listings for tool in each.offered]
+        offered_tools += [(tool, each.path) for each in builtins for tool in each.tools]
+        spec, allowed_later = await self._offer(spec, request, offered_tools)
         by_label = {each.server.label: each for each in listings}
         offered = {label: frozenset(tool.name for tool in each.offered) for label, each in by_label.items()}
         approved = self._approvals.read(spec, offered, owner, now)
-        if not listings:
+        if not (listings or builtins):
             return spec, None
+        call_tool = partial(self._call_tool, {label: each.server for label, each in by_label.items()})
+        runners: dict[ServerToolKind, ToolRunner] = {each.tools[0].kind: each.runner for each in builtins}
         turn = HostedTurn(
-            call_tool=partial(self._call_tool, {label: each.server for label, each in by_label.items()}),
+            runners={"mcp": McpRunner(call_tool), **runners},
             sign=partial(self._approvals.sign, owner, now),
             use_approval=partial(self._store.use_approval, owner),
             lists=tuple(_told_lists(spec.prompt_input.items, listings)),
@@ -209,11 +237,10 @@ class ToolHost:
         return _Listing(request, tool, server, offered, selected)
 
     async def _offer(
-        self, spec: TurnSpec, request: ServerToolsRequest, listings: Sequence[_Listing]
+        self, spec: TurnSpec, request: ServerToolsRequest, offered: Sequence[tuple[ServerTool, str]]
     ) -> tuple[TurnSpec, frozenset[str] | None]:
         """Returns the turn with these tools in its prompt, and the tools that may be called after a required call."""
         client_tools = request.client_tools
-        offered = [(tool, listing.request.path) for listing in listings for tool in listing.offered]
         # Loaded tools stay the last ones.
         end = len(client_tools.served) - client_tools.num_loaded
         tools = structs.replace(

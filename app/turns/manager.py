@@ -68,7 +68,7 @@ class TurnManager:
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end = capacity, on_turn_end
-        self._tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, store, self.sealer)
+        self._tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, store, self.sealer, new_id)
         self.clock, self._new_id = clock, new_id
         self._output_settings = output_settings
         self._timeouts = timeouts

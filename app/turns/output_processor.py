@@ -18,6 +18,7 @@ from antiphon.app.base.event_log import TokenDetail
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turns.call_tracker import CallTracker
+from antiphon.app.turns.citations import CitationReader
 from antiphon.app.turns.compaction import SummaryReader
 from antiphon.app.turns.prompts.cache_diagnostics import diagnose_cache
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
@@ -85,7 +86,7 @@ class OutputProcessor:
         self._done_rounds: list[Round] = []
         self._stops = self._create_filter()
         self._details = DetailCollector(form, prompt, spec.details)
-        self._call_tracker = CallTracker(tools)
+        self._call_tracker, self._citations = CallTracker(tools), CitationReader()
         self._held: deque[Segment] = deque()
         """Segments that the model generated after a call that runs."""
         self.due_call: ServerCall | None = None
@@ -326,6 +327,15 @@ class OutputProcessor:
             self._feed_now(segment)
 
     def _feed_now(self, segment: Segment) -> None:
+        if self._tools is None or type(segment) is not Say:
+            self._feed_plain(segment)
+            return
+        if self.machine.state is not State.MESSAGE:
+            self._citations.start_message(self._tools.sources)
+        for piece in self._citations.read_text(segment):
+            self._feed_plain(piece)
+
+    def _feed_plain(self, segment: Segment) -> None:
         machine = self.machine
         if not self._call_tracker.add_segment(segment):
             return

@@ -1,0 +1,80 @@
+"""Options for tools that clients name by type: which tool runs them, and folders for searches in files."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from antiphon.app.tools.search.file_index import check_fts5
+from antiphon.app.tools.search.file_search import read_vector_stores
+
+MAPPED_TYPES = ("web_search", "open_page", "code_interpreter")
+"""Types that `--hosted` can map. `open_page` belongs to web searches: it reads a page that was found."""
+SANDBOX = "monty"
+"""Name of this server's own sandbox for code."""
+
+
+class ToolTarget(Struct, frozen=True):
+    """The tool of a tool server. `argument` is the name of its argument; empty: its schema tells."""
+
+    label: str
+    name: str
+    argument: str = ""
+
+
+class HostedOptions(Struct, frozen=True, kw_only=True):
+    """What the options say about tools that clients name by type."""
+
+    web_search: ToolTarget | None = None
+    open_page: ToolTarget | None = None
+    code_interpreter: ToolTarget | None = None
+    has_sandbox: bool = False
+    """True if this server runs code itself."""
+    is_search_offline: bool = False
+    """True if web searches read nothing from the web, so that requests may have them which forbid that."""
+    vector_stores: dict[str, Path] = {}
+
+
+def read_hosted_options(
+    hosted: Sequence[str], offline: Sequence[str], vector_stores: Sequence[str], labels: Collection[str]
+) -> HostedOptions:
+    """Reads the options `--hosted`, `--hosted-offline` and `--vector-store`. Raises `ValueError` with one line.
+
+    `labels` are those of the tool servers.
+    """
+    targets: dict[str, ToolTarget | None] = {}
+    for option in hosted:
+        kind, separator, target = option.partition("=")
+        if kind not in MAPPED_TYPES or not separator:
+            raise ValueError(f"--hosted {option}: write TYPE=LABEL/TOOL; TYPE is one of {', '.join(MAPPED_TYPES)}.")
+        if kind in targets:
+            raise ValueError(f"--hosted: {kind} is mapped twice.")
+        is_sandbox = kind == "code_interpreter" and target == SANDBOX
+        targets[kind] = None if is_sandbox else _read_target(option, target, labels)
+    if "open_page" in targets and "web_search" not in targets:
+        raise ValueError("--hosted open_page needs --hosted web_search.")
+    for kind in offline:
+        if kind != "web_search" or kind not in targets:
+            raise ValueError(f"--hosted-offline {kind}: only a web_search that --hosted maps can be offline.")
+    stores = read_vector_stores(vector_stores)
+    if stores:
+        check_fts5()
+    return HostedOptions(
+        web_search=targets.get("web_search"),
+        open_page=targets.get("open_page"),
+        code_interpreter=targets.get("code_interpreter"),
+        has_sandbox="code_interpreter" in targets and targets["code_interpreter"] is None,
+        is_search_offline="web_search" in offline,
+        vector_stores=stores,
+    )
+
+
+def _read_target(option: str, text: str, labels: Collection[str]) -> ToolTarget:
+    path, _, query = text.partition("?")
+    label, separator, name = path.partition("/")
+    key, _, argument = query.partition("=")
+    if not separator or not name or (query and (key != "query" or not argument)):
+        raise ValueError(f"--hosted {option}: write LABEL/TOOL, or LABEL/TOOL?query=ARGUMENT.")
+    if label not in labels:
+        raise ValueError(f"--hosted {option}: there is no tool server with the label {label!r}.")
+    return ToolTarget(label, name, argument)

@@ -1,0 +1,186 @@
+"""Runs one call of each kind of tool. A failure is an outcome, too: the model reads it, and the turn goes on."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from antiphon.app.tools.code.code_runner import CodeRunner
+from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.search.citations import SourceList
+from antiphon.app.tools.search.file_search import FileSearch, FileSearchError, results_as_text
+from antiphon.events.hosted import McpExecutionError, McpProtocolError
+from antiphon.state.segments import (
+    Call,
+    CallResult,
+    CodeResult,
+    FileSearchResult,
+    McpResult,
+    ServerToolKind,
+    WebSearchResult,
+)
+
+INVALID_PARAMS = -32602
+"""Code of JSON-RPC for arguments that a method does not take."""
+NO_OBJECT = "The arguments are not a JSON object, so the tool was not called."
+OPEN_PAGE = "open_page"
+"""Name of the tool that reads a page. Its calls are items of a web search."""
+
+FitOutput = Callable[[str], Awaitable[str]]
+"""Shortens the output of a call to the room that is left for it."""
+
+
+class CallTool(Protocol):
+    """Calls the tool of an MCP server."""
+
+    async def __call__(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """Returns the outcome, also of a failed call."""
+
+
+class CallOutcome(Struct, frozen=True):
+    """The end of a call: what its item gets, and the output that the model reads."""
+
+    result: CallResult
+    output: str
+
+
+class ToolRunner(Protocol):
+    """Runs calls of one kind."""
+
+    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+        """Returns the outcome, also of a failed call. `arguments` is what the model wrote."""
+
+
+Runners = Mapping[ServerToolKind, ToolRunner]
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """Returns the arguments of a call; None if they are no JSON object."""
+    try:
+        value: Any = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class McpRunner:
+    """Runs calls of tools of MCP servers."""
+
+    def __init__(self, call_tool: CallTool) -> None:
+        self._call_tool = call_tool
+
+    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+        """Returns the outcome, also of a failed call."""
+        parsed = parse_arguments(arguments)
+        if parsed is None:
+            outcome = ToolOutcome(text=NO_OBJECT, error=McpProtocolError(code=INVALID_PARAMS, message=NO_OBJECT))
+        else:
+            outcome = await self._call_tool(call.server_label, call.name, parsed)
+        output, error = await fit_output(outcome.text), outcome.error
+        if error is None:
+            return CallOutcome(McpResult(output=output), output)
+        if isinstance(error, McpExecutionError) and output != outcome.text:
+            error = McpExecutionError(content=[{"type": "text", "text": output}])
+        return CallOutcome(McpResult(error=error), output)
+
+
+class MappedTool(Struct, frozen=True):
+    """The tool of an MCP server that stands for a built-in one, and its argument for the query, page or code."""
+
+    label: str
+    name: str
+    argument: str
+
+
+class WebSearchRunner:
+    """Runs web searches by the tools `search` and `open_page`. `sources` has what was found so far."""
+
+    def __init__(
+        self, call_tool: CallTool, search: MappedTool, open_page: MappedTool | None, sources: SourceList
+    ) -> None:
+        self._call_tool, self._search, self._open_page = call_tool, search, open_page
+        self.sources = sources
+
+    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+        """Returns the outcome, also of a failed call."""
+        parsed, is_page = parse_arguments(arguments) or {}, call.name == OPEN_PAGE
+        target = self._open_page if is_page and self._open_page is not None else self._search
+        subject = parsed.get("url" if is_page else "query")
+        subject = subject if isinstance(subject, str) else ""
+        action: dict[str, Any] = {"type": "search", "query": subject}
+        if is_page:
+            action = {"type": "open_page", "url": subject}
+        if not subject:
+            return CallOutcome(WebSearchResult(action, is_failed=True), "The call failed: it names no query or page.")
+        outcome = await self._call_tool(target.label, target.name, {target.argument: subject})
+        if outcome.error is not None:
+            return CallOutcome(WebSearchResult(action, is_failed=True), await fit_output(outcome.text))
+        found = SourceList.from_outcome(outcome.text, outcome.structured, outcome.links)
+        if is_page:
+            self.sources = self.sources.join(SourceList.from_outcome("", None, (subject,)))
+            return CallOutcome(WebSearchResult(action), await fit_output(outcome.text))
+        self.sources = self.sources.join(found)
+        action |= {"queries": [subject], "sources": [{"type": "url", "url": each.url} for each in found.sources]}
+        listed = found.as_text()
+        output = await fit_output(f"{outcome.text}\n\nSources:\n{listed}" if listed else outcome.text)
+        return CallOutcome(WebSearchResult(action), output)
+
+
+class SandboxedCodeRunner:
+    """Runs code in this server's sandbox."""
+
+    def __init__(self, runner: CodeRunner, owner: str) -> None:
+        self._runner, self._owner = runner, owner
+
+    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+        """Returns what the code printed. `arguments` is the code."""
+        outcome = await self._runner.run(self._owner, call.container_id, arguments)
+        output = await fit_output(outcome.as_text())
+        return CallOutcome(CodeResult(output, is_failed=outcome.error is not None), output)
+
+
+class MappedCodeRunner:
+    """Runs code by the tool of an MCP server."""
+
+    def __init__(self, call_tool: CallTool, target: MappedTool) -> None:
+        self._call_tool, self._target = call_tool, target
+
+    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:  # noqa: ARG002  # its code is all
+        """Returns what the tool returned. `arguments` is the code."""
+        outcome = await self._call_tool(self._target.label, self._target.name, {self._target.argument: arguments})
+        output = await fit_output(outcome.text)
+        return CallOutcome(CodeResult(output, is_failed=outcome.error is not None), output)
+
+
+class FileSearchRunner:
+    """Searches in the vector stores that a request names."""
+
+    def __init__(
+        self,
+        search: FileSearch,
+        store_ids: Sequence[str],
+        *,
+        max_num_results: int,
+        filters: Any,
+        score_threshold: float,
+    ) -> None:
+        self._search, self._store_ids = search, store_ids
+        self._max_num_results, self._filters, self._score_threshold = max_num_results, filters, score_threshold
+
+    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:  # noqa: ARG002  # its arguments are all
+        """Returns the passages that were found."""
+        parsed = parse_arguments(arguments) or {}
+        sent = parsed.get("queries") or parsed.get("query")
+        listed = sent if isinstance(sent, list) else [sent]
+        queries = tuple(query for query in listed if isinstance(query, str) and query)
+        if not queries:
+            return CallOutcome(FileSearchResult((), is_failed=True), "The call failed: it has no query.")
+        try:
+            found = await self._search.search(
+                self._store_ids, queries, self._max_num_results, self._filters, self._score_threshold
+            )
+        except FileSearchError as error:
+            return CallOutcome(FileSearchResult(queries, is_failed=True), f"The call failed: {error}")
+        results = tuple(msgspec.to_builtins(each) for each in found)
+        return CallOutcome(FileSearchResult(queries, results), await fit_output(results_as_text(found)))
