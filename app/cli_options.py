@@ -103,6 +103,15 @@ _SYNTAXES: dict[str, click.ParamType[Any]] = {
 """Types by the syntax that an option names."""
 
 
+class _LineType(click.types.StringParamType):
+    """Text that may hold blanks: in an environment variable, each line is a value."""
+
+    envvar_list_splitter = "\n"
+
+
+_SYNTAXES["lines"] = _LineType()
+
+
 class _SourcedParameter(click.Parameter):
     """A parameter with an environment variable. Errors name the variable, or the key of the configuration file."""
 

@@ -135,7 +135,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = ()
     tool_commands: Annotated[
         tuple[str, ...],
-        _tools("MCP server that is started as a command (stdio); repeatable.", metavar="LABEL=COMMAND"),
+        _tools(
+            "MCP server that is started as a command (stdio); repeatable, one in each line of the variable.",
+            metavar="LABEL=COMMAND",
+            syntax="lines",
+        ),
     ] = ()
     tool_approvals: Annotated[
         tuple[str, ...],

@@ -31,7 +31,7 @@ class WebSearchBody(Struct, frozen=True, kw_only=True):
     user_location: UserLocation | None = None
 
 
-class CodeContainer(Struct, frozen=True, kw_only=True):
+class AutoContainer(Struct, frozen=True, kw_only=True):
     """A new container, or the one of the latest call."""
 
     type: Literal["auto"]
@@ -43,7 +43,7 @@ class CodeContainer(Struct, frozen=True, kw_only=True):
 class CodeInterpreterBody(Struct, frozen=True, kw_only=True):
     """The built-in tool `code_interpreter`."""
 
-    container: Annotated[str, Meta(min_length=1, max_length=128)] | CodeContainer | None = None
+    container: Annotated[str, Meta(min_length=1, max_length=128)] | AutoContainer | None = None
 
 
 class RankingOptions(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.app.base.errors import invalid_value, unsupported_field
-from antiphon.app.requests.builtin_bodies import CodeContainer, CodeInterpreterBody, FileSearchBody, WebSearchBody
+from antiphon.app.requests.builtin_bodies import AutoContainer, CodeInterpreterBody, FileSearchBody, WebSearchBody
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.server_tools import ServerToolRequest
 from antiphon.app.tools.code.code_runner import CodeRunner
@@ -52,7 +52,7 @@ MAX_FILE_RESULTS = 10
 """Number of results of a search in files, if the request does not say so."""
 
 
-class OfferedTools(Struct, frozen=True):
+class BuiltinOffer(Struct, frozen=True):
     """Tools of one kind that a request names, its path, and what runs their calls."""
 
     path: str
@@ -78,9 +78,9 @@ class BuiltinTools:
 
     async def offer_tools(
         self, requests: Sequence[ServerToolRequest], items: Sequence[AnyInput], owner: str
-    ) -> list[OfferedTools]:
+    ) -> list[BuiltinOffer]:
         """Returns what a request gets, one of each kind. `items` is its conversation. Raises `ApiError` 400."""
-        offered: dict[str, OfferedTools] = {}
+        offered: dict[str, BuiltinOffer] = {}
         for request in requests:
             found = await self._offer_one(request, items, owner)
             if found is not None:
@@ -89,7 +89,7 @@ class BuiltinTools:
 
     async def _offer_one(
         self, request: ServerToolRequest, items: Sequence[AnyInput], owner: str
-    ) -> OfferedTools | None:
+    ) -> BuiltinOffer | None:
         options = self._options
         if request.kind in WEB_SEARCH_TYPES and options.web_search is not None:
             return await self._offer_search(request, options.web_search, items)
@@ -101,7 +101,7 @@ class BuiltinTools:
 
     async def _offer_search(
         self, request: ServerToolRequest, target: ToolTarget, items: Sequence[AnyInput]
-    ) -> OfferedTools | None:
+    ) -> BuiltinOffer | None:
         body: WebSearchBody = decode_value(request.tool, WebSearchBody, request.path)
         if body.external_web_access is False and not self._options.is_search_offline:
             return None
@@ -121,13 +121,13 @@ class BuiltinTools:
             None if page is None else await self._map_tool(page, "url"),
             _known_sources(items),
         )
-        return OfferedTools(request.path, tuple(tools), runner)
+        return BuiltinOffer(request.path, tuple(tools), runner)
 
-    async def _offer_code(self, request: ServerToolRequest, items: Sequence[AnyInput], owner: str) -> OfferedTools:
+    async def _offer_code(self, request: ServerToolRequest, items: Sequence[AnyInput], owner: str) -> BuiltinOffer:
         body: CodeInterpreterBody = decode_value(request.tool, CodeInterpreterBody, request.path)
         container, target = body.container, self._options.code_interpreter
         path = f"{request.path}.container"
-        if isinstance(container, CodeContainer):
+        if isinstance(container, AutoContainer):
             if container.file_ids:
                 raise unsupported_field(f"{path}.file_ids", "This server's containers have no files.")
             if container.memory_limit not in (None, "1g"):
@@ -145,9 +145,9 @@ class BuiltinTools:
         else:
             assert self._code is not None
             runner = SandboxedCodeRunner(self._code, owner)
-        return OfferedTools(request.path, (tool,), runner)
+        return BuiltinOffer(request.path, (tool,), runner)
 
-    def _offer_files(self, request: ServerToolRequest, files: FileSearch) -> OfferedTools:
+    def _offer_files(self, request: ServerToolRequest, files: FileSearch) -> BuiltinOffer:
         body: FileSearchBody = decode_value(request.tool, FileSearchBody, request.path)
         try:
             files.check_stores(body.vector_store_ids)
@@ -170,7 +170,7 @@ class BuiltinTools:
             score_threshold=(ranking.score_threshold if ranking else None) or 0.0,
         )
         tool = ServerTool(kind="file_search", name="file_search", **_describe(FILES_DESCRIPTION, "query"))
-        return OfferedTools(request.path, (tool,), runner)
+        return BuiltinOffer(request.path, (tool,), runner)
 
     async def _map_tool(self, target: ToolTarget, default: str) -> MappedTool:
         """Returns the mapped tool with the name of its argument.

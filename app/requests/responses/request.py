@@ -49,9 +49,7 @@ def read_responses_request(
     conversation = read_conversation(body, history, refuse_media=settings.unsupported_media == "refuse")
     if conversation.has_updates:
         body, sent = apply_updates(body, sent, conversation.items, conversation.sent_items)
-    all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
-    if all_tools.has_search:
-        all_tools = all_tools.without_deferred()
+    all_tools = _join_tools(request_tools, conversation.tools)
     server_tools = _read_server_tools(body, sent, request_tools, all_tools)
     tool_choice = _read_choice(body, all_tools, server_tools)
     refuse_unsupported(body)
@@ -90,6 +88,11 @@ def read_responses_request(
 def _reply_form(body: ResponsesBody) -> ReplyForm:
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
     return ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
+
+
+def _join_tools(request_tools: tools.RequestTools, added: tools.RequestTools) -> tools.RequestTools:
+    all_tools = request_tools + added if added.served else request_tools
+    return all_tools.without_deferred() if all_tools.has_search else all_tools
 
 
 def _read_server_tools(

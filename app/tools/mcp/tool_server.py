@@ -21,8 +21,11 @@ class ToolLimits(Struct, frozen=True, kw_only=True):
     """Limits on tool servers: time, size and number of what they send."""
 
     connect_timeout_s: float = 5
+    """Time to open a connection."""
     list_timeout_s: float = 10
+    """Time of a whole list."""
     call_timeout_s: float = 60
+    """Time of one call."""
     start_timeout_s: float = 30
     """Time for a command to start and to negotiate the protocol. It comes before the time of a list or call."""
     cancel_grace_s: float = 1
@@ -43,6 +46,7 @@ class ToolLimits(Struct, frozen=True, kw_only=True):
     list_ttl_s: float = 300
     """How long a list is kept if its server does not say so (`ttlMs`)."""
     max_list_ttl_s: float = 3600
+    """How long a list is kept at most, whatever its server says."""
     max_kept_lists: int = 256
     max_output_bytes: int = 64 * KIB
     """Of the text of one result, in UTF-8."""

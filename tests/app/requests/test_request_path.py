@@ -12,7 +12,7 @@ from antiphon.app.requests.responses.request import read_responses_request
 from tests.app.requests.request_builders import FakeHistory, make_registry
 from tests.syntax import PACKAGES, ROOT
 
-MAX_STAYS, MAX_RETURNS = 25, 8
+MAX_STAYS, MAX_RETURNS = 25, 9
 PATH = re.compile(r"```path\n(.*?)```", re.DOTALL)
 
 
