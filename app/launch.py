@@ -23,7 +23,7 @@ from antiphon.app.serve_options import LogFormat, ServeError, ServeOptions
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.tls import load_ssl_context
-from antiphon.app.tools.tool_host import ToolOptionError
+from antiphon.app.tools.tool_host import ToolOptionError, check_tool_options
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
@@ -56,6 +56,7 @@ async def _run_server(
     screen = startup.create_console(sink)
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
     _check_grpc(settings, len(options.models))
+    check_tool_options(settings)
     load_ssl_context(settings)  # first, so that an unusable certificate fails immediately
     with server.bind_socket(settings) as listener:  # early, too, so that a port in use fails immediately
         store = open_store(settings)

@@ -125,6 +125,20 @@ def test_scripted_engine_runs_without_torch(python: Path, tmp_path: Path) -> Non
     assert reply["output"][0]["content"][0]["text"] == "Hello."
 
 
+@pytest.mark.parametrize(
+    ("option", "extra"),
+    [("--tool-server=a=http://127.0.0.1:9/mcp", "tools"), ("--hosted=code_interpreter=monty", "code")],
+)
+def test_tools_without_their_extra_end_the_start_with_one_line(
+    python: Path, tmp_path: Path, option: str, extra: str
+) -> None:
+    hide = "import sys; sys.modules.update(mcp=None, pydantic_monty=None)"
+    command = [str(python), "-c", f"{hide}; from antiphon.app.cli import main; main()", "serve", "--port", "0", option]
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert done.returncode != 0 and f"antiphon[{extra}]" in line
+
+
 KIT_PROJECT_TEST = """
 import httpx
 

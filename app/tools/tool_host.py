@@ -33,7 +33,7 @@ from antiphon.app.tools.approved_calls import ApprovalReader
 from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.code.code_runner import CodeRunner
 from antiphon.app.tools.code.code_runner import check_extra as check_code_extra
-from antiphon.app.tools.hosted_options import read_hosted_options
+from antiphon.app.tools.hosted_options import HostedOptions, read_hosted_options
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.mcp.address import check_client_headers, check_client_url
 from antiphon.app.tools.mcp.faults import ToolListError
@@ -66,6 +66,11 @@ class ToolOptionError(Exception):
     """The options name tool servers that cannot be used. The message is one line."""
 
 
+def check_tool_options(settings: Settings) -> None:
+    """Raises `ToolOptionError` if the options for tools cannot be used. Call it before a model is loaded."""
+    _read_options(settings)
+
+
 def create_tool_host(
     settings: Settings, store: ResponseStore, sealer: Sealer, new_id: Callable[[str], str]
 ) -> "ToolHost":
@@ -73,6 +78,15 @@ def create_tool_host(
 
     `sealer` has the secret that signs requests for approvals.
     """
+    servers, options = _read_options(settings)
+    policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
+    tool_servers = ToolServers(servers)
+    builtins = BuiltinTools(options, tool_servers, new_id, CodeRunner(new_id) if options.has_sandbox else None)
+    approvals = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
+    return ToolHost(tool_servers, builtins, store, approvals, policy)
+
+
+def _read_options(settings: Settings) -> tuple[dict[str, ToolServer], HostedOptions]:
     try:
         servers = read_tool_servers(
             settings.tool_servers, settings.tool_server_keys, settings.tool_commands, os.environ
@@ -87,12 +101,7 @@ def create_tool_host(
             check_code_extra()
     except (ValueError, RuntimeError) as error:
         raise ToolOptionError(str(error)) from None
-    policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
-    tool_servers = ToolServers(servers)
-    builtins = BuiltinTools(options, tool_servers, new_id, CodeRunner(new_id) if options.has_sandbox else None)
-    return ToolHost(
-        tool_servers, builtins, store, ApprovalReader(ApprovalSigner(sealer.derive_key("approvals"))), policy
-    )
+    return servers, options
 
 
 class _Listing(Struct, frozen=True):
