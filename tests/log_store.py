@@ -1,5 +1,6 @@
 """A store for tests of turns that have no server: it keeps the logs as they are, and needs no thread."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -12,9 +13,16 @@ class LogStore:
 
     def __init__(self) -> None:
         self._logs: dict[tuple[str, str], EventLog] = {}
+        self._used: set[tuple[str, str]] = set()
 
     def add_log(self, log: EventLog) -> None:
         self._logs[log.owner, log.id] = log
+        log.mark_kept(math.inf)
+
+    async def use_approval(self, owner: str, nonce: str) -> bool:
+        is_unused = (owner, nonce) not in self._used
+        self._used.add((owner, nonce))
+        return is_unused
 
     def add_completion(self, _completion: object, _messages: object, logs: Sequence[EventLog]) -> None:
         for log in logs:

@@ -57,7 +57,7 @@ class RankingOptions(Struct, frozen=True, kw_only=True):
 class FileSearchBody(Struct, frozen=True, kw_only=True):
     """The built-in tool `file_search`."""
 
-    vector_store_ids: Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)]
+    vector_store_ids: Annotated[list[str], Meta(max_length=16)]
     max_num_results: Annotated[int, Meta(ge=1, le=50)] | None = None
     filters: Any = None
     ranking_options: RankingOptions | None = None

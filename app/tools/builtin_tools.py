@@ -149,10 +149,13 @@ class BuiltinTools:
 
     def _offer_files(self, request: ServerToolRequest, files: FileSearch) -> BuiltinOffer:
         body: FileSearchBody = decode_value(request.tool, FileSearchBody, request.path)
+        path = f"{request.path}.vector_store_ids"
+        if not body.vector_store_ids:
+            raise invalid_value(path, f"Invalid '{path}': name at least one vector store.")
         try:
             files.check_stores(body.vector_store_ids)
         except ValueError as error:
-            raise invalid_value(f"{request.path}.vector_store_ids", str(error)) from None
+            raise invalid_value(path, str(error)) from None
         try:
             parse_filter(body.filters)
         except ValueError as error:
