@@ -149,6 +149,10 @@ class Settings(Struct, frozen=True, kw_only=True):
             metavar="LABEL",
         ),
     ] = ()
+    tool_timeout_s: Annotated[
+        float, _tools("Time of one call of a tool: 90, 90s, 15m.", syntax="duration", metavar="DURATION")
+    ] = 60.0
+    """A call that takes longer has failed."""
     hosted_tools: Annotated[
         tuple[str, ...],
         _tools(

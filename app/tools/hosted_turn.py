@@ -13,6 +13,8 @@ from antiphon.state.segments import Call, ServerToolKind
 
 MAX_TOOL_TIME_S = 600.0
 """Time of the tools of one response after which the model can call no more."""
+MAX_ROUNDS = 32
+"""Number of rounds after which the model can call no tool of the server any more."""
 NO_REQUEST = "No approval request found with id '{id}'."
 
 
@@ -47,18 +49,23 @@ class HostedTurn:
         """Returns the id of a request to approve a call, for the label, the name and the arguments."""
         self._runners, self._use_approval = runners, use_approval
         self._max_calls, self._num_calls, self._tool_time_s = max_calls, 0, 0.0
+        self._num_rounds = 0
 
     @property
     def can_call(self) -> bool:
         """True if the model may call tools of the server."""
         has_left = self._max_calls is None or self._num_calls < self._max_calls
-        return has_left and self._tool_time_s < MAX_TOOL_TIME_S
+        return has_left and self._num_rounds < MAX_ROUNDS and self._tool_time_s < MAX_TOOL_TIME_S
 
     @property
     def sources(self) -> SourceList:
         """The pages that web searches have found, which the model may cite."""
         runner = self._runners.get("web_search")
         return runner.sources if isinstance(runner, WebSearchRunner) else SourceList()
+
+    def count_round(self) -> None:
+        """Counts a round that has ended with calls."""
+        self._num_rounds += 1
 
     def count_call(self, call: Call) -> None:
         """Counts a call that the model has written. One that the client has approved was counted when it was asked."""

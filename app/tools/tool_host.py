@@ -34,11 +34,11 @@ from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.code.code_runner import CodeRunner
 from antiphon.app.tools.code.code_runner import check_extra as check_code_extra
 from antiphon.app.tools.hosted_options import HostedOptions, read_hosted_options
-from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S, HostedTurn
 from antiphon.app.tools.mcp.address import check_client_headers, check_client_url
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_lists import ListedTool
-from antiphon.app.tools.mcp.tool_server import ToolServer, create_client_server, read_tool_servers
+from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server, read_tool_servers
 from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import McpRunner, ToolRunner
@@ -80,7 +80,7 @@ def create_tool_host(
     """
     servers, options = _read_options(settings)
     policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
-    tool_servers = ToolServers(servers)
+    tool_servers = ToolServers(servers, limits=ToolLimits(call_timeout_s=min(settings.tool_timeout_s, MAX_TOOL_TIME_S)))
     builtins = BuiltinTools(options, tool_servers, new_id, CodeRunner(new_id) if options.has_sandbox else None)
     approvals = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
     return ToolHost(tool_servers, builtins, store, approvals, policy)

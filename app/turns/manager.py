@@ -246,6 +246,7 @@ class TurnManager:
         tools: HostedTurn | None,
     ) -> Turn:
         base_response = spec.base_response
+        tools = None if spec.prefill_only else tools  # the prompt has them, and nothing is output
         job = build_job(model, spec, prompt, number, input_items)
         processor = OutputProcessor(
             spec,

@@ -34,8 +34,6 @@ from antiphon.events.response import OutputItem
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
 from antiphon.state.segments import Call
 
-MAX_ROUNDS = 32
-"""Number of rounds after which the model can call no tool of the server any more."""
 OUTPUT_SHARE = 4
 """The output of one call may have this part of the room that is left in the context: a quarter."""
 MAX_INLINE_CHARS = 4096
@@ -136,17 +134,13 @@ class RoundPlanner:
         self._spec = msgspec.structs.replace(spec, constraints=(), compact_threshold=None, comparison_id=None)
         self._num_rounds = 0
 
-    @property
-    def can_call(self) -> bool:
-        """True if the model may call tools of the server in the next round."""
-        return self._num_rounds < MAX_ROUNDS and self.tools.can_call
-
     async def plan_next(self, done: Round, output: Sequence[OutputItem], num_generated: int) -> NextRound | None:
         """Returns the next round; None if the context or the limit of tokens leaves no room for it. Raises `ApiError`.
 
         `output` is that of the response so far, `num_generated` the number of all tokens that were generated.
         """
         self._num_rounds += 1
+        self.tools.count_round()
         if done.is_admitted:
             self._renderer.token_history.add_turn(
                 FinishedTurn(done.prompt, tuple(done.generated_tokens), done.list_spoken(output))
@@ -191,7 +185,7 @@ class RoundPlanner:
         mode, allowed = prompt_input.tool_choice, prompt_input.allowed_tools
         if mode == "required" and done.is_admitted:
             mode, allowed = "auto", self.tools.allowed_later
-        if not self.can_call:
+        if not self.tools.can_call:
             names = {tool.model_name for tool in prompt_input.tools if allowed is None or tool.model_name in allowed}
             allowed = frozenset(names - {tool.model_name for tool in prompt_input.tools if tool.server is not None})
         forbids_calls = prompt_input.forbids_calls or allowed == frozenset()

@@ -132,6 +132,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     ),
     "tool_server_keys": (["--tool-server-key", "a=TOKEN"], {"settings.tool_server_keys": ("a=TOKEN",)}),
     "tool_commands": (["--tool-command", "c=time"], {"settings.tool_commands": ("c=time",)}),
+    "tool_timeout_s": (["--tool-timeout", "2m"], {"settings.tool_timeout_s": 120.0}),
     "tool_approvals": (["--tool-approve", "a"], {"settings.tool_approvals": ("a",)}),
     "hosted_tools": (["--hosted", "web_search=a/search"], {"settings.hosted_tools": ("web_search=a/search",)}),
     "hosted_offline": (["--hosted-offline", "web_search"], {"settings.hosted_offline": ("web_search",)}),

@@ -62,7 +62,7 @@ class ToolTurns:
 
     def __init__(self, replies: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.servers = FakeServers()
-        monkeypatch.setattr("antiphon.app.tools.tool_host.ToolServers", lambda _: self.servers)
+        monkeypatch.setattr("antiphon.app.tools.tool_host.ToolServers", lambda _, **limits: self.servers)
         settings = Settings(tool_servers=("web=http://127.0.0.1:9/mcp",), **options)
         host = create_tool_host(settings, make_log_store(), Sealer(), new_id)
         self.manager: TurnManager = make_turn_manager(tool_host=host)
