@@ -10,6 +10,14 @@ from antiphon.kit.checker.schema import as_list
 
 JsonEvent = dict[str, Any]
 KEEPALIVE_TYPES = ("keepalive", "response.keepalive")
+STAGE_TYPES = tuple(
+    f"response.{name}"
+    for name in (
+        *("mcp_call.in_progress", "web_search_call.searching", "file_search_call.searching"),
+        *("code_interpreter_call.interpreting", "compaction.compacting"),
+    )
+)
+"""Stages that a server repeats while it works."""
 POSITION_KEYS = ("item_id", "output_index", "content_index", "summary_index", "command_index")
 CALL_KEYS = ("index", "id", "type", "function", "custom", "name", "arguments", "input")
 """Order of the keys of a call. Servers and SDKs differ in it."""
@@ -17,13 +25,18 @@ CHAT_TEXT_KEYS = ("reasoning_content", "reasoning", "content", "refusal")
 
 
 def merge_deltas(events: Iterable[JsonEvent]) -> list[JsonEvent]:
-    """Returns Responses events with one delta for each text. Keepalives depend on time, and are left out."""
+    """Returns Responses events with one delta for each text. Keepalives depend on time, and are left out.
+
+    A server also repeats the stage of a tool that works: of those in a row, the first one stays.
+    """
     merged: list[JsonEvent] = []
     run: dict[tuple[Any, ...], JsonEvent] = {}
     is_in_progress = False
     for event in events:
         kind = event.get("type")
         if kind in KEEPALIVE_TYPES or (kind == "response.in_progress" and is_in_progress):
+            continue
+        if kind in STAGE_TYPES and merged and merged[-1].get("type") == kind and _is_same_item(merged[-1], event):
             continue
         is_in_progress = kind != "response.created" and (is_in_progress or kind == "response.in_progress")
         if not _is_text_delta(event):
@@ -37,6 +50,10 @@ def merge_deltas(events: Iterable[JsonEvent]) -> list[JsonEvent]:
             run[key] = {**event}
             merged.append(run[key])
     return [event for event in merged if not (_is_text_delta(event) and event["delta"] == "")]
+
+
+def _is_same_item(first: JsonEvent, event: JsonEvent) -> bool:
+    return first.get("item_id") == event.get("item_id")
 
 
 def _is_text_delta(event: JsonEvent) -> bool:

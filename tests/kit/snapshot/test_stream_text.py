@@ -103,6 +103,21 @@ def test_times_sequence_numbers_and_keepalives_are_left_out() -> None:
     assert unmerged.splitlines()[2] == '  2  output_text.delta               [0.0] msg_1 "call_me, m"'
 
 
+def test_repeated_stages_of_a_tool_are_left_out() -> None:
+    def lines(*kinds: str, items: str = "a") -> str:
+        ids = items * len(kinds) if len(items) == 1 else items
+        events = [
+            {"type": f"response.{kind}", "item_id": f"mcp_{item}", "output_index": 0}
+            for kind, item in zip(kinds, ids, strict=True)
+        ]
+        return format_stream(events)
+
+    stage, end = "mcp_call.in_progress", "mcp_call.completed"
+    assert lines(stage, stage, stage, end) == lines(stage, end)
+    assert lines(stage, end, stage).count(stage) == 2, "not in a row"
+    assert lines(stage, stage, items="ab").count(stage) == 2, "another item"
+
+
 def test_usage_is_shown_on_request() -> None:
     assert "tokens" not in format_stream(TEXT_STREAM)
     assert "completed  tokens 3 (cached -) + 2 = 5" in format_stream(TEXT_STREAM, usage=True)
