@@ -274,3 +274,23 @@ def test_options_that_make_no_sense_are_refused_in_one_line(hosted: tuple[str, .
     with pytest.raises(ValueError, match=r"^--hosted") as caught:
         read_hosted_options(hosted, offline, (), {"web"})
     assert "\n" not in str(caught.value)
+
+
+async def test_compacted_conversation_goes_on_with_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies = {
+        "about to be cut short": ["The word was zebra."],
+        "weather.example": ["Zebra."],
+        "The word was zebra.": [write_call("web_search", query="zebra")],
+        "": ["Not compacted."],
+    }
+    turns = ToolTurns(replies, monkeypatch, hosted_tools=("web_search=web/find",))
+    items = [
+        {"role": role, "content": f"{role}. " + "Nothing but words. " * 200} for role in ("user", "assistant", "user")
+    ]
+    manage = [{"type": "compaction", "compact_threshold": 1000}]
+    events = await turns.run_turn(tools=[SEARCH], input=items, context_management=manage)
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["compaction", "web_search_call", "message"]
+    assert output[-1]["content"][0]["text"] == "Zebra."
+    usage = events[-1]["response"]["usage"]
+    assert usage["output_tokens"] > len("The word was zebra.") + len("Zebra."), "the sum of three jobs"
