@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from tests.clients.claude_code import install_claude_code
-from tests.clients.node_install import install_node_sdk
+from tests.clients.node_install import install_node_sdk, install_node_servers
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients
 from tests.codex.codex_process import CodexUnavailableError, install_codex
 
@@ -21,9 +21,10 @@ def list_installers() -> dict[str, Callable[[], object]]:
     python = {
         lock.stem: partial(install_python_clients, lock.stem)
         for lock in sorted(PROGRAMS_FOLDER.glob("*.lock"))
-        if lock.stem != "node"
+        if not lock.stem.startswith("node")
     }
-    return {"node": install_node_sdk, "claude-code": install_claude_code, "codex": install_codex, **python}
+    node = {"node": install_node_sdk, "node servers": install_node_servers}
+    return {**node, "claude-code": install_claude_code, "codex": install_codex, **python}
 
 
 def install_client(name: str, install: Callable[[], object]) -> str:

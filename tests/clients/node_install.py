@@ -16,7 +16,10 @@ from tests.syntax import ROOT
 
 INSTALL_FOLDER = ROOT / "build" / "node"
 NODE_VERSION = "22.23.3"
+SERVERS_FOLDER = ROOT / "build" / "node-servers"
+"""Apart from the SDKs: each of both may need another version of a package."""
 LOCK_FILE = Path(__file__).with_name("programs") / "node.lock"
+SERVERS_LOCK_FILE = LOCK_FILE.with_name("node_servers.lock")
 MIN_NODE_MAJOR = 22
 INSTALL_TIMEOUT_S = 180.0
 SCRIPT_TIMEOUT_S = 250.0
@@ -25,13 +28,20 @@ SCRIPT_TIMEOUT_S = 250.0
 def install_node_sdk() -> Path:
     """Returns a Node program that can import the SDKs from `INSTALL_FOLDER`. Skips the test if there is none."""
     with hold_lock(INSTALL_FOLDER):
-        missing = _missing_packages()
-        if missing:
-            _install_packages(missing)
+        missing = _missing_packages(LOCK_FILE, INSTALL_FOLDER)
+        missing += [] if _major_version(_find_node()) >= MIN_NODE_MAJOR else [f"node@{NODE_VERSION}"]
+        _install_packages(missing, INSTALL_FOLDER)
         program = _find_node()
         if _major_version(program) < MIN_NODE_MAJOR or program is None:
             pytest.skip(f"the SDKs need Node {MIN_NODE_MAJOR}, and npm did not install it")
         return Path(program)
+
+
+def install_node_servers() -> Path:
+    """Returns the folder of tool servers that Node runs. Skips the test where npm does not install them."""
+    with hold_lock(SERVERS_FOLDER):
+        _install_packages(_missing_packages(SERVERS_LOCK_FILE, SERVERS_FOLDER), SERVERS_FOLDER)
+    return SERVERS_FOLDER / "node_modules"
 
 
 def run_node_script(node: Path, name: str, *args: str | Path) -> dict[str, Any]:
@@ -62,15 +72,14 @@ def copy_node_programs() -> Path:
     return folder
 
 
-def _missing_packages() -> list[str]:
-    lines = LOCK_FILE.read_text(encoding="utf-8").splitlines()
-    missing = [line for line in lines if not line.startswith("#") and not _is_installed(line)]
-    return missing + ([] if _major_version(_find_node()) >= MIN_NODE_MAJOR else [f"node@{NODE_VERSION}"])
+def _missing_packages(lock: Path, folder: Path) -> list[str]:
+    lines = lock.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#") and not _is_installed(line, folder)]
 
 
-def _is_installed(package: str) -> bool:
+def _is_installed(package: str, folder: Path) -> bool:
     name, _, version = package.rpartition("@")
-    return _package_version(INSTALL_FOLDER / "node_modules" / name) == version
+    return _package_version(folder / "node_modules" / name) == version
 
 
 def _find_node() -> str | None:
@@ -81,10 +90,12 @@ def _find_node() -> str | None:
     return str(INSTALL_FOLDER / "node_modules" / ".bin" / "node")
 
 
-def _install_packages(packages: list[str]) -> None:
+def _install_packages(packages: list[str], folder: Path) -> None:
+    if not packages:
+        return
     if not shutil.which("npm"):
         pytest.skip("npm, which installs the SDKs, is not installed")
-    args = ["npm", "install", "--prefix", str(INSTALL_FOLDER), "--no-audit", "--no-fund", *packages]
+    args = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", *packages]
     try:
         done = subprocess.run(args, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
