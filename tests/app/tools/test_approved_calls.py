@@ -1,0 +1,72 @@
+"""Answers to approval requests in the input of a turn: what runs, what has run, what is refused."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.app.base.errors import ApiError
+from antiphon.app.tools.approvals import ApprovalSigner
+from antiphon.app.tools.approved_calls import ApprovalReader
+from antiphon.app.tools.hosted_turn import ApprovedCall
+from tests.app.requests.request_builders import read_responses_spec
+
+OWNER, NOW, LATER = "ann", 2_000_000_000.0, 2_000_000_000.0 + 40 * 86_400
+READER = ApprovalReader(ApprovalSigner(b"k" * 32))
+CALL = {"server_label": "tools", "name": "add", "arguments": '{"a":1}'}
+REQUEST = {"type": "mcp_approval_request", "id": READER.sign(OWNER, NOW, *CALL.values()), **CALL}
+YES: dict[str, Any] = {"type": "mcp_approval_response", "approval_request_id": REQUEST["id"], "approve": True}
+NO = {**YES, "approve": False}
+RAN = {"type": "mcp_call", "id": "mcp_1", "approval_request_id": REQUEST["id"], "output": "2", **CALL}
+HI = {"role": "user", "content": "Hi"}
+
+
+def read_approved(*items: dict[str, Any], owner: str = OWNER, now: float = NOW) -> tuple[ApprovedCall, ...]:
+    return READER.read(read_responses_spec(input=[HI, *items]), {"tools": frozenset({"add"})}, owner, now)
+
+
+def test_approved_call_is_what_was_asked() -> None:
+    (approved,) = read_approved(REQUEST, YES)
+    assert (approved.call.server_label, approved.call.name, approved.arguments) == tuple(CALL.values())
+    assert approved.call.approval_request_id == REQUEST["id"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"output": None, "status": "incomplete"}], ids=["whole", "incomplete"])
+def test_call_that_has_run_stays_in_a_conversation_that_is_sent_again(fields: dict[str, Any]) -> None:
+    """Agents send the whole conversation in each turn, and the answer with it. It is not an approval of another call."""
+    history = (REQUEST, YES, RAN | fields, HI)
+    assert read_approved(*history) == ()
+    assert read_approved(*history, now=LATER) == (), "the secret or the time of the request no longer matter"
+    READER.refuse(read_responses_spec(input=[HI, *history]))
+
+
+def test_refused_call_stays_in_a_conversation_that_is_sent_again() -> None:
+    history = (REQUEST, NO, HI)
+    assert read_approved(*history) == read_approved(*history, now=LATER) == ()
+    READER.refuse(read_responses_spec(input=[HI, *history]))
+
+
+@pytest.mark.parametrize(
+    ("items", "options"),
+    [
+        ((YES,), {}),
+        ((NO,), {}),
+        (({**REQUEST, "arguments": '{"a":2}'}, YES), {}),
+        ((REQUEST, YES), {"owner": "bob"}),
+        ((REQUEST, YES), {"now": LATER}),
+        ((REQUEST, YES, {**RAN, "approval_request_id": None}), {"now": LATER}),
+        ((REQUEST, YES, {**RAN, "approval_request_id": "mcpr_1"}), {"now": LATER}),
+    ],
+    ids=["no request", "no request to refuse", "changed", "another owner", "too late", "another call", "another id"],
+)
+def test_answer_without_a_request_of_ours_is_refused(items: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="No approval request found with id") as caught:
+        read_approved(*items, **options)
+    assert (caught.value.status, caught.value.param) == (400, "input")
+
+
+def test_approval_without_the_tool_is_refused() -> None:
+    spec = read_responses_spec(input=[HI, REQUEST, YES])
+    with pytest.raises(ApiError, match=r"The approved tool 'add' of 'tools' is not in 'tools'\."):
+        READER.read(spec, {"tools": frozenset({"sub"})}, OWNER, NOW)
+    with pytest.raises(ApiError, match="No approval request found with id"):
+        READER.refuse(spec)
