@@ -115,7 +115,7 @@ def server(node: Path) -> Iterator[RunningServer]:
     """A server with five tool servers, and the script of all cases."""
     with ExitStack() as stack:
         everything = stack.enter_context(serve_everything(node, install_node_servers()))
-        modern, _ = stack.enter_context(serve_sdk_tools(is_legacy=False))
+        modern, _ = stack.enter_context(serve_sdk_tools())
         legacy, _ = stack.enter_context(serve_sdk_tools(is_legacy=True))
         page = stack.enter_context(serve_page(PAGE))
         script = json.loads(

@@ -40,7 +40,7 @@ TIMES = ("created_at", "completed_at")
 
 @pytest.fixture(scope="module")
 def tool_url() -> Iterator[str]:
-    with serve_sdk_tools(is_legacy=False) as (url, _):
+    with serve_sdk_tools() as (url, _):
         yield url
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.app.tools.sdk_servers import Seen, serve_sdk
+from mcp.server import MCPServer
+
+from tests.app.tools.sdk_servers import Seen, build_server, serve_sdk
 from tests.clients.sdk_helpers import Json
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 
@@ -54,9 +56,11 @@ def run_in_thread(open_server: Callable[[], AbstractAsyncContextManager[Any]]) -
 
 
 @contextmanager
-def serve_sdk_tools(*, is_legacy: bool) -> Iterator[tuple[str, Seen]]:
+def serve_sdk_tools(
+    build: Callable[[Seen], MCPServer] = build_server, *, is_legacy: bool = False
+) -> Iterator[tuple[str, Seen]]:
     """Serves the tools of the SDK's server. Yields the URL, and what the server sees."""
-    with run_in_thread(lambda: serve_sdk(is_legacy=is_legacy)) as served:
+    with run_in_thread(lambda: serve_sdk(build, is_legacy=is_legacy)) as served:
         yield served
 
 
