@@ -8,12 +8,11 @@ import html
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from websockets.sync.client import connect
 
@@ -23,6 +22,7 @@ from tests.clients.tool_servers import (
     FETCH_COMMAND,
     TIME_COMMAND,
     name_server,
+    open_stream,
     serve_everything,
     serve_page,
     serve_sdk_tools,
@@ -164,13 +164,6 @@ def run_in_background(server: RunningServer, case: ToolCase) -> Json:
         rest = parse_events(get(f"{url}?stream=true&starting_after={number}").content)
         assert rest == events[number + 1 :]
     return dict(response)
-
-
-@contextmanager
-def open_stream(server: RunningServer, request: Json) -> Iterator[Iterator[Json]]:
-    """Opens a stream, which ends with the block. Yields its events as they come."""
-    with httpx.stream("POST", f"{server.url}/responses", json=request, timeout=HANG_TIMEOUT_S) as reply:
-        yield (json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line.startswith("data: {"))
 
 
 def run_in_background_streamed(server: RunningServer, case: ToolCase) -> Json:

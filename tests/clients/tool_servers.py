@@ -1,6 +1,7 @@
 """Real tool servers on loopback, for the whole server and its clients: of the SDK, for Node, and as commands."""
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 from mcp.server import MCPServer
 
 from tests.app.tools.sdk_servers import Seen, build_server, serve_sdk
 from tests.clients.sdk_helpers import Json
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
+from tests.serving import RunningServer
 
 TIME_COMMAND = f"time={sys.executable} -m mcp_server_time"
 FETCH_COMMAND = f"fetch={sys.executable} -m mcp_server_fetch --ignore-robots-txt --allow-private-ips"
@@ -26,6 +29,13 @@ NEVER = "never"
 def name_server(label: str, approval: Any = NEVER, **fields: Any) -> Json:
     """Returns the tool that names a server of the operator's in a request."""
     return {"type": "mcp", "server_label": label, "require_approval": approval, **fields}
+
+
+@contextmanager
+def open_stream(server: RunningServer, request: Json) -> Iterator[Iterator[Json]]:
+    """Opens a stream, which ends with the block. Yields its events as they come."""
+    with httpx.stream("POST", f"{server.url}/responses", json=request, timeout=HANG_TIMEOUT_S) as reply:
+        yield (json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line.startswith("data: {"))
 
 
 @contextmanager
