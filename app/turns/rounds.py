@@ -28,6 +28,7 @@ from antiphon.events.hosted import (
     McpListTools,
     WebSearchCall,
 )
+from antiphon.events.hosted_inputs import InputMcpCall
 from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput
 from antiphon.events.items import Compaction
 from antiphon.events.response import OutputItem
@@ -91,17 +92,30 @@ class Round:
     def list_items(self, output: Sequence[OutputItem]) -> tuple[AnyInput, ...]:
         """Returns the items that the next prompt shows: those that the model wrote, then the outputs of its calls.
 
-        Approved calls stand before the round, each with its output.
+        Approved calls stand before the round, each with its output, as in the prompts of later turns.
         """
+        if not self.is_admitted:
+            items = (item for item in output[self.first_item :] if isinstance(item, McpCall))
+            return tuple(_show_approved_call(*pair) for pair in zip(items, self.calls, strict=True))
         spoken = self.list_spoken(output)
         calls = [item for item in spoken if isinstance(item, InputFunctionCall)]
         outputs = [
             InputFunctionOutput(call_id=shown.call_id, output=call.output)
             for shown, call in zip(calls, self.calls, strict=True)
         ]
-        if self.is_admitted:
-            return (*to_input(spoken), *outputs)
-        return tuple(item for pair in zip(calls, outputs, strict=True) for item in pair)
+        return (*to_input(spoken), *outputs)
+
+
+def _show_approved_call(item: McpCall, call: ServerCall) -> InputMcpCall:
+    """Returns a call that the client has approved. It takes the place of the request, which is not shown any more."""
+    return InputMcpCall(
+        id=item.id,
+        server_label=item.server_label,
+        name=item.name,
+        arguments=call.arguments,
+        output=call.output,
+        approval_request_id=call.call.approval_request_id,
+    )
 
 
 def _show_call(call: ServerCall, item_id: str) -> InputFunctionCall:

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from antiphon.app.turns.turn import TurnTimeouts
 from tests.app.tools.sdk_servers import Seen
 from tests.clients.lane_client import open_lanes, text_of
-from tests.clients.sdk_helpers import Json, get, parse_events, post, wait_until
+from tests.clients.sdk_helpers import Json, get, parse_events, post, record_prompts, wait_until
 from tests.clients.tool_servers import name_server, open_stream, serve_sdk_tools
 from tests.conftest import StartServer
 from tests.invariants import check_stream
@@ -225,3 +225,25 @@ def test_steered_response_ends_after_the_tool(server: RunningServer) -> None:
     assert (ended["status"], ended["incomplete_details"]) == ("incomplete", {"reason": "steered"})
     assert set(list_calls(ended)) == {SUM_ITEM}
     assert text_of(successor) == "Left it is."
+
+
+def test_approved_call_is_shown_once(server: RunningServer) -> None:
+    """The prompt of the next turn goes on where that of the approved call ended, so that the cache has it."""
+    url, tools = f"{server.url}/responses", [name_server("tools", "always")]
+    generate, prompts = server.engine.generate, record_prompts(server)
+    try:
+        asked = post(url, json=make_request("Add.", tools=tools)).json()
+        answer = {"type": "mcp_approval_response", "approval_request_id": asked["output"][-1]["id"], "approve": True}
+        chain = {"previous_response_id": asked["id"], "tools": tools}
+        approved = post(url, json=make_request([answer], **chain)).json()
+        assert list_calls(approved)[0] == SUM_ITEM
+        second = post(
+            url, json=make_request("Say it again.", **chain | {"previous_response_id": approved["id"]})
+        ).json()
+    finally:
+        server.engine.generate = generate
+    assert text_of(second) == "I said 42."
+    first, read, again = prompts
+    assert read.startswith(first.removesuffix("<|im_start|>assistant\n"))
+    assert read.count(SUM) == 1 and "was not run" not in read
+    assert again.startswith(f"{read}It is 42.")
