@@ -108,6 +108,12 @@ def shown_output(item: HostedCall) -> InputFunctionOutput:
     return InputFunctionOutput(call_id=_call_id(item), output=text)
 
 
+def write_failure(error: str | dict[str, Any]) -> str:
+    """Returns what the model reads of a call that has failed with this error."""
+    text = error if isinstance(error, str) else _describe_error(error)
+    return f"The call failed: {text}" if text else FAILED_OUTPUT
+
+
 class _HostedItems:
     """Converts the items of one conversation."""
 
@@ -222,8 +228,7 @@ def _write_mcp_output(item: InputMcpCall) -> str:
     if item.output or not item.error:
         missing = FAILED_OUTPUT if item.status == "failed" else INTERRUPTED_OUTPUT
         return missing if item.output is None else item.output
-    text = item.error if isinstance(item.error, str) else _describe_error(item.error)
-    return f"The call failed: {text}" if text else FAILED_OUTPUT
+    return write_failure(item.error)
 
 
 def _describe_error(error: dict[str, Any]) -> str:

@@ -74,13 +74,13 @@ class ToolCase:
 
 def _sdk_cases(label: str) -> list[ToolCase]:
     links = "a text\n[image: image/png]\n[link: page https://example.com/page]"
-    broken = "The tool failed:\n"
+    broken = "The call failed: "
     wrong = {"a": "x", "b": 1}
     return [
         ToolCase(f"{label} sum", label, "add", {"a": 19, "b": 23}, "<tool_response>\n42\n", output="42"),
         ToolCase(f"{label} pieces", label, "pieces", {}, links, output=links),
         ToolCase(f"{label} failure", label, "fail", {}, broken, error="mcp_tool_execution_error"),
-        ToolCase(f"{label} wrong", label, "add", wrong, "<tool_response>\nThe tool", error="mcp_tool_execution_error"),
+        ToolCase(f"{label} wrong", label, "add", wrong, "<tool_response>\nThe call", error="mcp_tool_execution_error"),
         ToolCase(f"{label} question", label, "ask", {}, "<tool_response>\n", error="any"),
     ]
 
@@ -102,7 +102,7 @@ CASES = [
         "time",
         "get_current_time",
         {"timezone": "No/Where"},
-        "The tool failed:",
+        "The call failed: ",
         error="mcp_tool_execution_error",
     ),
     ToolCase("page", "fetch", "fetch", {"url": "PAGE"}, "Much happened today."),

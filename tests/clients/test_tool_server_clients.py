@@ -26,7 +26,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "forgotten", "when": ["Say it again."], "output": ["I forgot."]},
     {"name": "denied", "when": ["The user did not approve this call."], "output": ["Then not."]},
     {"name": "read", "when": [READ], "output": ["It is ", "42."]},
-    {"name": "failed", "when": ["The tool failed:"], "output": ["It failed."]},
+    {"name": "failed", "when": ["The call failed:"], "output": ["It failed."]},
     {"name": "fail", "when": ["Break."], "output": [write_call("tools__fail", {})]},
     {"name": "two", "when": ["Twice."], "output": [SUM, "\n", SUM]},
     {"name": "call", "when": [PROMPT], "output": ["<think>\nAdd.\n</think>\n\n", "I add.\n\n", SUM]},

@@ -32,12 +32,18 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "forgotten", "when": ["Say it again."], "output": ["I forgot."]},
     {"name": "sum and wait", "when": ["Add, then wait."], "output": [SUM, "\n", WAIT]},
     {"name": "read", "when": [READ], "output": ["It is 42."]},
-    {"name": "gone", "when": ["Wait.", "<tool_response>\n"], "output": ["It is gone."]},
+    {"name": "now", "when": ["And now?"], "output": ["Nothing."]},
+    {"name": "gone", "when": ["Wait.", "The call failed: "], "output": ["It is gone."]},
+    {"name": "failed", "when": ["The call failed: "], "output": ["It failed."]},
+    {"name": "fail", "when": ["Fail."], "output": [write_call("tools__fail", {})]},
+    {"name": "words", "when": ["Add words."], "output": [write_call("tools__add", {"a": "x", "b": "y"})]},
+    {"name": "nothing", "when": ["Add nothing."], "output": [write_call("tools__add", {})]},
     {"name": "wait", "when": ["Wait."], "output": [WAIT]},
     {"name": "sum", "when": ["Add."], "output": ["I add.\n\n", SUM]},
     {"name": "lost", "output": ["The prompt lacks everything."]},
 ]
 TOOLS = [name_server("tools")]
+YES: Json = {"type": "mcp_approval_response", "approve": True}
 KEEPALIVE_AFTER_S = 0.1
 SUM_ITEM, WAIT_ITEM = ("mcp_call", "completed", "42"), ("mcp_call", "incomplete", None)
 
@@ -227,23 +233,36 @@ def test_steered_response_ends_after_the_tool(server: RunningServer) -> None:
     assert text_of(successor) == "Left it is."
 
 
-def test_approved_call_is_shown_once(server: RunningServer) -> None:
-    """The prompt of the next turn goes on where that of the approved call ended, so that the cache has it."""
-    url, tools = f"{server.url}/responses", [name_server("tools", "always")]
+def run_turns(server: RunningServer, *bodies: Json) -> tuple[list[Json], list[str]]:
+    """Runs turns, each after the one before it. Returns the responses, and the prompts of all rounds."""
     generate, prompts = server.engine.generate, record_prompts(server)
+    responses: list[Json] = []
     try:
-        asked = post(url, json=make_request("Add.", tools=tools)).json()
-        answer = {"type": "mcp_approval_response", "approval_request_id": asked["output"][-1]["id"], "approve": True}
-        chain = {"previous_response_id": asked["id"], "tools": tools}
-        approved = post(url, json=make_request([answer], **chain)).json()
-        assert list_calls(approved)[0] == SUM_ITEM
-        second = post(
-            url, json=make_request("Say it again.", **chain | {"previous_response_id": approved["id"]})
-        ).json()
+        for body in bodies:
+            chain = {"previous_response_id": responses[-1]["id"]} if responses else {}
+            if body["input"] == YES:
+                body["input"] = [{**YES, "approval_request_id": responses[-1]["output"][-1]["id"]}]
+            responses.append(post(f"{server.url}/responses", json=body | chain).json())
     finally:
         server.engine.generate = generate
+    return responses, prompts
+
+
+def test_approved_call_is_shown_once(server: RunningServer) -> None:
+    """The prompt of the next turn goes on where that of the approved call ended, so that the cache has it."""
+    tools = [name_server("tools", "always")]
+    bodies = [make_request(text, tools=tools) for text in ("Add.", YES, "Say it again.")]
+    (_, approved, second), (first, read, again) = run_turns(server, *bodies)
+    assert list_calls(approved)[0] == SUM_ITEM
     assert text_of(second) == "I said 42."
-    first, read, again = prompts
     assert read.startswith(first.removesuffix("<|im_start|>assistant\n"))
     assert read.count(SUM) == 1 and "was not run" not in read
     assert again.startswith(f"{read}It is 42.")
+
+
+@pytest.mark.parametrize("text", ["Fail.", "Add words.", "Add nothing."])
+def test_failed_call_is_shown_with_the_same_words_later(server: RunningServer, text: str) -> None:
+    (failed, _), (_, read, again) = run_turns(server, make_request(text), make_request("And now?"))
+    assert [item["status"] for item in failed["output"][1:]] == ["failed", "completed"]
+    assert "<tool_response>\nThe call failed: " in read
+    assert again.startswith(f"{read}It failed.")

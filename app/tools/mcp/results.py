@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from msgspec import json
+from msgspec import json, to_builtins
 
 from antiphon.app.tools.mcp.tool_server import ToolLimits
 from antiphon.app.tools.outcome import ToolOutcome
-from antiphon.events.hosted import McpCallError, McpExecutionError, McpHttpError, McpProtocolError
+from antiphon.events.hosted import McpCallError, McpExecutionError
+from antiphon.harmony.prompt.hosted_items import write_failure
 
 EMPTY_TEXT = "[no content]"
 REMOVED_SECRET = "[removed]"  # noqa: S105  what stands in the place of a secret
@@ -30,7 +31,7 @@ def convert_result(result: dict[str, Any], limits: ToolLimits) -> ToolOutcome:
     error = None
     if result.get("isError") is True:
         error = McpExecutionError(content=[{"type": "text", "text": text}])
-        text = f"The tool failed:\n{text}"
+        text = write_failure(to_builtins(error))
     return ToolOutcome(
         text=text,
         error=error,
@@ -40,14 +41,8 @@ def convert_result(result: dict[str, Any], limits: ToolLimits) -> ToolOutcome:
 
 
 def convert_error(error: McpCallError) -> ToolOutcome:
-    """Returns the outcome of a call that got no result."""
-    if isinstance(error, McpHttpError):
-        reason = error.message
-    elif isinstance(error, McpProtocolError):
-        reason = f"MCP error {error.code}: {error.message}"
-    else:
-        reason = "The tool reported an error."
-    return ToolOutcome(text=f"The tool call failed. {reason}", error=error)
+    """Returns the outcome of a call that got no result. The model reads it in the words of later turns."""
+    return ToolOutcome(text=write_failure(to_builtins(error)), error=error)
 
 
 def cut_text(text: str, max_bytes: int) -> str:

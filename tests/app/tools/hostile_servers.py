@@ -447,8 +447,8 @@ IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
 RESULTS = (
     ResultRow("empty", {"content": []}, r"\[no content\]"),
     ResultRow("an empty text", _text(""), r"\[no content\]"),
-    ResultRow("an error without content", {"content": [], "isError": True}, r"The tool failed:\n\[no content\]", is_error=True),
-    ResultRow("an error", {**_text("no such file"), "isError": True}, "The tool failed:\nno such file", is_error=True),
+    ResultRow("an error without content", {"content": [], "isError": True}, r"The call failed: \[no content\]", is_error=True),
+    ResultRow("an error", {**_text("no such file"), "isError": True}, "The call failed: no such file", is_error=True),
     ResultRow("images only", {"content": [IMAGE, IMAGE]}, r"\[image: image/png\]\n\[image: image/png\]"),
     ResultRow("an image of a long type", {"content": [{**IMAGE, "mimeType": "a\nb" + "x" * 1000}]}, r"\[image: a bx{197}\]"),
     ResultRow("audio", {"content": [{"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}]}, r"\[audio: audio/wav\]"),

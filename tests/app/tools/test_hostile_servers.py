@@ -87,7 +87,7 @@ async def test_wire_of_a_call(row: WireRow) -> None:
         assert not isinstance(outcome.error, McpExecutionError)
         assert outcome.error.code == row.code
         assert row.message in outcome.error.message
-        assert outcome.text.startswith("The tool call failed. ")
+        assert outcome.text == f"The call failed: {outcome.error.message} (code {outcome.error.code})"
     assert SECRET not in repr(outcome)
     assert [method for method, _ in seen].count("tools/call") == 1, "a call is never repeated"
     assert all(path == "/mcp" for _, path in seen)

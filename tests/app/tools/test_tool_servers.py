@@ -55,7 +55,7 @@ async def test_calls(*, is_legacy: bool) -> None:
         assert pieces.links == ("https://example.com/page",)
         failed = await servers.call_tool(server, "fail", {})
         assert isinstance(failed.error, McpExecutionError)
-        assert failed.text.startswith("The tool failed:\n")
+        assert failed.text.startswith("The call failed: ")
         for name, arguments in (("nothing", {}), ("add", {"a": "x"})):
             outcome = await servers.call_tool(server, name, arguments)
             assert outcome.error is not None

@@ -154,7 +154,7 @@ async def test_slow_name_does_not_hold_the_call() -> None:
 
     servers = ToolServers({}, resolve=resolve, limits=ToolLimits(connect_timeout_s=0.05))
     outcome = await servers.call_tool(make_server("https://tools.example/mcp"), "tool", {})
-    assert outcome.text == "The tool call failed. The name of the server could not be resolved."
+    assert outcome.text == "The call failed: The name of the server could not be resolved. (code 502)"
     await servers.close()
 
 
