@@ -167,7 +167,7 @@ class OutputProcessor:
         """Emits the start of the response and the lists of tools, unless it has started."""
         if self.machine.state in (State.NEW, State.QUEUED):
             self._events += self.machine.begin()
-            for item in self._tools.lists if self._tools is not None else ():
+            for item in self._tools.lists if self._tools is not None and not self._spec.prefill_only else ():
                 self._events += self.machine.feed(CompleteItem(item))
 
     def keepalive(self) -> None:

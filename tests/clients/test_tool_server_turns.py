@@ -266,3 +266,16 @@ def test_failed_call_is_shown_with_the_same_words_later(server: RunningServer, t
     assert [item["status"] for item in failed["output"][1:]] == ["failed", "completed"]
     assert "<tool_response>\nThe call failed: " in read
     assert again.startswith(f"{read}It failed.")
+
+
+def test_prewarm_has_no_output(server: RunningServer) -> None:
+    """The list of tools is told in the turn that follows."""
+    with open_lanes(server) as client:
+        client.create("a", "Add.", tools=TOOLS, generate=False)
+        prewarmed = client.finish("a")
+        client.create("a", [], tools=TOOLS, previous_response_id=prewarmed["id"])
+        response = client.finish("a", 2)
+        for stream in client.streams("a"):
+            check_stream(stream)
+    assert (prewarmed["status"], prewarmed["output"]) == ("completed", [])
+    assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "message", "mcp_call", "message"]
