@@ -80,8 +80,7 @@ def read_responses_request(
         comparison_id=cache_options.comparison_response_id,
     )
     check_capabilities(spec, capabilities, constraint_param="text.format")
-    if cache_options.prewarm:
-        spec = _prewarm(spec)
+    spec = _prewarm(spec) if cache_options.prewarm else spec
     return ParsedRequest(model, spec, _reply_form(body), conversation.earlier_items)
 
 
