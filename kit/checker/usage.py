@@ -50,6 +50,9 @@ def _check_output(output: list[dict[str, Any]], count: int, reasoning: int, find
 
 
 def _has_generated_text(item: Mapping[str, Any]) -> bool:
+    """Tells whether tokens of this response are in the item. An approved call was generated in an earlier one."""
+    if item.get("type") == "mcp_call" and item.get("approval_request_id"):
+        return False
     parts = [*as_objects(item.get("content")), *as_objects(item.get("summary")), item]
     return any(as_text(part.get(key)) for part in parts for key in ("text", "refusal", "arguments", "input"))
 

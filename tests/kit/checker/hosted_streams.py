@@ -111,6 +111,22 @@ def write_loop() -> list[Event]:
     return add_mcp_call(stream, "mcp_call.in_progress", "mcp_call.in_progress").message(TEXT).end()
 
 
+def write_cut_approved() -> list[Event]:
+    """Returns a stream that is cancelled while an approved call runs. The model has generated nothing yet."""
+    stream, item = begin_stream(), MCP_CALL | {"id": "x_0", "approval_request_id": "mcpr_1"}
+    place = stream.add(item)
+    for kind, fields in (("mcp_call.in_progress", {}), ARGUMENTS_DELTA, ARGUMENTS_DONE):
+        stream.emit(str(kind), **place, **dict(fields))
+    usage = {
+        "input_tokens": 0,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 0,
+    }
+    return stream.end("cancelled", open_item=item | {"status": "incomplete", "arguments": QUERY}, usage=usage)
+
+
 def write_image() -> list[Event]:
     picture = ("image_generation_call.partial_image", {"partial_image_b64": "AA==", "partial_image_index": 0})
     steps = stages("image_generation_call", "in_progress", "generating")
@@ -160,6 +176,7 @@ HOSTED: dict[str, Callable[[], list[Event]]] = {
     "mcp_call_with_an_error_text": lambda: add_mcp_call(begin_stream(), ending="failed", error="No.").end(),
     "mcp_call_kept_alive": lambda: add_mcp_call(begin_stream(), *["mcp_call.in_progress"] * 3).message(TEXT).end(),
     "approved_mcp_call": write_approved,
+    "approved_mcp_call_that_is_cancelled": write_cut_approved,
     "mcp_loop": write_loop,
     "mcp_arguments_cut": lambda: write_cut(
         MCP_CALL, "mcp_call.in_progress", ("mcp_call_arguments.delta", {"delta": '{"q'}), arguments='{"q'
