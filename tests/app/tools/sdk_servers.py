@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,10 @@ class Seen:
     headers: list[dict[str, str]] = field(default_factory=list)
     running: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends the tool `wait`."""
+    connections: Collection[object] = ()
+    """Connections that are open now."""
     most_at_once: int = 0
     at_once: int = 0
 
@@ -51,10 +55,10 @@ def build_server(seen: Seen) -> MCPServer:
 
     @server.tool()
     async def wait() -> str:
-        """Waits until it is cancelled."""
+        """Waits until it is released or cancelled."""
         seen.running.set()
         try:
-            await asyncio.sleep(600)
+            await asyncio.wait_for(seen.released.wait(), 600)
         finally:
             seen.cancelled.set()
         return "done"
@@ -138,6 +142,7 @@ async def serve_sdk(
         assert not task.done()
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
+    seen.connections = server.server_state.connections
     try:
         yield f"http://127.0.0.1:{port}/mcp", seen
     finally:
