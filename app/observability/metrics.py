@@ -1,7 +1,8 @@
 """Prometheus metrics, named after those of vLLM with the prefix `antiphon:`.
 
 Engine counters are read at scrape time; a turn is recorded once, when it ends, so that no token waits for a counter.
-Label values are model names, finish reasons, methods and status codes: never a client, a key or a piece of content.
+Label values are model names, finish reasons, methods, status codes and the operator's labels of tool servers: never a
+client, a key or a piece of content.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.status import shown_load_state
+from antiphon.app.tools.measured_calls import ToolCallStats
 from antiphon.engine.remote.engine import RemoteEngine
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
@@ -28,6 +30,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
 _TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TURN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOOL_CALL_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_COUNT_BUCKETS = tuple(2**power for power in range(0, 18, 2))
 
 
@@ -73,6 +76,19 @@ class MetricsCollector:
             "antiphon:http_requests", "HTTP responses by method and status.", ["method", "status"],
             registry=self.registry,
         )  # fmt: skip
+        self._tool_calls = Counter(
+            "antiphon:tool_calls",
+            "Calls of MCP tools by the operator's label of their server (`client` for those of clients) and their end.",
+            ["server_label", "result"],
+            registry=self.registry,
+        )
+        self._tool_call_time = Histogram(
+            "antiphon:tool_call_seconds",
+            "Duration of calls of MCP tools.",
+            ["server_label"],
+            registry=self.registry,
+            buckets=_TOOL_CALL_BUCKETS_S,
+        )
         self._http_requests = cache(http_requests.labels)  # looking up a label set takes longer than counting
 
     def on_turn_end(self, model: str, stats: TurnStats) -> None:
@@ -87,6 +103,11 @@ class MetricsCollector:
             if stats.generated_tokens > 1:
                 gaps = stats.generated_tokens - 1
                 self._time_per_output_token.labels(model).observe((stats.elapsed_s - first_s) / gaps)
+
+    def on_tool_call(self, stats: ToolCallStats) -> None:
+        """Records a call of a tool that has ended."""
+        self._tool_calls.labels(stats.label, stats.result).inc()
+        self._tool_call_time.labels(stats.label).observe(stats.elapsed_s)
 
     def count_request(self, record: AccessRecord) -> None:
         """Counts an answered HTTP request."""

@@ -1,0 +1,70 @@
+"""Measures calls of tools, by the operator's labels. All servers that clients name count as one.
+
+A client's label is never reported: there can be any number of them, and each may hold a secret.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import structlog
+from msgspec import Struct
+
+from antiphon.app.tools.hosted_turn import CallTool
+from antiphon.app.tools.mcp.tool_server import ToolServer
+from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.events.hosted import McpExecutionError
+
+_log = structlog.get_logger(__name__)
+
+CLIENT_LABEL = "client"
+"""The label of all servers that the operator has not configured."""
+
+
+class ToolCallStats(Struct, frozen=True, kw_only=True):
+    """One call that has ended. `label` is the operator's, or `CLIENT_LABEL`."""
+
+    label: str
+    result: Literal["completed", "failed", "cancelled"]
+    elapsed_s: float
+
+
+class MeasuredCalls:
+    """Calls tools by `call_tool`, and reports the end of each call.
+
+    `operator_labels` has the label to report for each label of the request. See `find_operator_label`.
+    """
+
+    def __init__(
+        self, call_tool: CallTool, operator_labels: Mapping[str, str], report: Callable[[ToolCallStats], None]
+    ) -> None:
+        self._call_tool, self._operator_labels, self._report = call_tool, operator_labels, report
+
+    async def __call__(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """Returns the outcome, also of a failed call."""
+        shown, loop = self._operator_labels.get(label, CLIENT_LABEL), asyncio.get_running_loop()
+        started_at = loop.time()
+        result: Literal["completed", "failed", "cancelled"] = "failed"
+        try:
+            outcome = await self._call_tool(label, name, arguments)
+            result = "completed" if outcome.error is None else "failed"
+        except asyncio.CancelledError:
+            result = "cancelled"
+            raise
+        finally:
+            self._report(ToolCallStats(label=shown, result=result, elapsed_s=loop.time() - started_at))
+        _log_failure(shown, outcome)
+        return outcome
+
+
+def find_operator_label(server: ToolServer, operator_servers: Mapping[str, ToolServer]) -> str:
+    """Returns the label that the operator gave to the server of a request, whatever the request calls it."""
+    labels = [label for label, own in operator_servers.items() if own.identity == server.identity]
+    return server.label if server.label in labels else next(iter(labels), CLIENT_LABEL)
+
+
+def _log_failure(label: str, outcome: ToolOutcome) -> None:
+    """Logs a failure that the client of the tool servers has not: an error of the tool, or of a client's server."""
+    error = outcome.error
+    if isinstance(error, McpExecutionError) or (error is not None and label == CLIENT_LABEL):
+        _log.info("a tool call failed", label=label, kind=error.__struct_config__.tag)
