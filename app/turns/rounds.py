@@ -73,12 +73,13 @@ class Round:
     def list_spoken(self, output: Sequence[OutputItem]) -> tuple[OutputItem | AnyInput, ...]:
         """Returns the items that the model wrote in this round. Those of calls that the server ran have no output.
 
-        `output` is that of the response.
+        `output` is that of the response. A call that was cut stays as it is.
         """
         calls, spoken = iter(self.calls), list[OutputItem | AnyInput]()
         for item in output[self.first_item :]:
             if isinstance(item, _SERVER_ITEMS):
-                spoken.append(_show_call(next(calls), item.id))
+                call = next(calls, None)
+                spoken.append(item if call is None else _show_call(call, item.id))
             elif isinstance(item, McpApprovalRequest):
                 spoken.append(
                     InputFunctionCall(

@@ -203,9 +203,8 @@ class Turn:
                 await self._tools
         finally:
             queued.cancel()
-            for task in (work, self._tools):
-                if task is not None and not task.done():
-                    await _end_task(task)
+            for task in filter(None, (work, self._tools)):
+                await _end_task(task)
 
     async def _compact(self, compaction: CompactionJob) -> None:
         """Generates the summary, and goes on with the prompt that has it."""
@@ -256,8 +255,14 @@ class Turn:
         """Starts the call that is due, unless calls run. The engine goes on meanwhile."""
         if self._rounds is None or self._processor.due_call is None:
             return
-        if self._tools is None or self._tools.done():
+        if self._tools is None or (self._tools.done() and self._tools.exception() is None):
             self._tools = asyncio.create_task(self._run_due_calls(self._rounds), name=f"tools-{self.log.id}")
+            self._tools.add_done_callback(self._on_tools_end)
+
+    def _on_tools_end(self, tools: asyncio.Task[None]) -> None:
+        """Ends the engine's job if the calls have ended or broken the turn. A call that broke it is not run again."""
+        if self._work is not None and (tools.cancelled() or tools.exception() or self._processor.is_ended):
+            self._work.cancel()
 
     def _mark_started(self) -> None:
         self._write_events()
@@ -265,8 +270,7 @@ class Turn:
             self.started.set_result(None)
 
     def _write_events(self) -> None:
-        events = self._processor.collect_events()
-        if events:
+        if events := self._processor.collect_events():
             self._last_write_at = self._loop.time()
             self.log.append_step(events, self._processor.take_detail())
 

@@ -35,6 +35,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "waited", "when": ["<tool_response>"], "output": ["It is done."]},
     {"name": "wait", "when": ["Please wait."], "output": [WAIT_CALL]},
     {"name": "add", "when": ["Please add."], "output": [ADD_CALL]},
+    {"name": "talk", "when": ["Please talk."], "output": [ADD_CALL, *[{"pause": 0.1}, "More. "] * 20]},
 ]
 Json = dict[str, Any]
 
