@@ -125,8 +125,9 @@ class TurnManager:
         return [turn.log for turn in turns]
 
     async def _open_tools(self, spec: TurnSpec, owner: str) -> tuple[TurnSpec, HostedTurn | None]:
-        """Returns the turn with the tools that the server runs. Raises `ApiError`."""
-        return await self._tool_host.open_tools(spec, owner, self.clock())
+        """Returns the turn with the tools that the server runs. One that only prefills runs none. Raises `ApiError`."""
+        spec, tools = await self._tool_host.open_tools(spec, owner, self.clock())
+        return spec, None if spec.prefill_only else tools
 
     async def _render(self, model: ServedModel, spec: TurnSpec, owner: str, *, is_large: bool) -> TurnPrompt:
         """Returns the prompt of a turn. Raises `ApiError`."""

@@ -33,6 +33,7 @@ from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOut
 from antiphon.events.items import Compaction
 from antiphon.events.response import OutputItem
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
+from antiphon.harmony.prompt.hosted_items import HostedCall, shown_call
 from antiphon.state.segments import Call
 
 OUTPUT_SHARE = 4
@@ -79,7 +80,8 @@ class Round:
         for item in output[self.first_item :]:
             if isinstance(item, _SERVER_ITEMS):
                 call = next(calls, None)
-                spoken.append(item if call is None else _show_call(call, item.id))
+                # The last one was cut before it was whole, so it is none of the calls.
+                spoken.append(_show_cut_call(item) if call is None else _show_call(call, item.id))
             elif isinstance(item, McpApprovalRequest):
                 spoken.append(
                     InputFunctionCall(
@@ -129,6 +131,13 @@ def _show_call(call: ServerCall, item_id: str) -> InputFunctionCall:
         name=start.name,
         arguments=json.dumps({"code": call.arguments}, ensure_ascii=False) if is_code else call.arguments or "{}",
     )
+
+
+def _show_cut_call(item: OutputItem) -> InputFunctionCall:
+    """Returns the beginning of a call as later turns show it."""
+    [shown] = to_input((item,))
+    assert isinstance(shown, HostedCall)
+    return shown_call(shown)
 
 
 class NextRound(Struct, frozen=True):

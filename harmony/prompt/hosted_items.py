@@ -46,6 +46,25 @@ def show_hosted_items(items: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
     return tuple(_HostedItems(items).convert_items())
 
 
+def find_newest_answers(items: Sequence[AnyInput]) -> dict[str, InputApprovalResponse]:
+    """Returns the responses after the last item of the model whose calls have not run, in their order."""
+    answers, run_ids = _find_answers(items), find_run_ids(items)
+    newest = reversed(list(takewhile(_is_newest, reversed(items))))
+    return {
+        item.approval_request_id: item
+        for item in newest
+        if isinstance(item, InputApprovalResponse)
+        and answers[item.approval_request_id] is item
+        and item.approval_request_id not in run_ids
+    }
+
+
+def find_run_ids(items: Sequence[AnyInput]) -> frozenset[str]:
+    """Returns the ids of the requests whose calls have run."""
+    ids = (item.approval_request_id for item in items if isinstance(item, InputMcpCall))
+    return frozenset(filter(None, ids))
+
+
 def find_approved_calls(items: Sequence[AnyInput]) -> dict[str, InputApprovalRequest]:
     """Returns the requests that the newest items approve, by id, in the order of the responses.
 
@@ -53,7 +72,7 @@ def find_approved_calls(items: Sequence[AnyInput]) -> dict[str, InputApprovalReq
     before the model goes on, so neither the requests nor the responses are shown.
     """
     requests = {item.id: item for item in items if isinstance(item, InputApprovalRequest)}
-    answers = _find_newest_answers(items)
+    answers = find_newest_answers(items)
     return {
         request_id: requests[request_id]
         for request_id, answer in answers.items()
@@ -63,9 +82,9 @@ def find_approved_calls(items: Sequence[AnyInput]) -> dict[str, InputApprovalReq
 
 def find_open_approvals(items: Sequence[AnyInput]) -> frozenset[str]:
     """Returns the ids of the requests for approval that have no response, or whose responses the model has not read."""
-    settled = _find_answers(items).keys() | _find_run_ids(items)
+    settled = _find_answers(items).keys() | find_run_ids(items)
     requests = {item.id for item in items if isinstance(item, InputApprovalRequest)}
-    return frozenset(requests - settled) | frozenset(_find_newest_answers(items))
+    return frozenset(requests - settled) | frozenset(find_newest_answers(items))
 
 
 def find_approval_id(item: AnyInput) -> str | None:
@@ -119,7 +138,7 @@ class _HostedItems:
 
     def __init__(self, items: Sequence[AnyInput]) -> None:
         self._items = items
-        self._answers, self._run_ids = _find_answers(items), _find_run_ids(items)
+        self._answers, self._run_ids = _find_answers(items), find_run_ids(items)
         self._approved = find_approved_calls(items)
         self._open_calls: set[str] = set()  # calls of the client's tools, whose outputs come next
         self._held_outputs: list[InputFunctionOutput] = []
@@ -177,25 +196,6 @@ def _find_answers(items: Sequence[AnyInput]) -> dict[str, InputApprovalResponse]
     """Returns the response to each request, by the request's id. The first one counts."""
     responses = [item for item in items if isinstance(item, InputApprovalResponse)]
     return {item.approval_request_id: item for item in reversed(responses)}
-
-
-def _find_newest_answers(items: Sequence[AnyInput]) -> dict[str, InputApprovalResponse]:
-    """Returns the responses after the last item of the model whose calls have not run, in their order."""
-    answers, run_ids = _find_answers(items), _find_run_ids(items)
-    newest = reversed(list(takewhile(_is_newest, reversed(items))))
-    return {
-        item.approval_request_id: item
-        for item in newest
-        if isinstance(item, InputApprovalResponse)
-        and answers[item.approval_request_id] is item
-        and item.approval_request_id not in run_ids
-    }
-
-
-def _find_run_ids(items: Sequence[AnyInput]) -> frozenset[str]:
-    """Returns the ids of the requests whose calls have run."""
-    ids = (item.approval_request_id for item in items if isinstance(item, InputMcpCall))
-    return frozenset(filter(None, ids))
 
 
 def _call_id(item: HostedCall | InputApprovalRequest) -> str:
