@@ -8,7 +8,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import invalid_type, invalid_value
+from antiphon.app.base.errors import ApiError, invalid_type, invalid_value, unsupported_field
+from antiphon.app.base.tool_rules import ToolRuleError, parse_allowed_tools, parse_approval_rule
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_object, check_string
 from antiphon.app.requests.secrets import remove_secrets
@@ -75,13 +76,39 @@ def _read_requests(sent: Sequence[Any]) -> Iterable[ServerToolRequest]:
         kind, path = tool["type"], f"tools[{index}]"
         if kind == "mcp":
             mcp_tool: McpTool = decode_value(clean, McpTool, path)
+            _check_place(tool, mcp_tool, path)
+            _check_rules(mcp_tool, path)
             yield ServerToolRequest(path=path, kind=kind, tool=mcp_tool, secrets=_read_secrets(tool, path))
         elif kind in HOSTED_TOOL_TYPES:
             yield ServerToolRequest(path=path, kind=kind, tool=clean)
 
 
+def _check_place(sent: Mapping[str, Any], tool: McpTool, path: str) -> None:
+    """Checks that a tool names one server. Raises `ApiError` 400."""
+    if sent.get("server_url") != tool.server_url:
+        message = "The URL must not hold a user name or password. Send them in a header."
+        raise invalid_value(f"{path}.server_url", f"Invalid '{path}.server_url': {message}")
+    if tool.tunnel_id is not None:
+        raise unsupported_field(f"{path}.tunnel_id", "This server opens no tunnels. Name a server by its URL.")
+    if tool.connector_id is not None and tool.server_url is not None:
+        message = f"Mutually exclusive parameters: '{path}.connector_id' and '{path}.server_url'."
+        raise ApiError(400, "mutually_exclusive_parameters", message, f"{path}.connector_id")
+
+
+def _check_rules(tool: McpTool, path: str) -> None:
+    """Checks the rules of a tool before its server is asked for anything. Raises `ApiError` 400."""
+    try:
+        parse_allowed_tools(tool.allowed_tools)
+        parse_approval_rule(tool.require_approval)
+    except ToolRuleError as error:
+        path = f"{path}.{error.path}"
+        raise invalid_value(path, f"Invalid '{path}': {error.message}") from None
+
+
 def _read_secrets(tool: Mapping[str, Any], path: str) -> ToolSecrets:
-    headers, authorization = tool.get("headers") or {}, tool.get("authorization") or ""
+    sent_headers, sent_token = tool.get("headers"), tool.get("authorization")
+    headers = {} if sent_headers is None else sent_headers
+    authorization = "" if sent_token is None else sent_token
     check_object(headers, f"{path}.headers")
     check_string(authorization, f"{path}.authorization")
     for value in headers.values():
