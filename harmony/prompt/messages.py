@@ -6,7 +6,6 @@ template refuses that too: agents describe their environment in user messages, a
 text passes through the escaper. This module does not know the template, or what it does with the messages.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal, TypeGuard
 
@@ -26,6 +25,7 @@ from antiphon.events.inputs import (
     RefusalInput,
 )
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.prompt.call_arguments import read_arguments
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage
 from antiphon.harmony.prompt.tool_instructions import WriteCalls
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper
@@ -212,11 +212,8 @@ class MessageBuilder:
 
     def _convert_arguments(self, arguments: str) -> Any:
         """Returns the arguments as an object if they are one, since most templates serialize them themselves."""
-        try:
-            value = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            value = arguments
-        value = value if isinstance(value, dict) else arguments
+        found = read_arguments(arguments)
+        value = arguments if found is None else found
         return self._escaper.escape_value(
             {"arguments": value} if self._arguments_as_objects and isinstance(value, str) else value
         )

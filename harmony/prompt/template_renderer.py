@@ -14,6 +14,7 @@ from antiphon.events.inputs import InputMessage
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import PromptInput, RequestTemplate, TemplateOptions
 from antiphon.harmony.prompt import request_options, tool_instructions
+from antiphon.harmony.prompt.call_arguments import read_arguments
 from antiphon.harmony.prompt.jinja import RefusedError
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage, MessageShape, apply_shape
 from antiphon.harmony.prompt.messages import MessageBuilder
@@ -241,8 +242,5 @@ def _tool_variables(schemas: list[dict[str, Any]], messages: list[ChatMessage], 
 
 def _as_json_object(arguments: str) -> str:
     """Returns the arguments if they are a JSON object, else an object with them as its only member."""
-    try:
-        is_object = isinstance(json.loads(arguments or "{}"), dict)
-    except (ValueError, RecursionError):
-        is_object = False
+    is_object = read_arguments(arguments) is not None
     return (arguments or "{}") if is_object else json.dumps({"arguments": arguments}, ensure_ascii=False)

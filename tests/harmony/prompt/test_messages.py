@@ -392,10 +392,15 @@ def test_gpt_oss_schema_too_deep_for_the_library_raises_render_error() -> None:
         parser_helpers.load_token_format("gpt-oss").render_prompt(PromptInput(tools=tools), now=parser_helpers.NOW)
 
 
-def test_deeply_nested_arguments_raise_render_error() -> None:
-    arguments = '{"a":' * 800 + "1" + "}" * 800
-    with pytest.raises(RenderError):
-        create_format().render_prompt(PromptInput(items=(function_call(1, arguments),)), now=parser_helpers.NOW)
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a":' * 800 + "1" + "}" * 800, '{"a":' * 65 + "1" + "}" * 65, '{"a": "\\ud800"}', '{"\\udfff": 1}', "[" * 100_000],
+    ids=["800 levels", "65 levels", "half of a pair", "half of a pair in a key", "endless"],
+)
+def test_arguments_that_no_prompt_can_hold_are_shown_as_text(arguments: str) -> None:
+    """A model wrote them, so the conversation must go on."""
+    prompt_input = PromptInput(items=(function_call(1, arguments),))
+    assert json.dumps(arguments)[1:-1] in create_format().render_prompt(prompt_input, now=parser_helpers.NOW).text
 
 
 TEMPLATE_WITHOUT_TOOLS = (
