@@ -38,6 +38,8 @@ from antiphon.state.segments import Call
 
 OUTPUT_SHARE = 4
 """The output of one call may have this part of the room that is left in the context: a quarter."""
+FRAME_TOKENS = 64
+"""Tokens around an output, at most in most templates, and those of the note that it was cut."""
 MAX_INLINE_CHARS = 4096
 """Length of an output that is tokenized on the event loop."""
 _SERVER_ITEMS = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
@@ -65,6 +67,8 @@ class Round:
         """Calls that the server runs, those with an output first."""
         self.num_client_calls = 0
         """Number of whole calls after which the turn ends: calls that the client runs, and requests to approve one."""
+        self.output_tokens = 0
+        """Tokens that the outputs so far will have in the next prompt, about."""
 
     @property
     def num_calls(self) -> int:
@@ -221,16 +225,22 @@ class RoundPlanner:
 
     async def fit_output(self, current: Round, text: str) -> str:
         """Returns the output of a call, shortened to its share of the room that is left in the context."""
-        used = len(current.prompt.prompt.tokens) + len(current.generated_tokens)
+        used = len(current.prompt.prompt.tokens) + len(current.generated_tokens) + current.output_tokens
         limit = max(self._model.engine.info.max_model_len - used, 0) // OUTPUT_SHARE
-        if len(text.encode()) <= limit:  # a token has one byte at least
-            return text
-        form = self._model.format
-        if len(text) <= MAX_INLINE_CHARS:
-            return _cut_to_tokens(form, text, limit)
-        return await asyncio.to_thread(_cut_to_tokens, form, text, limit)
+        form, num_bytes = self._model.format, len(text.encode())
+        if num_bytes <= limit:  # a token has one byte at least
+            fitted, count = text, num_bytes
+        elif len(text) <= MAX_INLINE_CHARS:
+            fitted, count = _cut_to_tokens(form, text, limit)
+        else:
+            fitted, count = await asyncio.to_thread(_cut_to_tokens, form, text, limit)
+        current.output_tokens += count + FRAME_TOKENS
+        return fitted
 
 
-def _cut_to_tokens(form: ModelFormat, text: str, limit: int) -> str:
+def _cut_to_tokens(form: ModelFormat, text: str, limit: int) -> tuple[str, int]:
+    """Returns a text, shortened to about `limit` tokens, and their number."""
     count = len(form.encode(text))
-    return text if count <= limit else cut_middle(text, len(text) * limit // count)
+    if count <= limit:
+        return text, count
+    return cut_middle(text, len(text) * limit // count), limit
