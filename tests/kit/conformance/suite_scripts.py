@@ -19,7 +19,7 @@ from antiphon.kit.conformance.suites import SUITE_NAMES, CaseSuite, LiveCase, Li
 
 Json = dict[str, Any]
 SCRIPTED_SUITES = tuple(name for name in SUITE_NAMES if name != "hosted")
-"""Suites whose cases need no MCP server. `test_hosted_suite.py` runs the other one."""
+"""Suites whose cases need no MCP server. `write_hosted_script` plays the other one."""
 REASONING = "Let me think."
 ANSWER = "Hello, 世界 😀! That is all."
 VALUES: dict[str, Any] = {"string": "Oslo", "integer": 3, "number": 0.5, "boolean": True, "null": None}
@@ -41,6 +41,27 @@ def write_script(dialect_name: str = "hermes", suites: Sequence[str] = SCRIPTED_
                 if reply is not None:
                     replies.append(reply)
     return [*replies, {"name": "any", "output": [ANSWER]}]
+
+
+def write_hosted_script(label: str, tool: str, result: str) -> list[Json]:
+    """Returns the replies to the suite hosted, in the words of the dialect hermes.
+
+    The model calls the tool of the server with this label until it reads `result`, or that the user refuses.
+    """
+    call = f'<tool_call>\n{{"name": "{label}__{tool}", "arguments": {{}}}}\n</tool_call>'
+    return [
+        {"name": "result", "when": [result], "output": [ANSWER], "tokens_per_chunk": 3},
+        {"name": "denied", "when": ["The user did not approve"], "output": [ANSWER], "tokens_per_chunk": 3},
+        {"name": "none", "when": ["(hosted.none.1)"], "output": [ANSWER], "tokens_per_chunk": 3},
+        {"name": "thrice", "when": ["(hosted.max-tool-calls.1)"], "output": [call] * 3, "tokens_per_chunk": 3},
+        {
+            "name": "call",
+            "when": ["(hosted."],
+            "output": [f"<think>\n{REASONING}\n</think>\n\n", call],
+            "tokens_per_chunk": 3,
+        },
+        {"name": "any", "output": [ANSWER]},
+    ]
 
 
 def _write_reply(dialect: Dialect, suite: CaseSuite, case: LiveCase, number: int, step: LiveStep) -> Json | None:
