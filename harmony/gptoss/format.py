@@ -227,14 +227,24 @@ def _describe_tool(tool: ToolSpec) -> library.ToolDescription:
     description = f"{tool.description}\n{_FREEFORM_NOTE}".strip() if tool.kind == "custom" else tool.description
     if definition := getattr(tool.format, "definition", ""):
         description = f"{description}\nIts text must match this grammar:\n{definition}"
-    return library.ToolDescription.new(tool.model_name, description, _clean_schema_keys(tool.parameters))
+    parameters = _clean_schema(tool.parameters, has_strange_texts=tool.server is not None)
+    return library.ToolDescription.new(tool.model_name, description, parameters)
 
 
-def _clean_schema_keys(schema: Any) -> Any:
-    """Returns the schema without line breaks in its keys, which the library copies into the prompt unchanged."""
+def _clean_schema(schema: Any, *, has_strange_texts: bool) -> Any:
+    """Returns the schema without line breaks in its keys, which the library copies into the prompt unchanged.
+
+    `has_strange_texts`: a tool server has written it. Then its texts have none either: what follows a line break would
+    stand outside the comment, where instructions of the developer do.
+    """
     if isinstance(schema, dict):
-        return {" ".join(str(key).split()): _clean_schema_keys(part) for key, part in schema.items()}
-    return [_clean_schema_keys(part) for part in schema] if isinstance(schema, list) else schema
+        return {
+            " ".join(str(key).split()): _clean_schema(part, has_strange_texts=has_strange_texts)
+            for key, part in schema.items()
+        }
+    if isinstance(schema, list):
+        return [_clean_schema(part, has_strange_texts=has_strange_texts) for part in schema]
+    return " ".join(schema.split()) if has_strange_texts and isinstance(schema, str) else schema
 
 
 class _HistoryMessages:

@@ -394,7 +394,13 @@ def test_gpt_oss_schema_too_deep_for_the_library_raises_render_error() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ['{"a":' * 800 + "1" + "}" * 800, '{"a":' * 65 + "1" + "}" * 65, '{"a": "\\ud800"}', '{"\\udfff": 1}', "[" * 100_000],
+    [
+        '{"a":' * 800 + "1" + "}" * 800,
+        '{"a":' * 65 + "1" + "}" * 65,
+        '{"a": "\\ud800"}',
+        '{"\\udfff": 1}',
+        "[" * 100_000,
+    ],
     ids=["800 levels", "65 levels", "half of a pair", "half of a pair in a key", "endless"],
 )
 def test_arguments_that_no_prompt_can_hold_are_shown_as_text(arguments: str) -> None:
