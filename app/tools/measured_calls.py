@@ -10,9 +10,9 @@ from typing import Any, Literal
 import structlog
 from msgspec import Struct
 
-from antiphon.app.tools.hosted_turn import CallTool
 from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.runners import CallTool
 from antiphon.events.hosted import McpExecutionError
 
 _log = structlog.get_logger(__name__)

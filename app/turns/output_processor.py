@@ -50,6 +50,8 @@ from antiphon.state.table import IllegalInput, State
 
 RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"})
 """Error codes of a failed response that clients know. Any other code is reported as `server_error`."""
+_Ending = Literal["stop", "length", "stopped", "limit"]
+"""`stopped`: a stop string has matched, or a call has failed; `limit`: the round may have no more calls."""
 _NEXT_ITEM = {State.REASONING: (Say, Refuse, Call), State.MESSAGE: (Think, Call)}
 """Segments that end the open item and begin another one, by the state."""
 
@@ -86,16 +88,18 @@ class OutputProcessor:
         self._done_rounds: list[Round] = []
         self._stops = self._create_filter()
         self._details = DetailCollector(form, prompt, spec.details)
-        self._call_tracker, self._citations = CallTracker(tools), CitationReader()
+        self._call_tracker = CallTracker(tools, lambda: self._can_call)
+        self._citations = CitationReader()
         self._held: deque[Segment] = deque()
         """Segments that the model generated after a call that runs."""
         self.due_call: ServerCall | None = None
         """The call that the server must run now."""
-        self._ending: Literal["stop", "length", "stopped"] | None = None
-        """How the generation of the round has ended; `stopped`: the turn needs no more of it."""
+        self._ending: _Ending | None = None
+        """How the generation of the round has ended."""
         self.is_round_over = False
         """True if the turn goes on with another round."""
         self._steer_requested = False
+        self._steer_if_called = False  # requested before the last chunk: only a call lets the turn go on
         self._events: list[Event] = []
         self.machine = Machine(
             spec.base_response,
@@ -124,14 +128,28 @@ class OutputProcessor:
         return self.machine.state is State.RUN
 
     @property
+    def _can_call(self) -> bool:
+        """True if the model may call tools of the server. Not every engine has the grammar that prevents it."""
+        return self._tools is None or self._tools.can_call
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The rounds so far that have a job. Calls that the client approved are a round without one.
+
+        The first round counts before the engine has its job.
+        """
+        rounds = [*self._done_rounds, self.round]
+        return [each for each in rounds if each.is_admitted] if self._done_rounds else rounds
+
+    @property
     def num_generated_tokens(self) -> int:
         """Number of tokens that the model has generated in all rounds."""
-        return sum(len(each.generated_tokens) for each in (*self._done_rounds, self.round))
+        return sum(len(each.generated_tokens) for each in self.rounds)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Number of tokens in the prompts of all rounds."""
-        return sum(len(each.prompt.prompt.tokens) for each in (*self._done_rounds, self.round))
+        return sum(len(each.prompt.prompt.tokens) for each in self.rounds)
 
     @property
     def has_dialect(self) -> bool:
@@ -182,8 +200,8 @@ class OutputProcessor:
         if self._is_compacting and self._summary is not None:
             self._process_summary(self._summary, chunk)
             return
-        if chunk.finish is not None and not self.round.calls:
-            self._steer_requested = False  # a turn that ends is not steered
+        if chunk.finish is not None and not self.round.calls:  # a turn that ends is not steered
+            self._steer_requested, self._steer_if_called = False, self._steer_requested
         self.round.cached_tokens = max(self.round.cached_tokens, chunk.cached_tokens)
         self._details.add_prompt_logprobs(chunk)
         if self._spec.prefill_only:
@@ -251,7 +269,7 @@ class OutputProcessor:
         while self._held and not self._is_waiting and not self.is_ended:
             self._feed_now(self._held.popleft())
             self._check_limits()
-        if self._ending is not None:
+        if self._ending is not None and not self.is_round_over:
             self._end_generation(self._ending)
 
     def start_round(self, turn_prompt: TurnPrompt) -> None:
@@ -271,24 +289,24 @@ class OutputProcessor:
         stop_strings = spec.stop_strings if not spec.prompt_input.promises_json else ()
         return StopStringFilter(stop_strings, verbatim=spec.text_completion is not None)
 
-    def _end_generation(self, ending: Literal["stop", "length", "stopped"]) -> None:
+    def _end_generation(self, ending: _Ending) -> None:
         """Ends the round, or the turn, unless a call runs: then the end of the call does."""
         self._ending = ending
         if self._is_waiting or self.is_ended:
             return
         if ending == "length":
             self._events += self.machine.cut()
-        elif self.round.reader.call_failed:
+        elif self.round.reader.call_failed and ending != "limit":  # the reader is ahead of a limit
             self.fail("server_error", STOPPED_IN_CALL)
-        elif self._goes_on():
+        elif self._goes_on(ending):
             self._events += self.machine.feed(Close())
             self.is_round_over = True
             self._steer()
         else:
             self._events += self.machine.stop()
 
-    def _goes_on(self) -> bool:
-        is_complete = self.machine.state not in (State.CALL, State.TOOL) and self._stops.matched is None
+    def _goes_on(self, ending: _Ending) -> bool:
+        is_complete = self.machine.state not in (State.CALL, State.TOOL) and ending != "stopped"
         return is_complete and bool(self.round.calls) and not self.round.num_client_calls
 
     def _steer(self) -> None:
@@ -313,11 +331,18 @@ class OutputProcessor:
                 return
 
     def _check_limits(self) -> None:
-        """Ends the generation if a stop string has matched, or if the model may make no more calls in this round."""
-        is_limit = self._spec.single_call and self.round.num_calls > 0
-        is_limit = is_limit or (bool(self.round.calls) and self._tools is not None and not self._tools.can_call)
-        if self._ending is None and not self.is_ended and (is_limit or self._stops.matched is not None):
+        """Ends the generation if a stop string has matched, or if the model may make no more calls in this round.
+
+        While a call runs, the generation is ahead of the output: what comes before a stop string waits, and what comes
+        after the last call is dropped, however it has ended.
+        """
+        if self.is_ended:
+            return
+        has_one = self._spec.single_call and self.round.num_calls > 0
+        if has_one or (self.round.calls and not self._can_call):
             self._held.clear()
+            self._end_generation("limit")
+        elif self._ending is None and self._stops.matched is not None:
             self._end_generation("stopped")
 
     def _feed_segment(self, segment: Segment) -> None:
@@ -356,6 +381,7 @@ class OutputProcessor:
             self.round.num_client_calls += 1
         else:
             self.round.calls.append(self.due_call)
+            self._steer_requested = self._steer_requested or self._steer_if_called
 
     def _finish_generation(self, chunk: Chunk) -> None:
         if chunk.fault:
@@ -379,13 +405,10 @@ class OutputProcessor:
     def _build_usage(self) -> Usage:
         # A turn that ends with its summary has no other job.
         has_answer = self._summary is None or not (self._is_compacting or self._spec.compact)
-        rounds = [*self._done_rounds, self.round]
-        # One that was never admitted has no job: it failed before that, or it has only calls that the client approved.
-        paid = [each for each in rounds if each.is_admitted or len(rounds) == 1]
-        return sum_usage(paid if has_answer else (), self._summary)
+        return sum_usage(self.rounds if has_answer else (), self._summary)
 
     def _diagnose_cache(self) -> PromptCacheDiagnostics | UnsetType:
-        first = self._done_rounds[0] if self._done_rounds else self.round
+        first = next(iter(self.rounds), self.round)
         summary = self._summary if self._spec.compact else None
         cached = first.cached_tokens if summary is None else summary.num_cached_tokens
         return diagnose_cache(first.prompt, cached)

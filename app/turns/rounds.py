@@ -28,7 +28,6 @@ from antiphon.events.hosted import (
     McpListTools,
     WebSearchCall,
 )
-from antiphon.events.hosted_inputs import InputMcpCall
 from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput
 from antiphon.events.items import Compaction
 from antiphon.events.response import OutputItem
@@ -99,11 +98,11 @@ class Round:
     def list_items(self, output: Sequence[OutputItem]) -> tuple[AnyInput, ...]:
         """Returns the items that the next prompt shows: those that the model wrote, then the outputs of its calls.
 
-        Approved calls stand before the round, each with its output, as in the prompts of later turns.
+        Approved calls run before the first round. They are shown as they are in later turns: as items, each of which
+        stands in the place of the request for its approval.
         """
         if not self.is_admitted:
-            items = (item for item in output[self.first_item :] if isinstance(item, McpCall))
-            return tuple(_show_approved_call(*pair) for pair in zip(items, self.calls, strict=True))
+            return to_input([item for item in output[self.first_item :] if isinstance(item, _SERVER_ITEMS)])
         spoken = self.list_spoken(output)
         calls = [item for item in spoken if isinstance(item, InputFunctionCall)]
         outputs = [
@@ -111,18 +110,6 @@ class Round:
             for shown, call in zip(calls, self.calls, strict=True)
         ]
         return (*to_input(spoken), *outputs)
-
-
-def _show_approved_call(item: McpCall, call: ServerCall) -> InputMcpCall:
-    """Returns a call that the client has approved. It takes the place of the request, which is not shown any more."""
-    return InputMcpCall(
-        id=item.id,
-        server_label=item.server_label,
-        name=item.name,
-        arguments=call.arguments,
-        output=call.output,
-        approval_request_id=call.call.approval_request_id,
-    )
 
 
 def _show_call(call: ServerCall, item_id: str) -> InputFunctionCall:

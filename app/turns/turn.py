@@ -76,6 +76,7 @@ class Turn:
         self._first_token_at: float | None = None
         self._admitted = False
         self._work: asyncio.Task[None] | None = None
+        self._is_generating = False  # from the start of a job to its last chunk
         self._tools: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
         """Task that runs the turn. It never raises."""
@@ -97,8 +98,7 @@ class Turn:
     def steer_turn(self) -> None:
         """Ends the turn as soon as no item is open, unless it has ended or has called a tool."""
         self._processor.request_steer()
-        if self._processor.is_ended and self._work is not None:
-            self._work.cancel()
+        self._stop_engine()
 
     def fail_for_shutdown(self) -> None:
         """Ends the turn as failed because the server shuts down: agents retry a failed request."""
@@ -178,11 +178,12 @@ class Turn:
             self._write_events()
             if not await self._is_kept():
                 processor.fail("server_error", UNKEPT_MESSAGE)
-                return
+                break
             current = processor.round
             outcome = await rounds.tools.run_call(due.call, due.arguments, partial(rounds.fit_output, current))
             processor.end_call(outcome.result, outcome.output)
             self._write_events()
+        self._stop_engine()
 
     async def _is_kept(self) -> bool:
         """Tells whether the store has all events, so that a call which a crash interrupts is never run again."""
@@ -195,6 +196,7 @@ class Turn:
     async def _run_job(self, job: Job) -> None:
         queued = self._loop.call_later(self._timeouts.queue_after_s, self._announce_queued)
         work = self._work = asyncio.create_task(self._engine.generate(job, self._on_chunk))
+        self._is_generating = True
         try:
             await asyncio.wait({work})
             if not work.cancelled():
@@ -235,6 +237,7 @@ class Turn:
 
     def _on_chunk(self, chunk: Chunk) -> None:
         """Writes the events of a chunk. `_run_turn` writes the last ones, after the engine has freed the slot."""
+        self._is_generating = self._is_generating and chunk.finish is None
         if not self._admitted:
             self._admitted = True
             self._processor.on_admitted(chunk)
@@ -248,7 +251,11 @@ class Turn:
                 self._start_tools()
                 return
             self._start_tools()
-        if self._processor.needs_no_more and chunk.finish is None and self._work is not None:
+        self._stop_engine()
+
+    def _stop_engine(self) -> None:
+        """Ends the job if nothing more is needed of it. One that has sent its last chunk ends by itself."""
+        if self._processor.needs_no_more and self._is_generating and self._work is not None:
             self._work.cancel()
 
     def _start_tools(self) -> None:
