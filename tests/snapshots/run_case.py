@@ -24,6 +24,7 @@ from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.requests.chat import request as chat_request
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.messages.request import read_messages_request
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import TurnTimeouts
@@ -96,11 +97,11 @@ async def collect_frames(encoder: StreamEncoder) -> bytes:
     return b"".join(writer.writes)
 
 
-def make_turn_manager(**options: Any) -> TurnManager:
+def make_turn_manager(*, store: ResponseStore | None = None, **options: Any) -> TurnManager:
     """Returns a turn manager whose ids and time are the same in every run."""
     counter = itertools.count()
     return TurnManager(
-        make_log_store(),
+        store or make_log_store(),
         TurnCapacity(()),
         clock=lambda: 1_700_000_000.0,
         new_id=lambda prefix: f"{prefix}_{next(counter)}",

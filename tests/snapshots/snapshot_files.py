@@ -1,4 +1,4 @@
-"""Files of the snapshots: one for each case, one for each dialect, named after it."""
+"""Files of the snapshots: one for each case, one for each dialect, one for each case with tools, named after it."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 SNAPSHOT_FOLDER = Path(__file__).resolve().parents[2] / "snapshots"
 DIALECT_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "dialects"
+TOOL_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "tools"
 
 
 class CaseSnapshot(SingleFileSnapshotExtension):
@@ -32,3 +33,9 @@ class DialectSnapshot(CaseSnapshot):
     """One text file for each dialect: `snapshots/dialects/NAME.txt`."""
 
     folder = DIALECT_SNAPSHOT_FOLDER
+
+
+class ToolSnapshot(CaseSnapshot):
+    """One text file for each case with tools of the server: `snapshots/tools/NAME.txt`."""
+
+    folder = TOOL_SNAPSHOT_FOLDER

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.kit.checker.openai_hosted_streams import OPENAI_STREAMS
 from tests.snapshots.builtin_cases import BUILTIN_CASES, COMPACTION_CASES
 from tests.snapshots.cases import Case
 from tests.snapshots.run_case import read_responses
+from tests.snapshots.tool_cases import TOOL_CASES
+from tests.snapshots.tool_runs import ToolCase, run_tool_case
 
 COMMAND = r"shell_call_command.added (shell_call_command.delta\+ )?shell_call_command.done "
 DIFF = r"apply_patch_call_operation_diff.delta\+ apply_patch_call_operation_diff.done "
+RUNNING = "mcp_call.in_progress "
 ITEM_ORDERS = {
     "shell_call": rf"output_item.added ({COMMAND})+output_item.done ",  # shell-tool.1
     "apply_patch_call": rf"output_item.added ({DIFF})?output_item.done ",  # apply-patch-tool.1, -delete.1
@@ -34,6 +38,14 @@ ITEM_ORDERS = {
         r"output_item.added (content_part.added reasoning_text.delta\+ reasoning_text.done content_part.done )?"
         r"output_item.done "
     ),
+    "mcp_list_tools": (  # mcp-tool.1
+        "output_item.added mcp_list_tools.in_progress mcp_list_tools.completed output_item.done "
+    ),
+    "mcp_call": (  # mcp-tool.1, mcp-tool-approval.4; while the tool runs, its stage is repeated
+        rf"output_item.added {RUNNING}(mcp_call_arguments.delta\+ ({RUNNING})?mcp_call_arguments.done "
+        rf"({RUNNING})*(mcp_call.completed |mcp_call.failed ))output_item.done "
+    ),
+    "mcp_approval_request": "output_item.added output_item.done ",  # mcp-tool-approval.1
     "compaction": "output_item.added (compaction.compacting )?output_item.done ",  # compaction.1, and newer SDKs
 }
 """Order of the events of a complete item, by its type. A deletion in a patch has no diff."""
@@ -52,11 +64,38 @@ def list_item_events(events: list[dict[str, Any]]) -> dict[int, tuple[str, str]]
 
 @pytest.mark.parametrize("case", [*BUILTIN_CASES, *COMPACTION_CASES], ids=lambda case: case.name)
 async def test_items_have_the_order_of_captured_streams(case: Case) -> None:
-    events = (await read_responses(case)).data
+    check_item_orders((await read_responses(case)).data)
+
+
+@pytest.mark.parametrize("case", TOOL_CASES, ids=lambda case: case.name)
+async def test_items_of_server_tools_have_the_order_of_captured_streams(case: ToolCase) -> None:
+    check_item_orders((await run_tool_case(case)).events)
+
+
+WHOLE_STREAMS = {
+    "one_call": "openai-mcp-tool.1",
+    "approval_asked": "openai-mcp-tool-approval.1",
+    "approval_denied_with_all_items": "openai-mcp-tool-approval.2",
+    "approval_given_with_all_items": "openai-mcp-tool-approval.4",
+}
+"""Names of recordings by the case that has the same items."""
+OPEN_REASONING = re.compile(r"content_part\.added reasoning_text\.delta\+ reasoning_text\.done content_part\.done ")
+
+
+@pytest.mark.parametrize("name", WHOLE_STREAMS)
+async def test_turns_with_server_tools_have_the_order_of_captured_streams(name: str) -> None:
+    """OpenAI does not show what its models think."""
+    (case,) = (case for case in TOOL_CASES if case.name == name)
+    items = list_item_events((await run_tool_case(case)).events).values()
+    captured = list_item_events(OPENAI_STREAMS[WHOLE_STREAMS[name]]()).values()
+    assert [(kind, OPEN_REASONING.sub("", order)) for kind, order in items] == list(captured)
+
+
+def check_item_orders(events: list[dict[str, Any]]) -> None:
     ends = [event["type"].removeprefix("response.") for event in events]
     if not ends or ends == ["error"]:
         return  # the request is refused
-    assert ends[:2] == ["created", "in_progress"]
+    assert ends[:2] in (["created", "in_progress"], ["created", "queued"])
     assert ends[-1] in ("completed", "incomplete", "failed", "cancelled")
     items = list_item_events(events)
     assert list(items) == sorted(items)
