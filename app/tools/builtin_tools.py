@@ -16,6 +16,7 @@ from antiphon.app.tools.code.code_runner import CodeRunner
 from antiphon.app.tools.hosted_options import HostedOptions, ToolTarget
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_servers import ToolServers
+from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, ignore_call
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import (
     OPEN_PAGE,
@@ -64,9 +65,15 @@ class BuiltinTools:
     """Offers what `options` map. `code` and `files` are None if the options have none."""
 
     def __init__(
-        self, options: HostedOptions, servers: ToolServers, new_id: Callable[[str], str], code: CodeRunner | None
+        self,
+        options: HostedOptions,
+        servers: ToolServers,
+        new_id: Callable[[str], str],
+        code: CodeRunner | None,
+        report: ReportCall = ignore_call,
     ) -> None:
         self._options, self._servers, self._new_id, self._code = options, servers, new_id, code
+        self._call_operator = MeasuredCalls(self._call_server, {label: label for label in servers.servers}, report)
         self._files = FileSearch(options.vector_stores) if options.vector_stores else None
 
     async def close(self) -> None:
@@ -190,7 +197,7 @@ class BuiltinTools:
         schema = next((tool.input_schema for tool in listed if tool.name == target.name), {})
         return MappedTool(target.label, target.name, _find_text_argument(schema) or default)
 
-    async def _call_operator(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+    async def _call_server(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         return await self._servers.call_tool(self._servers.servers[label], name, arguments)
 
 

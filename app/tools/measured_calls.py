@@ -29,15 +29,21 @@ class ToolCallStats(Struct, frozen=True, kw_only=True):
     elapsed_s: float
 
 
+ReportCall = Callable[[ToolCallStats], None]
+"""Receives each call that has ended."""
+
+
+def ignore_call(_: ToolCallStats) -> None:
+    """Reports nothing."""
+
+
 class MeasuredCalls:
     """Calls tools by `call_tool`, and reports the end of each call.
 
     `operator_labels` has the label to report for each label of the request. See `find_operator_label`.
     """
 
-    def __init__(
-        self, call_tool: CallTool, operator_labels: Mapping[str, str], report: Callable[[ToolCallStats], None]
-    ) -> None:
+    def __init__(self, call_tool: CallTool, operator_labels: Mapping[str, str], report: ReportCall) -> None:
         self._call_tool, self._operator_labels, self._report = call_tool, operator_labels, report
 
     async def __call__(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:

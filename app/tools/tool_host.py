@@ -40,6 +40,7 @@ from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_lists import ListedTool
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server, read_tool_servers
 from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
+from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, find_operator_label, ignore_call
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import McpRunner, ToolRunner
 from antiphon.events.hosted import McpListTools
@@ -72,18 +73,23 @@ def check_tool_options(settings: Settings) -> None:
 
 
 def create_tool_host(
-    settings: Settings, store: ResponseStore, sealer: Sealer, new_id: Callable[[str], str]
+    settings: Settings,
+    store: ResponseStore,
+    sealer: Sealer,
+    new_id: Callable[[str], str],
+    report: ReportCall = ignore_call,
 ) -> "ToolHost":
     """Returns the host of the servers that the options name. Raises `ToolOptionError`.
 
-    `sealer` has the secret that signs requests for approvals.
+    `sealer` has the secret that signs requests for approvals. `report` receives each call that has ended.
     """
     servers, options = _read_options(settings)
     policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
     tool_servers = ToolServers(servers, limits=ToolLimits(call_timeout_s=min(settings.tool_timeout_s, MAX_TOOL_TIME_S)))
-    builtins = BuiltinTools(options, tool_servers, new_id, CodeRunner(new_id) if options.has_sandbox else None)
+    code = CodeRunner(new_id) if options.has_sandbox else None
+    builtins = BuiltinTools(options, tool_servers, new_id, code, report)
     approvals = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
-    return ToolHost(tool_servers, builtins, store, approvals, policy)
+    return ToolHost(tool_servers, builtins, store, approvals, policy, report)
 
 
 def _read_options(settings: Settings) -> tuple[dict[str, ToolServer], HostedOptions]:
@@ -124,9 +130,10 @@ class ToolHost:
         store: ResponseStore,
         approvals: ApprovalReader,
         policy: HostPolicy,
+        report: ReportCall = ignore_call,
     ) -> None:
         self._servers, self._builtins, self._store = servers, builtins, store
-        self._approvals, self._policy = approvals, policy
+        self._approvals, self._policy, self._report = approvals, policy, report
 
     async def close(self) -> None:
         """Ends the connections and the commands of all servers, and the sandbox."""
@@ -160,7 +167,9 @@ class ToolHost:
         approved = self._approvals.read(spec, offered, owner, now)
         if not (listings or builtins):
             return spec, None
-        call_tool = partial(self._call_tool, {label: each.server for label, each in by_label.items()})
+        named_servers = {label: each.server for label, each in by_label.items()}
+        own_labels = {label: find_operator_label(each, self._servers.servers) for label, each in named_servers.items()}
+        call_tool = MeasuredCalls(partial(self._call_tool, named_servers), own_labels, self._report)
         runners: dict[ServerToolKind, ToolRunner] = {each.tools[0].kind: each.runner for each in builtins}
         turn = HostedTurn(
             runners={"mcp": McpRunner(call_tool), **runners},

@@ -138,7 +138,7 @@ TOOL_CASES = [
     ToolCase("function_then_a_call", [Reply([WEATHER_CALL, "\n", CAFE])], "the tool runs before the turn ends", FOUND, {"tools": [MCP, WEATHER]}),
     make_failure("tool_reports_an_error", McpExecutionError(content=[{"type": "text", "text": "No such place."}]),
                  "The tool failed:\nNo such place.", "the model reads it"),
-    make_failure("tool_server_reports_an_error", McpProtocolError(code=-32602, message="Unknown tool"), "MCP error -32602", "the model reads it"),
+    make_failure("tool_server_reports_an_error", McpProtocolError(code=-32602, message="Unknown tool"), "Unknown tool", "the model reads it"),
     make_failure("tool_server_does_not_answer", McpHttpError(code=504, message="The server did not answer within 60 s."),
                  "did not answer", "the model reads it"),
     ASKED,

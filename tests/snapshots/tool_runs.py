@@ -15,13 +15,15 @@ from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
+from antiphon.app.tools.builtin_tools import BuiltinTools
+from antiphon.app.tools.hosted_options import HostedOptions
 from antiphon.app.tools.mcp.results import convert_error
 from antiphon.app.tools.mcp.tool_lists import ListedTool
 from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.tool_host import HostPolicy, ToolHost
-from antiphon.app.turns.manager import TurnManager
+from antiphon.app.turns.manager import TurnManager, new_id
 from antiphon.app.turns.stored_history import StoredHistory
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo, Job
@@ -129,7 +131,9 @@ class ToolRun:
         self.manager: TurnManager = make_turn_manager(
             store=store,
             sealer=sealer,
-            tool_host=ToolHost(servers, store, signer, HostPolicy()),
+            tool_host=ToolHost(
+                servers, BuiltinTools(HostedOptions(), servers, new_id, None), store, signer, HostPolicy()
+            ),
             timeouts=TurnTimeouts(keepalive_after_s=case.keepalive_after_s),
         )
         model_format = load_case_format(case.dialect)
