@@ -78,14 +78,16 @@ class ToolRequests(SoakRequests):
 
     async def leave(self) -> str:
         """Leaves a stream while the tool runs."""
-        body, _ = self._choose_call("hang")
+        body, call = self._choose_call("hang")
         body |= {"model": "scripted", "stream": True}
         async with self.client.stream("POST", f"{self.url}/responses", json=body) as reply:
+            if reply.status_code != 200:
+                return call.judge(json.loads(await reply.aread()))
             async for line in reply.aiter_lines():
                 if "mcp_call_arguments.done" in line:
                     await asyncio.sleep(self.rng.uniform(0, 0.1))
                     return "left"
-        return f"ended before it was left: {reply.status_code}"
+        return "ended before it was left"
 
     async def cancel(self) -> str:
         """Cancels a response while the tool runs."""
@@ -134,7 +136,7 @@ class ExpectedCall(NamedTuple):
         """Returns the outcome of the response, in capitals if it is wrong."""
         name = f"{self.label} {self.tool}"
         if response.get("error"):
-            return f"{name} refused {response['error']['code']}"
+            return f"{name} refused: {response['error']['message']}"
         calls = [item["status"] for item in response["output"] if item["type"] == "mcp_call"]
         allowed = {ENDS[self.tool], "failed"} if self.label == "command" else {ENDS[self.tool]}
         if response["status"] != "completed" or len(calls) != 1 or calls[0] not in allowed:
