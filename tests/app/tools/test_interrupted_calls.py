@@ -133,7 +133,7 @@ async def run_tools(*, is_legacy: bool = False, command: str = "", **settings: A
     with ExitStack() as stack:
         async with serve_sdk(is_legacy=is_legacy) as (url, seen), httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as client:
             options = {"tool_commands": (f"test={command}",)} if command else {"tool_servers": (f"test={url}",)}
-            serving = serve(SCRIPT, file_store=True, **options, **settings)
+            serving = serve(SCRIPT, file_store="store_file" not in settings, **options, **settings)
             server = await asyncio.to_thread(stack.enter_context, serving)
             run = ToolRun(server, client, seen)
             try:
@@ -179,6 +179,22 @@ async def test_delete_ends_the_call(*, is_legacy: bool, is_approved: bool) -> No
         await asyncio.wait_for(run.seen.cancelled.wait(), HANG_TIMEOUT_S)
         await run.assert_idle()
         assert (await run.client.get(f"{run.server.url}/responses/{response_id}")).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"], ids=["cancel", "delete"])
+async def test_call_ends_when_another_server_is_asked(tmp_path: Path, method: str) -> None:
+    """Two servers share a store. The one that runs the tool learns of the request by the store."""
+    with ExitStack() as stack:
+        async with run_tools(store_file=tmp_path / "responses.db") as run:
+            serving = serve(SCRIPT, store_file=tmp_path / "responses.db")
+            other = await asyncio.to_thread(stack.enter_context, serving)
+            response_id = await start_background(run, is_approved=False)
+            suffix = "/cancel" if method == "POST" else ""
+            reply = await run.client.request(method, f"{other.url}/responses/{response_id}{suffix}")
+            assert reply.status_code == 200
+            await asyncio.wait_for(run.seen.cancelled.wait(), HANG_TIMEOUT_S)
+            await run.assert_idle()
+            await asyncio.to_thread(stack.close)
 
 
 @ERAS
