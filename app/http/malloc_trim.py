@@ -1,4 +1,4 @@
-"""Returns the memory of large requests to the system once they have ended.
+"""Returns the memory of large requests, and of large results of tools, to the system once they have ended.
 
 A request's objects refer to each other, so Python frees them only at its next collection, which may be thousands of
 small requests later. And glibc keeps freed memory for later allocations. After a large request, both are done at once.

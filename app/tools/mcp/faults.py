@@ -30,6 +30,8 @@ class WireRecord:
         self.status: int | None = None
         """The HTTP status that answered the latest message."""
         self.fault: ToolServerError | None = None
+        self.num_bytes = 0
+        """Bytes of all bodies that were received."""
         self.deadline_s: float | None = None
         """The time of the event loop at which all traffic ends, once the session is given up."""
 

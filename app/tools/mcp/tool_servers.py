@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import structlog
 from msgspec import Struct
 
+from antiphon.app.http.malloc_trim import MemoryReleaser
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolListError, ToolServerError, WireRecord
 from antiphon.app.tools.mcp.results import convert_error, convert_result, remove_secrets
 from antiphon.app.tools.mcp.tool_lists import ListCache, ListedTool, ToolList
@@ -70,6 +71,7 @@ class ToolServers:
         self._gates: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._commands: dict[str, CommandSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._memory = MemoryReleaser()
 
     async def list_tools(self, server: ToolServer, owner: str) -> tuple[ListedTool, ...]:
         """Returns the tools of a server, from the cache of this owner if they are there. Raises ToolListError."""
@@ -144,7 +146,7 @@ class ToolServers:
         result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._work(server, record, work, result, command, gate or nullcontext(), tool))
         self._tasks.add(task)
-        task.add_done_callback(lambda _: self._forget_task(task, result))
+        task.add_done_callback(lambda _: self._forget_task(task, result, record))
         try:
             await asyncio.wait({result}, timeout=timeout_s)
         except asyncio.CancelledError:
@@ -205,8 +207,9 @@ class ToolServers:
         task.cancel()
         await asyncio.wait({task}, timeout=self._limits.cancel_grace_s + ABANDON_MARGIN_S)
 
-    def _forget_task(self, task: asyncio.Task[None], result: asyncio.Future[Any]) -> None:
+    def _forget_task(self, task: asyncio.Task[None], result: asyncio.Future[Any], record: WireRecord) -> None:
         self._tasks.discard(task)
+        self._memory.on_request_end(record.num_bytes)
         if not result.done():
             result.set_exception(_WorkError(ToolServerError(BAD_ANSWER, "This server stops.").to_error()))
         result.exception()

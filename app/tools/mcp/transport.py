@@ -174,6 +174,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         chunks = aiter(self._stream)
         while (chunk := await self._read(chunks)) is not None:
             self._left_bytes -= len(chunk)
+            self._record.num_bytes += len(chunk)
             if self.counts_lines:
                 self._left_lines -= max(chunk.count(b"\n"), chunk.count(b"\r"))
             if self._left_bytes < 0 or self._left_lines < 0:

@@ -5,14 +5,16 @@ import json
 from typing import Any
 
 import pytest
+from mcp.server import MCPServer
 
+from antiphon.app.http.malloc_trim import LARGE_BODY_BYTES, MemoryReleaser
 from antiphon.app.tools.mcp.address import check_client_url
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server
 from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
 from antiphon.events.hosted import McpExecutionError, McpHttpError, McpProtocolError
 from tests.app.tools.hostile_servers import COMPLETE, FRESH, TOOL, Request, answer_well, never, serve_raw
-from tests.app.tools.sdk_servers import serve_sdk
+from tests.app.tools.sdk_servers import Seen, serve_sdk
 from tests.progress import HANG_TIMEOUT_S
 
 check_extra()
@@ -323,3 +325,26 @@ def test_facade_knows_the_operators_servers() -> None:
     server = make_server("https://a.example/")
     assert ToolServers({"test": server}).servers == {"test": server}
     assert json.dumps(repr(ToolServers({"test": server}).servers)).count("a.example") == 0
+
+
+async def test_memory_of_a_large_result_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it refers to itself, and stays until the next collection, which may be thousands of calls later."""
+    sizes: list[int] = []
+    monkeypatch.setattr(MemoryReleaser, "on_request_end", lambda _, body_bytes: sizes.append(body_bytes))
+
+    def build(_: Seen) -> MCPServer:
+        server = MCPServer("large")
+
+        @server.tool()
+        def repeat(count: int) -> str:
+            return "x" * count
+
+        return server
+
+    async with serve_sdk(build, is_legacy=False) as (url, _):
+        servers = ToolServers({})
+        await servers.call_tool(make_server(url), "repeat", {"count": 10})
+        await servers.call_tool(make_server(url), "repeat", {"count": 2 * LARGE_BODY_BYTES})
+        await servers.close()
+    small, large = sizes
+    assert 10 < small < LARGE_BODY_BYTES <= large
