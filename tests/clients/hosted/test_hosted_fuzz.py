@@ -41,9 +41,21 @@ OUTPUTS = [
 SCRIPT: list[Json] = [
     {"name": "again", "when": ["The result of", "[again]"], "output": OUTPUTS[1]},
     {"name": "end", "when": ["The result of"], "output": ["Done."]},
-    {"name": "failed", "when": ["failed"], "output": ["It failed."]},
+    {"name": "failed", "when": ["The tool failed"], "output": ["It failed."]},
+    {"name": "not called", "when": ["the tool was not called"], "output": ["It was not called."]},
     *({"name": f"s{n}", "when": [f"[reply {n}]"], "output": output} for n, output in enumerate(OUTPUTS)),
     {"name": "any", "output": ["Yes."]},
+]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+OPTIONS: list[Json] = [
+    {"text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}}},
+    {"truncation": "auto"},
+    {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
+    {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"], "top_logprobs": 2},
+    {"background": True, "store": True},
+    {"prompt_cache_options": {"prewarm": True}},
+    {"temperature": 0, "reasoning": {"effort": "low", "summary": "auto"}},
+    {"instructions": "Be short. " * 300},
 ]
 STRANGE: list[Any] = [
     None,
@@ -107,6 +119,8 @@ class BodyWriter:
             body["store"] = rng.random() < 0.5
         if self.response_ids and rng.random() < 0.3:
             body["previous_response_id"] = rng.choice(self.response_ids)
+        if rng.random() < 0.4:
+            body |= rng.choice(OPTIONS)
         return self._mutate(body) if rng.random() < 0.1 else body
 
     def _write_input(self) -> Any:
@@ -195,7 +209,11 @@ def test_random_requests(server: RunningServer, seed: int) -> None:
             refusals.append(reply.json()["error"]["message"][:100])
             continue
         response = check_stream(read_events(reply)) if body.get("stream") is True else reply.json()
-        assert response["status"] in ("completed", "incomplete") or response["error"]["code"] == "server_error", body
+        if body.get("background") is True and body.get("stream") is not True:
+            assert response["status"] in ("queued", "in_progress", "completed")
+        else:
+            is_failed = response["status"] not in ("completed", "incomplete")
+            assert not is_failed or response["error"]["code"] == "server_error", body
         kinds.update(list_kinds(response))
         writer.past += [item for item in response["output"] if item["type"] != "function_call"]
         if body.get("store") is not False and key == KEYS[0]:
