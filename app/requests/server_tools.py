@@ -13,6 +13,7 @@ from antiphon.app.base.tool_rules import ToolRuleError, parse_allowed_tools, par
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_object, check_string
 from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.events.tools import HOSTED_TOOL_TYPES, McpTool
 
@@ -47,16 +48,27 @@ class ServerToolsRequest(Struct, frozen=True, kw_only=True):
 
 
 def read_server_tools(
-    sent: Sequence[Any] | None, client_tools: RequestTools, tool_choice: Any, *, single_call: bool
-) -> ServerToolsRequest | None:
-    """Reads the tools that the server may run, as the client has sent them. Returns None if there are none.
+    sent: Sequence[Any] | None,
+    request_tools: RequestTools,
+    client_tools: RequestTools,
+    tool_choice: Any,
+    *,
+    single_call: bool,
+) -> tuple[ServerToolsRequest | None, ToolChoice]:
+    """Returns the tools that the server may run, or None, and the choice among those that the client runs.
 
-    `sent` was checked by `read_tools`. Raises `ApiError` 400 for credentials that are malformed or given twice, and for
-    two servers with one label.
+    `sent` are the tools as the client has sent them, `request_tools` the same after `read_tools`. `client_tools` has
+    those of the conversation, too. Raises `ApiError` 400 for credentials and rules that are malformed, and for two
+    servers with one label.
     """
-    requests = tuple(_read_requests(sent or ()))
+    # The client runs them all if all are served.
+    is_needed = len(request_tools.echo) != len(request_tools.served)
+    requests = tuple(_read_requests(sent or ())) if is_needed else ()
+    # An object may name a tool of the server, which is known only when the server has listed its tools.
+    choice = None if requests and isinstance(tool_choice, dict) else tool_choice
+    first_choice = read_tool_choice(choice, client_tools, single_call=single_call)
     if not requests:
-        return None
+        return None, first_choice
     labels: set[str] = set()
     for request in requests:
         if isinstance(request.tool, McpTool):
@@ -65,9 +77,10 @@ def read_server_tools(
                 message = f"Invalid '{path}': Duplicate server label '{request.tool.server_label}'. Send it once."
                 raise invalid_value(path, message)
             labels.add(request.tool.server_label)
-    return ServerToolsRequest(
+    read = ServerToolsRequest(
         requests=requests, client_tools=client_tools, tool_choice=tool_choice, single_call=single_call
     )
+    return read, first_choice
 
 
 def _read_requests(sent: Sequence[Any]) -> Iterable[ServerToolRequest]:

@@ -20,8 +20,8 @@ from antiphon.app.requests.responses.configuration import apply_updates
 from antiphon.app.requests.responses.conversation import Conversation, read_conversation
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.requests.server_tools import ServerToolsRequest, read_server_tools
-from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
+from antiphon.app.requests.server_tools import read_server_tools
+from antiphon.app.requests.tool_choice import ToolChoice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec, as_prefill
 from antiphon.engine.protocol import Capabilities, Sampling
 from antiphon.events.response import ConversationRef, PromptCacheOptions, ReasoningConfig, Response
@@ -49,11 +49,13 @@ def read_responses_request(
     conversation = read_conversation(body, history, refuse_media=settings.unsupported_media == "refuse")
     if conversation.has_updates:
         body, sent = apply_updates(body, sent, conversation.items, conversation.sent_items)
-    all_tools = _join_tools(request_tools, conversation.tools)
-    server_tools = _read_server_tools(body, sent, request_tools, all_tools)
-    tool_choice = _read_choice(body, all_tools, server_tools)
+    all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
+    all_tools = all_tools.without_deferred() if all_tools.has_search else all_tools
+    server_tools, tool_choice = read_server_tools(
+        sent.get("tools"), request_tools, all_tools, body.tool_choice, single_call=body.parallel_tool_calls is False
+    )
     refuse_unsupported(body)
-    prompt_input = _prompt_input(body, conversation, tool_choice, settings)
+    prompt_input, form = _prompt_input(body, conversation, tool_choice, settings), _reply_form(body)
     compact_threshold = None if conversation.compact else _compact_threshold(body, model.engine.info.max_model_len)
     sampling = _read_sampling(body, model, settings, compact=conversation.compact)
     capabilities, cache_options = model.engine.info.capabilities, body.prompt_cache_options or ResponsesCacheOptions()
@@ -81,35 +83,12 @@ def read_responses_request(
     )
     check_capabilities(spec, capabilities, constraint_param="text.format")
     spec = _prewarm(spec) if cache_options.prewarm else spec
-    return ParsedRequest(model, spec, _reply_form(body), conversation.earlier_items)
+    return ParsedRequest(model, spec, form, conversation.earlier_items)
 
 
 def _reply_form(body: ResponsesBody) -> ReplyForm:
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
     return ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
-
-
-def _join_tools(request_tools: tools.RequestTools, added: tools.RequestTools) -> tools.RequestTools:
-    all_tools = request_tools + added if added.served else request_tools
-    return all_tools.without_deferred() if all_tools.has_search else all_tools
-
-
-def _read_server_tools(
-    body: ResponsesBody, sent: Mapping[str, Any], request_tools: tools.RequestTools, all_tools: tools.RequestTools
-) -> ServerToolsRequest | None:
-    if len(request_tools.echo) == len(request_tools.served):
-        return None  # the client runs them all
-    single_call = body.parallel_tool_calls is False
-    return read_server_tools(sent["tools"], all_tools, body.tool_choice, single_call=single_call)
-
-
-def _read_choice(
-    body: ResponsesBody, all_tools: tools.RequestTools, server_tools: ServerToolsRequest | None
-) -> ToolChoice:
-    # An object may name a tool of the server, which is known only when the server has listed its tools.
-    is_late = server_tools is not None and isinstance(body.tool_choice, dict)
-    choice = None if is_late else body.tool_choice
-    return read_tool_choice(choice, all_tools, single_call=body.parallel_tool_calls is False)
 
 
 def _prewarm(spec: TurnSpec) -> TurnSpec:
