@@ -1,6 +1,7 @@
 """Snapshots of turns in which the server runs tools. The order of events of each item is that of captured streams."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -64,7 +65,7 @@ def _list_added_texts(result: ToolCaseResult) -> list[str]:
     """Returns what each prompt adds to the one before, which may be that of an earlier turn."""
     prompts = result.run.read_prompts()[max(result.num_earlier_jobs - 1, 0) :]
     added = []
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in pairwise(prompts):
         assert after.startswith(before), "nothing that the engine has computed changes"
         added.append(after.removeprefix(before))
     return added

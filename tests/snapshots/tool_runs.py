@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,6 +10,7 @@ from typing import Any, cast
 from antiphon.app.base.encryption import KEY_BYTES
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections import responses
 from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.store.sqlite.store import MemoryStore
@@ -24,6 +25,7 @@ from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.tool_host import HostPolicy, ToolHost
 from antiphon.app.turns.manager import TurnManager, new_id
+from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.stored_history import StoredHistory
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo, Job
@@ -118,13 +120,13 @@ class ToolCase:
 class ToolRun:
     """The server of a case, and the turn that runs."""
 
-    def __init__(self, case: ToolCase, store: MemoryStore) -> None:
+    def __init__(self, case: ToolCase, store: MemoryStore, registry: ModelRegistry | None = None) -> None:
         self.case, self.store = case, store
         self.servers = FakeToolServers(case.answers)
         if case.waits:
             self.servers.gate.clear()
         self.jobs: list[Job] = []
-        """The jobs that the engine got."""
+        """The jobs that a scripted engine got."""
         sealer = PlainSealer(b"x" * KEY_BYTES)
         signer = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
         servers = cast("ToolServers", self.servers)
@@ -136,26 +138,29 @@ class ToolRun:
             ),
             timeouts=TurnTimeouts(keepalive_after_s=case.keepalive_after_s),
         )
-        model_format = load_case_format(case.dialect)
-        info = EngineInfo(
-            max_model_len=case.max_model_len, vocab_size=262_144, device="none", eos_ids=model_format.stop_ids[:1]
-        )
-        self.registry = scripted_registry(_build_script(case), model_format=model_format, info=info)
+        self.registry = registry or _build_registry(case)
         (self.model,) = self.registry.served
-        self.model.engine.on_reply = lambda job, _: self.jobs.append(job)  # type: ignore[attr-defined]
+        if registry is None:
+            self.model.engine.on_reply = lambda job, _: self.jobs.append(job)  # type: ignore[attr-defined]
         self.log: EventLog | None = None
         if case.given_up:
             store.add_log = lambda log, _=None: log.mark_given_up()  # type: ignore[method-assign,assignment,misc]
 
     async def start_turn(self, **fields: Any) -> EventLog:
         """Starts a turn. Raises `ApiError`."""
-        body = {"model": "scripted", "input": QUESTION, "tools": [MCP], "stream": True} | fields
+        body = {"model": self.model.names[0], "input": QUESTION, "tools": [MCP], "stream": True} | fields
         if previous := body.get("previous_response_id"):
             await self.store.prepare_read("", previous)
         history = StoredHistory(self.store, "", self.manager.sealer or PlainSealer())
         parsed = await asyncio.to_thread(responses_request.read_responses_request, body, self.registry, history)
         self.log = await self.manager.start_turn(parsed.model, parsed.spec)
         return self.log
+
+    @property
+    def processor(self) -> OutputProcessor:
+        """The output processor of the turn that runs."""
+        assert self.log is not None
+        return self.manager._running[self.log.id]._processor
 
     @property
     def event_types(self) -> list[str]:
@@ -193,6 +198,14 @@ def contains_in_order(types: Sequence[str], kinds: Sequence[str]) -> bool:
     """Tells whether `kinds` are among the types, in this order."""
     left = iter(types)
     return all(kind in left for kind in kinds)
+
+
+def _build_registry(case: ToolCase) -> ModelRegistry:
+    model_format = load_case_format(case.dialect)
+    info = EngineInfo(
+        max_model_len=case.max_model_len, vocab_size=262_144, device="none", eos_ids=model_format.stop_ids[:1]
+    )
+    return scripted_registry(_build_script(case), model_format=model_format, info=info)
 
 
 def _build_script(case: ToolCase) -> list[dict[str, Any]]:
@@ -235,14 +248,14 @@ class ToolCaseResult:
 
 
 @asynccontextmanager
-async def open_run(case: ToolCase) -> Any:
-    """Opens the server of a case, and closes it at the end."""
+async def open_run(case: ToolCase, registry: ModelRegistry | None = None) -> AsyncIterator[ToolRun]:
+    """Opens the server of a case, and closes it at the end. `registry`: a model that does not play the case."""
     async with AsyncExitStack() as stack:
         faults: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
         store = MemoryStore()
         stack.push_async_callback(store.close)
-        run = ToolRun(case, store)
+        run = ToolRun(case, store, registry)
         stack.push_async_callback(run.manager.drain, 0)
         yield run
     assert not faults, "callbacks of the event loop have failed"
