@@ -17,7 +17,7 @@ test compares the two. Times are in seconds. Those with an option can be changed
 
 Two mechanisms keep silent streams open. A **ping** is a comment in the stream of events, which no client shows; the server sends one when a
 connection was silent, so that proxies leave it open. A **keepalive** repeats the latest event of the response's life cycle while a turn has no
-item yet, because some clients count events and not bytes. The Messages API has an event named `ping`, and a keepalive becomes that event.
+item yet, or the event of the call that a tool of the server works on, because some clients count events and not bytes. The Messages API has an event named `ping`, and a keepalive becomes that event.
 """
 
 SECTIONS = {
