@@ -19,10 +19,11 @@ class LogStore:
         self._logs[log.owner, log.id] = log
         log.mark_kept(math.inf)
 
-    async def use_approval(self, owner: str, nonce: str) -> bool:
-        is_unused = (owner, nonce) not in self._used
-        self._used.add((owner, nonce))
-        return is_unused
+    async def use_approvals(self, owner: str, nonces: Sequence[str]) -> bool:
+        are_unused = self._used.isdisjoint((owner, nonce) for nonce in nonces)
+        if are_unused:
+            self._used.update((owner, nonce) for nonce in nonces)
+        return are_unused
 
     def add_completion(self, _completion: object, _messages: object, logs: Sequence[EventLog]) -> None:
         for log in logs:

@@ -210,10 +210,16 @@ class Database:
         self.files.delete_file(file_id)
         return True
 
-    def use_approval(self, owner: str, nonce: str, now: float) -> bool:
-        """Records that an approval is used. Returns False if it was used before, by any server."""
+    def use_approvals(self, owner: str, nonces: Sequence[str], now: float) -> bool:
+        """Records that approvals are used, all or none. Returns False if one was used before, by any server."""
         statement = "INSERT INTO used_approvals (owner, nonce, used) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-        return self._connection.execute(statement, (owner, nonce, int(now))).rowcount == 1
+        nonces = sorted(nonces)  # two servers that use the same ones do not wait for each other
+        for index, nonce in enumerate(nonces):
+            if self._connection.execute(statement, (owner, nonce, int(now))).rowcount != 1:
+                for used in nonces[:index]:
+                    self._connection.execute("DELETE FROM used_approvals WHERE owner = ? AND nonce = ?", (owner, used))
+                return False
+        return True
 
     def delete_used_approvals(self, before: float) -> None:
         """Deletes the records of approvals that were used before `before`."""

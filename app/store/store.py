@@ -199,13 +199,13 @@ class ResponseStore:
         """Deletes an item of a conversation. Returns whether it existed."""
         return await self.change(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
 
-    async def use_approval(self, owner: str, nonce: str) -> bool:
-        """Uses an approval, which is possible once. Returns False if it was used before, also by another server.
+    async def use_approvals(self, owner: str, nonces: Sequence[str]) -> bool:
+        """Uses approvals, each of which is good once: all or, if one was used before by any server, none of them.
 
         A response that is not stored uses its approvals here, too.
         """
         now = time.time()
-        return await self.change(lambda database: database.use_approval(owner, nonce, now))
+        return await self.change(lambda database: database.use_approvals(owner, nonces, now))
 
     async def read(self, query: Callable[[Database], T]) -> T:
         """Returns the result of a query, which runs in a thread."""

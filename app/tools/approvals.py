@@ -3,7 +3,7 @@
 An id is `mcpr_` with the nonce (32 hexadecimal digits), the time in seconds (10) and the MAC (32). The MAC covers the
 owner, the label of the MCP server, the name of the tool, its arguments, the nonce and the time. So a client can send
 an id back in any later request, and can approve neither another call nor one of another owner. An id does not tell
-whether it was used before: `ResponseStore.use_approval` does, by the nonce.
+whether it was used before: `ResponseStore.use_approvals` does, by the nonce.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The tools that the server runs in one turn, and the calls that the client has approved."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
@@ -38,7 +38,7 @@ class HostedTurn:
         *,
         runners: Runners,
         sign: Callable[[str, str, str], str],
-        use_approval: Callable[[str], Awaitable[bool]],
+        use_approvals: Callable[[Sequence[str]], Awaitable[bool]],
         lists: tuple[McpListTools, ...] = (),
         approved: tuple[ApprovedCall, ...] = (),
         max_calls: int | None = None,
@@ -47,7 +47,7 @@ class HostedTurn:
         self.lists, self.approved, self.allowed_later = lists, approved, allowed_later
         self.create_approval_id = sign
         """Returns the id of a request to approve a call, for the label, the name and the arguments."""
-        self._runners, self._use_approval = runners, use_approval
+        self._runners, self._use_approvals = runners, use_approvals
         self._max_calls, self._num_calls, self._tool_time_s = max_calls, 0, 0.0
         self._num_rounds = 0
 
@@ -73,11 +73,10 @@ class HostedTurn:
             self._num_calls += 1
 
     async def claim_approvals(self) -> None:
-        """Uses the approvals of this turn. Raises `ApiError` 400 if one was used before."""
-        for approved in self.approved:
-            if not await self._use_approval(approved.nonce):
-                request_id = approved.call.approval_request_id
-                raise ApiError(400, None, NO_REQUEST.format(id=request_id), "input")
+        """Uses the approvals of this turn, all or none. Raises `ApiError` 400 if one was used before."""
+        if self.approved and not await self._use_approvals([each.nonce for each in self.approved]):
+            ids = "', '".join(str(each.call.approval_request_id) for each in self.approved)
+            raise ApiError(400, None, NO_REQUEST.format(id=ids), "input")
 
     async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
         """Runs a call. A failure is an outcome, too: the model reads it, and the turn goes on."""

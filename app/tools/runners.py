@@ -7,10 +7,12 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.app.tools.code.code_runner import CodeRunner
+from antiphon.app.tools.mcp.results import convert_error
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.search.citations import SourceList
 from antiphon.app.tools.search.file_search import FileSearch, FileSearchError, results_as_text
 from antiphon.events.hosted import McpExecutionError, McpProtocolError
+from antiphon.harmony.prompt.hosted_items import FAILURE_PREFIX
 from antiphon.state.segments import (
     Call,
     CallResult,
@@ -74,14 +76,15 @@ class McpRunner:
         """Returns the outcome, also of a failed call."""
         parsed = parse_arguments(arguments)
         if parsed is None:
-            outcome = ToolOutcome(text=NO_OBJECT, error=McpProtocolError(code=INVALID_PARAMS, message=NO_OBJECT))
+            outcome = convert_error(McpProtocolError(code=INVALID_PARAMS, message=NO_OBJECT))
         else:
             outcome = await self._call_tool(call.server_label, call.name, parsed)
         output, error = await fit_output(outcome.text), outcome.error
         if error is None:
             return CallOutcome(McpResult(output=output), output)
         if isinstance(error, McpExecutionError) and output != outcome.text:
-            error = McpExecutionError(content=[{"type": "text", "text": output}])
+            # Later turns show the error in the same words: their prompts have this output again.
+            error = McpExecutionError(content=[{"type": "text", "text": output.removeprefix(FAILURE_PREFIX)}])
         return CallOutcome(McpResult(error=error), output)
 
 

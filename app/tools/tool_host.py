@@ -162,7 +162,7 @@ class ToolHost:
         offered_tools = [(tool, each.request.path) for each in listings for tool in each.offered]
         offered_tools += [(tool, each.path) for each in builtins for tool in each.tools]
         spec, allowed_later = await self._offer(spec, request, offered_tools)
-        by_label = {each.server.label: each for each in listings}
+        by_label = {each.tool.server_label: each for each in listings}
         offered = {label: frozenset(tool.name for tool in each.offered) for label, each in by_label.items()}
         approved = self._approvals.read(spec, offered, owner, now)
         if not (listings or builtins):
@@ -174,7 +174,7 @@ class ToolHost:
         turn = HostedTurn(
             runners={"mcp": McpRunner(call_tool), **runners},
             sign=partial(self._approvals.sign, owner, now),
-            use_approval=partial(self._store.use_approval, owner),
+            use_approvals=partial(self._store.use_approvals, owner),
             lists=tuple(_told_lists(spec.prompt_input.items, listings)),
             approved=approved,
             max_calls=spec.max_tool_calls,
@@ -196,7 +196,7 @@ class ToolHost:
             if secret.headers or secret.authorization:
                 message = f"The operator sets the credentials of '{own.label}'. Leave 'headers' out."
                 raise invalid_value(f"{request.path}.headers", message)
-            return structs.replace(own, label=tool.server_label)
+            return own
         if not tool.server_url:
             raise self._not_allowed(request, "This server has no tool server of that name.")
         try:
@@ -238,8 +238,7 @@ class ToolHost:
             path = f"{request.path}.{error.path}"
             raise invalid_value(path, f"Invalid '{path}': {error.message}") from None
         selected = tuple(each for each in listed if is_allowed(allowed, each.name, each.read_only))
-        own_labels = {tool.server_label, tool.connector_id}
-        forced = server.is_operator and not self._policy.approve_labels.isdisjoint(own_labels)
+        forced = server.is_operator and server.label in self._policy.approve_labels
         offered = tuple(
             ServerTool(
                 kind="mcp",

@@ -230,4 +230,4 @@ def _cut_to_tokens(form: ModelFormat, text: str, limit: int) -> tuple[str, int]:
     count = len(form.encode(text))
     if count <= limit:
         return text, count
-    return cut_middle(text, len(text) * limit // count), limit
+    return cut_middle(text, len(text) * max(limit - FRAME_TOKENS, 0) // count), limit

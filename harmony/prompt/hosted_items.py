@@ -28,6 +28,8 @@ from antiphon.events.inputs import AnyInput, InputCall, InputFunctionCall, Input
 from antiphon.harmony.prompt.async_calls import is_from_client
 
 INTERRUPTED_OUTPUT = "The call was interrupted."
+FAILURE_PREFIX = "The call failed: "
+"""Begins what the model reads of a call that has failed."""
 FAILED_OUTPUT = "The call failed."
 NOT_APPROVED_OUTPUT = "The user did not approve this call."
 NOT_RUN_OUTPUT = "The approved call was not run."
@@ -130,7 +132,7 @@ def shown_output(item: HostedCall) -> InputFunctionOutput:
 def write_failure(error: str | dict[str, Any]) -> str:
     """Returns what the model reads of a call that has failed with this error."""
     text = error if isinstance(error, str) else _describe_error(error)
-    return f"The call failed: {text}" if text else FAILED_OUTPUT
+    return FAILURE_PREFIX + text if text else FAILED_OUTPUT
 
 
 class _HostedItems:

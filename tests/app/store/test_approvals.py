@@ -1,4 +1,4 @@
-"""`ResponseStore.use_approval`: good once, whoever asks, durable when it answers, and forgotten only when it expired."""
+"""`ResponseStore.use_approvals`: good once, whoever asks, durable when it answers, and forgotten only when it expired."""
 
 import asyncio
 import subprocess
@@ -35,7 +35,7 @@ async def main(path, count):
     print("ready", flush=True)
     sys.stdin.readline()
     for number in range(count):
-        print(int(await store.use_approval("me", f"{number:032x}")), flush=True)
+        print(int(await store.use_approvals("me", [f"{number:032x}"])), flush=True)
     sys.stdin.readline()
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
@@ -49,11 +49,11 @@ def count_used(place: StorePlace) -> int:
 
 async def test_approval_is_good_once_for_its_owner(place: StorePlace) -> None:
     async with place.open() as store:
-        assert await store.use_approval("me", NONCE)
-        assert not await store.use_approval("me", NONCE)
-        assert await store.use_approval("you", NONCE) and await store.use_approval("me", NONCE[::-1])
+        assert await store.use_approvals("me", [NONCE])
+        assert not await store.use_approvals("me", [NONCE])
+        assert await store.use_approvals("you", [NONCE]) and await store.use_approvals("me", [NONCE[::-1]])
     async with place.open() as store:
-        assert not await store.use_approval("me", NONCE), "also after a restart"
+        assert not await store.use_approvals("me", [NONCE]), "also after a restart"
 
 
 async def test_approval_is_on_disk_when_it_is_granted(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ async def test_approval_is_on_disk_when_it_is_granted(place: StorePlace, monkeyp
 
     monkeypatch.setattr(place.database_class, "commit", record_commit)
     async with place.open() as store:
-        assert await store.use_approval("me", NONCE)
+        assert await store.use_approvals("me", [NONCE])
         assert count_used(place) == 1 and levels[0]
 
 
@@ -76,7 +76,7 @@ async def test_concurrent_requests_get_one_approval(place: StorePlace) -> None:
     async with place.open() as first, place.open() as second:
         for number in range(NUM_RACES):
             stores = (first, second) * 4
-            results = await asyncio.gather(*(store.use_approval("me", f"{number:032x}") for store in stores))
+            results = await asyncio.gather(*(store.use_approvals("me", [f"{number:032x}"]) for store in stores))
             assert Counter(results) == {True: 1, False: 7}
 
 
@@ -90,7 +90,7 @@ def test_concurrent_transactions_get_one_approval(place: StorePlace) -> None:
         for number in range(NUM_RACES):
             barrier.wait(HANG_TIMEOUT_S)
             database.begin(sync=True)
-            results.append(database.use_approval("me", f"{number:032x}", 1.0))
+            results.append(database.use_approvals("me", [f"{number:032x}"], 1.0))
             time.sleep(0.002)
             database.commit()
         return results
@@ -128,7 +128,7 @@ def test_one_of_two_processes_gets_the_approval_and_keeps_it_when_killed(place: 
 
     async def use_again() -> bool:
         async with place.open() as store:
-            return await store.use_approval("me", f"{0:032x}")
+            return await store.use_approvals("me", [f"{0:032x}"])
 
     assert not asyncio.run(use_again())
 
@@ -143,9 +143,9 @@ async def test_approval_stays_unused_if_it_cannot_be_stored(place: StorePlace, m
         with monkeypatch.context() as patch:
             patch.setattr(place.database_class, "commit", fail)
             with pytest.raises(ApiError) as caught:
-                await store.use_approval("me", NONCE)
+                await store.use_approvals("me", [NONCE])
             assert (caught.value.status, caught.value.code) == (503, "storage_unavailable")
-        assert count_used(place) == 0 and await store.use_approval("me", NONCE)
+        assert count_used(place) == 0 and await store.use_approvals("me", [NONCE])
 
 
 async def test_repeated_transaction_grants_the_approval(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ async def test_repeated_transaction_grants_the_approval(place: StorePlace, monke
 
     async with place.open() as store:
         monkeypatch.setattr(place.database_class, "commit", fail_once)
-        assert await store.use_approval("me", NONCE) and not failures
+        assert await store.use_approvals("me", [NONCE]) and not failures
 
 
 async def test_record_of_a_use_is_deleted_once_nobody_could_use_it_again(place: StorePlace) -> None:
@@ -169,7 +169,7 @@ async def test_record_of_a_use_is_deleted_once_nobody_could_use_it_again(place: 
     ages = {"new": 0, "old": MAX_APPROVAL_AGE_S + MAX_CLOCK_DIFFERENCE_S, "expired": MAX_APPROVAL_AGE_S * 2}
     database.begin(sync=True)
     for nonce, age in ages.items():
-        assert database.use_approval("me", nonce, now - age)
+        assert database.use_approvals("me", [nonce], now - age)
     database.commit()
     StoreUpkeep(database, "w", lambda *_: True).delete_expired(now, retention_s=1.0, max_bytes=1 << 30)
     assert sorted(place.read_rows("SELECT nonce FROM used_approvals")) == [("new",), ("old",)]
@@ -179,7 +179,7 @@ async def test_record_of_a_use_is_deleted_once_nobody_could_use_it_again(place: 
 async def test_store_in_memory_grants_an_approval_once() -> None:
     store = MemoryStore()
     try:
-        results = await asyncio.gather(*(store.use_approval("me", NONCE) for _ in range(8)))
+        results = await asyncio.gather(*(store.use_approvals("me", [NONCE]) for _ in range(8)))
         assert Counter(results) == {True: 1, False: 7}
     finally:
         await store.close()

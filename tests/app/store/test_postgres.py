@@ -54,7 +54,7 @@ async def test_database_of_an_older_version_is_migrated(postgres_place: Postgres
     postgres_place.read_rows(f"UPDATE antiphon_schema SET version = {version}")
     async with postgres_place.open() as store:
         await add_log(store, "new", background=True).wait_finished()
-        assert [await store.use_approval("me", "0" * 32) for _ in range(2)] == [True, False]
+        assert [await store.use_approvals("me", ["0" * 32]) for _ in range(2)] == [True, False]
     assert postgres_place.read_rows("SELECT version FROM antiphon_schema") == [(SCHEMA_VERSION,)]
 
 

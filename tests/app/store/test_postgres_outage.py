@@ -172,9 +172,9 @@ async def test_change_is_made_once_when_its_commit_is_interrupted(
         log = add_log(store, "a", count=2, background=True)
         await log.wait_published()
         monkeypatch.setattr(PostgresConnection, "run_script", interrupt)
-        using = store.use_approval("me", "0" * 32)
+        using = store.use_approvals("me", ["0" * 32])
         is_used, *_ = await asyncio.gather(using, store.add_items("me", "conv_1", [ITEM]), finish_log(log, 2))
-        assert is_used and not await store.use_approval("me", "0" * 32)
+        assert is_used and not await store.use_approvals("me", ["0" * 32])
         assert store.history.load_conversation("me", "conv_1") == (ITEM,)
         assert stored_data(own_place, log.id) == log_data(log)
         assert not interruptions

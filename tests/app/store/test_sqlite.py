@@ -95,7 +95,7 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
         assert store.list_completions("me", CompletionQuery(limit=1)) == []
         completion = await add_completion(store, "chat")
         assert store.find_completion("me", completion.id) == completion
-        assert [await store.use_approval("me", "0" * 32) for _ in range(2)] == [True, False]
+        assert [await store.use_approvals("me", ["0" * 32]) for _ in range(2)] == [True, False]
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     connection.close()

@@ -100,9 +100,9 @@ class RoundProcessor:
     def process(self, cuts: Sequence[Sequence[int]], answers: Callable[[], bool]) -> tuple[str, int]:
         """Returns the items as JSON, and the number of calls that were run. `answers`: a result comes after a chunk."""
         tools = HostedTurn(
-            call_tool=cast("Any", None),
+            runners={},
             sign=lambda *_: "",
-            use_approval=cast("Any", None),
+            use_approvals=cast("Any", None),
             max_calls=self.case.max_calls,
         )
         processor = OutputProcessor(
@@ -155,7 +155,7 @@ async def test_neither_chunks_nor_the_time_of_results_change_a_round(case: Round
 
 async def test_fault_of_the_engine_ends_a_turn_whose_call_runs() -> None:
     round_processor = await RoundProcessor(ROUND_CASES[0]).open()
-    tools = HostedTurn(call_tool=cast("Any", None), sign=lambda *_: "", use_approval=cast("Any", None))
+    tools = HostedTurn(runners={}, sign=lambda *_: "", use_approvals=cast("Any", None))
     processor = OutputProcessor(
         round_processor.spec, round_processor.prompt, round_processor.format,
         new_id=CountedIds(), clock=lambda: 2, tools=tools,
