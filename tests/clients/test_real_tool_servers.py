@@ -17,12 +17,14 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.clients.node_install import install_node_servers
-from tests.clients.sdk_helpers import Json, get, parse_events, post
+from tests.clients.sdk_helpers import Json, parse_events
 from tests.clients.tool_servers import (
     FETCH_COMMAND,
     TIME_COMMAND,
+    get,
     name_server,
     open_stream,
+    post,
     serve_everything,
     serve_page,
     serve_sdk_tools,
@@ -135,7 +137,7 @@ def make_request(case: ToolCase, **fields: Any) -> Json:
 
 
 def run_whole(server: RunningServer, case: ToolCase) -> Json:
-    reply = post(f"{server.url}/responses", json=make_request(case), timeout=HANG_TIMEOUT_S)
+    reply = post(f"{server.url}/responses", json=make_request(case))
     assert reply.status_code == 200, reply.text
     response: Json = reply.json()
     assert get(f"{server.url}/responses/{response['id']}").json() == response
@@ -144,7 +146,7 @@ def run_whole(server: RunningServer, case: ToolCase) -> Json:
 
 def run_streamed(server: RunningServer, case: ToolCase) -> Json:
     request = make_request(case, stream=True)
-    events = parse_events(post(f"{server.url}/responses", json=request, timeout=HANG_TIMEOUT_S).content)
+    events = parse_events(post(f"{server.url}/responses", json=request).content)
     response = check_stream(events, request)
     assert parse_events(get(f"{server.url}/responses/{response['id']}?stream=true").content) == events
     return response
@@ -177,7 +179,7 @@ def run_in_background_streamed(server: RunningServer, case: ToolCase) -> Json:
                 break
     url = f"{server.url}/responses/{events[0]['response']['id']}"
     last = events[-1]["sequence_number"]
-    events += parse_events(get(f"{url}?stream=true&starting_after={last}", timeout=HANG_TIMEOUT_S).content)
+    events += parse_events(get(f"{url}?stream=true&starting_after={last}").content)
     return check_stream(events, request)
 
 

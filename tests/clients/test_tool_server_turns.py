@@ -16,8 +16,8 @@ from websockets.sync.client import connect
 from antiphon.app.turns.turn import TurnTimeouts
 from tests.app.tools.sdk_servers import Seen
 from tests.clients.lane_client import open_lanes, text_of
-from tests.clients.sdk_helpers import Json, get, parse_events, post, record_prompts, wait_until
-from tests.clients.tool_servers import name_server, open_stream, serve_sdk_tools
+from tests.clients.sdk_helpers import Json, parse_events, record_prompts, wait_until
+from tests.clients.tool_servers import get, name_server, open_stream, post, serve_sdk_tools
 from tests.conftest import StartServer
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
@@ -110,7 +110,7 @@ def test_cancelled_response_cancels_the_tool(server: RunningServer, seen: Seen, 
 
 def test_deleted_response_cancels_the_tool(server: RunningServer, seen: Seen) -> None:
     url = begin_background(server, seen, "Wait.")
-    assert httpx.delete(url).json()["deleted"]
+    assert httpx.delete(url, timeout=HANG_TIMEOUT_S).json()["deleted"]
     wait_for(seen.cancelled)
     assert get(url).status_code == 404
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,9 @@ from tests.serving import RunningServer
 TIME_COMMAND = f"time={sys.executable} -m mcp_server_time"
 FETCH_COMMAND = f"fetch={sys.executable} -m mcp_server_fetch --ignore-robots-txt --allow-private-ips"
 NEVER = "never"
+get = partial(httpx.get, timeout=HANG_TIMEOUT_S)
+post = partial(httpx.post, timeout=HANG_TIMEOUT_S)
+"""A tool server that is a command takes seconds to start on a busy machine."""
 
 
 def name_server(label: str, approval: Any = NEVER, **fields: Any) -> Json:
