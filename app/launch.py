@@ -23,7 +23,7 @@ from antiphon.app.serve_options import LogFormat, ServeError, ServeOptions
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.tls import load_ssl_context
-from antiphon.app.tools.tool_host import ToolOptionError, check_tool_options
+from antiphon.app.tools.hosted_options import ToolOptionError, check_tool_options
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError

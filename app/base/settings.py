@@ -2,7 +2,7 @@
 
 Three modules outside it read some: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
 vocabulary is loaded if that folder does not contain it; `engine/kernels/compiler.py` reads `XDG_CACHE_HOME` (where
-compiled kernels are stored) and `CC`. `app/tools/tool_host.py` reads the variables that
+compiled kernels are stored) and `CC`. `app/tools/hosted_options.py` reads the variables that
 `--tool-server-key` names. The engine's worker process inherits the environment without its secrets.
 """
 

@@ -1,10 +1,15 @@
-"""Options for tools that clients name by type: which tool runs them, and folders for searches in files."""
+"""Options for tools: the operator's tool servers, and what runs the tools that clients name by type."""
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
+from antiphon.app.base.settings import Settings
+from antiphon.app.tools.code.code_runner import check_extra as check_code_extra
+from antiphon.app.tools.mcp.tool_server import ToolServer, read_tool_servers
+from antiphon.app.tools.mcp.tool_servers import check_extra
 from antiphon.app.tools.search.file_index import check_fts5
 from antiphon.app.tools.search.file_search import read_vector_stores
 
@@ -78,3 +83,31 @@ def _read_target(option: str, text: str, labels: Collection[str]) -> ToolTarget:
     if label not in labels:
         raise ValueError(f"--hosted {option}: there is no tool server with the label {label!r}.")
     return ToolTarget(label, name, argument)
+
+
+class ToolOptionError(Exception):
+    """The options name tool servers that cannot be used. The message is one line."""
+
+
+def check_tool_options(settings: Settings) -> None:
+    """Raises `ToolOptionError` if the options for tools cannot be used. Call it before a model is loaded."""
+    read_tool_options(settings)
+
+
+def read_tool_options(settings: Settings) -> tuple[dict[str, ToolServer], HostedOptions]:
+    """Returns the tool servers by label, and what clients may name by type. Raises `ToolOptionError`."""
+    try:
+        servers = read_tool_servers(
+            settings.tool_servers, settings.tool_server_keys, settings.tool_commands, os.environ
+        )
+        for label in settings.tool_approvals:
+            if label not in servers:
+                raise ToolOptionError(f"--tool-approve: there is no tool server with the label {label!r}.")
+        if servers or settings.mcp_allowed_hosts:
+            check_extra()
+        options = read_hosted_options(settings.hosted_tools, settings.hosted_offline, settings.vector_stores, servers)
+        if options.has_sandbox:
+            check_code_extra()
+    except (ValueError, RuntimeError) as error:
+        raise ToolOptionError(str(error)) from None
+    return servers, options

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import structlog
 from msgspec import Struct
 
-from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import CallTool
 from antiphon.events.hosted import McpExecutionError
@@ -40,7 +39,7 @@ def ignore_call(_: ToolCallStats) -> None:
 class MeasuredCalls:
     """Calls tools by `call_tool`, and reports the end of each call.
 
-    `operator_labels` has the label to report for each label of the request. See `find_operator_label`.
+    `operator_labels` has the operator's label for each label of the request that names one of its servers.
     """
 
     def __init__(self, call_tool: CallTool, operator_labels: Mapping[str, str], report: ReportCall) -> None:
@@ -61,12 +60,6 @@ class MeasuredCalls:
             self._report(ToolCallStats(label=shown, result=result, elapsed_s=loop.time() - started_at))
         _log_failure(shown, outcome)
         return outcome
-
-
-def find_operator_label(server: ToolServer, operator_servers: Mapping[str, ToolServer]) -> str:
-    """Returns the label that the operator gave to the server of a request, whatever the request calls it."""
-    labels = [label for label, own in operator_servers.items() if own.identity == server.identity]
-    return server.label if server.label in labels else next(iter(labels), CLIENT_LABEL)
 
 
 def _log_failure(label: str, outcome: ToolOutcome) -> None:

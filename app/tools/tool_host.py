@@ -5,7 +5,6 @@ cannot be read, an approval that this server did not ask for.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -32,15 +31,14 @@ from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
 from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.code.code_runner import CodeRunner
-from antiphon.app.tools.code.code_runner import check_extra as check_code_extra
-from antiphon.app.tools.hosted_options import HostedOptions, read_hosted_options
+from antiphon.app.tools.hosted_options import read_tool_options
 from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S, HostedTurn
 from antiphon.app.tools.mcp.address import check_client_headers, check_client_url
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_lists import ListedTool
-from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server, read_tool_servers
-from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
-from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, find_operator_label, ignore_call
+from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server
+from antiphon.app.tools.mcp.tool_servers import ToolServers
+from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, ignore_call
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import McpRunner, ToolRunner
 from antiphon.events.hosted import McpListTools
@@ -63,15 +61,6 @@ class HostPolicy(Struct, frozen=True, kw_only=True):
     approve_labels: frozenset[str] = frozenset()
 
 
-class ToolOptionError(Exception):
-    """The options name tool servers that cannot be used. The message is one line."""
-
-
-def check_tool_options(settings: Settings) -> None:
-    """Raises `ToolOptionError` if the options for tools cannot be used. Call it before a model is loaded."""
-    _read_options(settings)
-
-
 def create_tool_host(
     settings: Settings,
     store: ResponseStore,
@@ -83,31 +72,13 @@ def create_tool_host(
 
     `sealer` has the secret that signs requests for approvals. `report` receives each call that has ended.
     """
-    servers, options = _read_options(settings)
+    servers, options = read_tool_options(settings)
     policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
     tool_servers = ToolServers(servers, limits=ToolLimits(call_timeout_s=min(settings.tool_timeout_s, MAX_TOOL_TIME_S)))
     code = CodeRunner(new_id) if options.has_sandbox else None
     builtins = BuiltinTools(options, tool_servers, new_id, code, report)
     approvals = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
     return ToolHost(tool_servers, builtins, store, approvals, policy, report)
-
-
-def _read_options(settings: Settings) -> tuple[dict[str, ToolServer], HostedOptions]:
-    try:
-        servers = read_tool_servers(
-            settings.tool_servers, settings.tool_server_keys, settings.tool_commands, os.environ
-        )
-        for label in settings.tool_approvals:
-            if label not in servers:
-                raise ToolOptionError(f"--tool-approve: there is no tool server with the label {label!r}.")
-        if servers or settings.mcp_allowed_hosts:
-            check_extra()
-        options = read_hosted_options(settings.hosted_tools, settings.hosted_offline, settings.vector_stores, servers)
-        if options.has_sandbox:
-            check_code_extra()
-    except (ValueError, RuntimeError) as error:
-        raise ToolOptionError(str(error)) from None
-    return servers, options
 
 
 class _Listing(Struct, frozen=True):
@@ -168,7 +139,7 @@ class ToolHost:
         if not (listings or builtins):
             return spec, None
         named_servers = {label: each.server for label, each in by_label.items()}
-        own_labels = {label: find_operator_label(each, self._servers.servers) for label, each in named_servers.items()}
+        own_labels = {label: each.label for label, each in named_servers.items() if each.is_operator}
         call_tool = MeasuredCalls(partial(self._call_tool, named_servers), own_labels, self._report)
         runners: dict[ServerToolKind, ToolRunner] = {each.tools[0].kind: each.runner for each in builtins}
         turn = HostedTurn(

@@ -29,7 +29,8 @@ from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import with_ids
-from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts, turn_stats
+from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
+from antiphon.app.turns.turn_stats import turn_stats
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import CacheUnavailable, ComparisonNotFound
 from antiphon.state.drafts import OutputSettings

@@ -75,12 +75,10 @@ class OutputProcessor:
         self._format, self._spec, self._tools = form, spec, tools
         summary_prompt = turn_prompt if spec.compact else turn_prompt.summary
         self._summary = SummaryReader(form, summary_prompt) if summary_prompt else None
-        self._is_compacting = self._summary is not None
-        self._seal = seal
-        self._passthrough_reader = (
-            None
-            if spec.text_completion is None
-            else form.passthrough.create_reader(keep_special_tokens=spec.text_completion.keep_special_tokens)
+        self._is_compacting, self._seal = self._summary is not None, seal
+        completion = spec.text_completion
+        self._passthrough_reader = completion and form.passthrough.create_reader(
+            keep_special_tokens=completion.keep_special_tokens
         )
         reader = self._passthrough_reader or form.create_reader(prompt, turn_prompt.prompt_input)
         self.round = Round(turn_prompt, reader, 0)

@@ -18,7 +18,6 @@ import structlog
 
 from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.observability.metrics import TurnStats
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.rounds import RoundPlanner
@@ -313,15 +312,3 @@ async def _end_task(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
-
-
-def turn_stats(turn: Turn, processor: OutputProcessor) -> TurnStats:
-    """Returns the statistics of a turn that has just ended."""
-    finish_reason = processor.machine.response.status if turn.log.entries else "refused"
-    return TurnStats(
-        finish_reason=str(finish_reason),
-        elapsed_s=turn.elapsed,
-        time_to_first_token_s=turn.time_to_first_token,
-        prompt_tokens=processor.num_prompt_tokens,
-        generated_tokens=processor.num_generated_tokens,
-    )

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.tools.mcp.tool_server import ToolServer
-from antiphon.app.tools.measured_calls import CLIENT_LABEL, MeasuredCalls, ToolCallStats, find_operator_label
+from antiphon.app.tools.measured_calls import MeasuredCalls, ToolCallStats
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.events.hosted import McpCallError, McpExecutionError, McpHttpError
 
@@ -37,21 +37,6 @@ class FakeCalls:
         if name == "break":
             raise ValueError(SECRET)
         return ToolOutcome(text=f"{label} {name} {arguments}", error=self._error)
-
-
-@pytest.mark.parametrize(
-    ("server", "label"),
-    [
-        (structs.replace(OWN, label=SECRET), "time"),
-        (SAME, "clock"),
-        (SERVERS["other"], "other"),
-        (structs.replace(OWN, is_operator=False), CLIENT_LABEL),
-        (ToolServer(label="time", url="http://elsewhere/mcp", is_operator=False), CLIENT_LABEL),
-    ],
-    ids=["renamed by the request", "the same server twice", "by its label", "with its URL", "with its label"],
-)
-def test_label_is_the_operators(server: ToolServer, label: str) -> None:
-    assert find_operator_label(server, SERVERS) == label
 
 
 async def test_call_is_reported_and_its_outcome_passed_on() -> None:
