@@ -102,7 +102,7 @@ class ToolSearchOutput(Item, frozen=True, kw_only=True, tag="tool_search_output"
     call_id: Any = UNSET
     execution: str
     status: str
-    tools: Any
+    tools: tuple[Any, ...]
     created_by: Any = UNSET
 
 

@@ -188,11 +188,11 @@ class InputLocalShellOutput(InputOutput, frozen=True, kw_only=True, tag="local_s
 
 
 class InputToolSearchCall(InputCall, frozen=True, kw_only=True, tag="tool_search_call"):
-    """An earlier search among deferred tools, by the client."""
+    """An earlier search among deferred tools, by the client or by the server."""
 
     label = "tool search call"
     arguments: Any = None
-    execution: Literal["client"] = "client"
+    execution: Literal["client", "server"] = "client"
     status: str | None = None
 
 
@@ -201,7 +201,7 @@ class InputToolSearchOutput(InputOutput, frozen=True, kw_only=True, tag="tool_se
 
     label = "tool search call"
     tools: tuple[Any, ...]
-    execution: Literal["client"] = "client"
+    execution: Literal["client", "server"] = "client"
     status: str | None = None
 
 

@@ -84,7 +84,7 @@ class LocalShellTool(Tool, frozen=True, kw_only=True, tag="local_shell"):
 
 
 class ToolSearchTool(Tool, frozen=True, kw_only=True, tag="tool_search"):
-    """A search among deferred tools, which the client runs if `execution` says so."""
+    """A search among deferred tools. `description` and `parameters` are those of a search that the client runs."""
 
     execution: Literal["client", "server"] = "server"
     description: str | None = None

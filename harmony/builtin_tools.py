@@ -1,4 +1,4 @@
-"""Built-in tools that the client runs, as models are offered them: shells as functions, `apply_patch` as raw text.
+"""Built-in tools as models are offered them: shells and a search of tools as functions, `apply_patch` as raw text.
 
 A patch is text and not JSON, because models were trained to write it so. Its grammar admits what clients can apply.
 """
@@ -126,6 +126,7 @@ def builtin_fields(tool: BuiltinTool, *, single_call: bool) -> dict[str, Any]:
             "description": tool.description or SEARCH_DESCRIPTION,
             "parameters": tool.parameters or SEARCH_PARAMETERS,
             "strict": True,
+            "execution": tool.execution,
         }
     if isinstance(tool, LocalShellTool):
         return {

@@ -8,7 +8,7 @@ means the one tool of that name. Showing tools to a model, and the meaning of th
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from antiphon.events.tools import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
 from antiphon.harmony.builtin_tools import SHELL_SCHEMA, BuiltinKind, builtin_fields, builtin_kind
-from antiphon.state.segments import Call, ServerToolKind
+from antiphon.state.segments import Call, Execution, ServerToolKind
 
 MAX_TOOL_NAME_CHARS = 64
 VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -65,6 +65,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 
     `kind` is the form in which the model writes a call. `builtin` is set for a built-in tool, whose calls are items of
     another shape. `local_shell`: the client names the shell's environment. `single_file`: a patch changes one file.
+    `execution`: who runs a search among deferred tools.
     """
 
     model_name: str
@@ -81,6 +82,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     is_async: bool = False
     local_shell: bool = False
     single_file: bool = False
+    execution: Execution = "client"
     server: ServerTool | None = None
     """The tool, if the server runs it."""
 
@@ -94,7 +96,8 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     def start_call(self, call_id: str | None) -> Call:
         """Returns the start of a call. `call_id` is the model's own; None if it wrote none."""
         if self.server is None:
-            return Call(self.name, self.builtin or self.kind, call_id, self.namespace, self.is_async)
+            kind = self.builtin or self.kind
+            return Call(self.name, kind, call_id, self.namespace, self.is_async, execution=self.execution)
         return Call(
             self.name,
             "mcp_approval" if self.server.needs_approval else self.server.kind,
@@ -170,6 +173,10 @@ class ToolTable:
             return self
         return ToolTable([tool for tool in self if not tool.is_loaded])
 
+    def without(self, hidden: Container[ToolKey]) -> "ToolTable":
+        """Returns the table without these tools. All others keep their model names."""
+        return ToolTable([tool for tool in self if (tool.namespace, tool.name) not in hidden])
+
     def find_tool(self, model_name: str) -> ToolSpec | None:
         """Returns the tool with this model name, else the only one with this short name.
 
@@ -201,6 +208,11 @@ class ToolTable:
 
     def __len__(self) -> int:
         return len(self._by_model_name)
+
+
+def list_keys(tools: Sequence[OfferedTool | NamespaceTool]) -> frozenset[ToolKey]:
+    """Returns the namespace and the name of each tool, also of those in namespaces."""
+    return frozenset(key for tool in tools for key, _ in _functions(tool))
 
 
 def _short_names(tool: ToolSpec) -> tuple[str, ...]:

@@ -269,7 +269,7 @@ class WholeCallDraft(TextCallDraft):
 
 
 class ToolSearchDraft(WholeCallDraft):
-    """A search among deferred tools, which the client runs."""
+    """A search among deferred tools, which the client or the server runs."""
 
     def close(self, status: Status) -> ToolSearchCall:
         """Finishes the item. Raises `msgspec.DecodeError` for arguments that are no JSON."""
@@ -282,7 +282,11 @@ class ToolSearchDraft(WholeCallDraft):
 
     def _build_call(self, status: Status, arguments: object) -> ToolSearchCall:
         return ToolSearchCall(
-            id=self._position.item_id, status=status, arguments=arguments, call_id=self._call_id, execution="client"
+            id=self._position.item_id,
+            status=status,
+            arguments=arguments,
+            call_id=self._call_id,
+            execution=self._call.execution,
         )
 
 

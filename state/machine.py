@@ -28,8 +28,8 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
-from antiphon.events.hosted import McpListTools
-from antiphon.events.items import Status
+from antiphon.events.hosted import McpListTools, ToolSearchOutput
+from antiphon.events.items import Compaction, Status
 from antiphon.events.response import (
     IncompleteDetails,
     OutputItem,
@@ -76,6 +76,7 @@ from antiphon.state.server_drafts import (
     CreateApprovalId,
     ServerCallDraft,
     create_server_draft,
+    emit_found_tools,
     emit_list,
 )
 from antiphon.state.table import BLANK_INPUTS, GUARDS, TABLE, Guard, IllegalInput, Input, State, Verb
@@ -94,6 +95,8 @@ _SEGMENT_INPUTS = {
     FileSearchResult: Input.RESULT,
     CompleteItem: Input.COMPLETE_ITEM,
 }
+_ITEM_ID_PREFIXES: dict[type[OutputItem], str] = {McpListTools: "mcpl", ToolSearchOutput: "tso", Compaction: "cmp"}
+"""Prefix of the id of an item that comes whole, by its class."""
 _PLAIN_TEXT_DRAFTS = (ReasoningDraft, TextCallDraft, ServerCallDraft, ApprovalDraft)
 
 
@@ -344,12 +347,17 @@ class Machine:
         if isinstance(self._segment, CompleteItem):
             item = self._segment.item
             if not item.id:
-                item = msgspec.structs.replace(item, id=self._ids("mcpl" if isinstance(item, McpListTools) else "cmp"))
+                item = msgspec.structs.replace(item, id=self._ids(_ITEM_ID_PREFIXES[type(item)]))
+            position = ItemPosition(item.id, len(self._output))
             if isinstance(item, McpListTools):
-                self._output.append(emit_list(item, ItemPosition(item.id, len(self._output)), self._emitter))
+                self._output.append(emit_list(item, position, self._emitter))
                 return
-            self._emitter.emit(ev.ItemAdded, output_index=len(self._output), item=item)
-            self._emitter.emit(ev.ItemDone, output_index=len(self._output), item=item)
+            if isinstance(item, ToolSearchOutput):
+                self._output.append(emit_found_tools(item, position, self._emitter))
+                self._has_new_result = True
+                return
+            self._emitter.emit(ev.ItemAdded, output_index=position.output_index, item=item)
+            self._emitter.emit(ev.ItemDone, output_index=position.output_index, item=item)
             self._output.append(item)
 
     # Verbs of the held blank

@@ -19,6 +19,8 @@ ToolKind = Literal[
     "function", "custom", "shell", "apply_patch", "local_shell", "tool_search", "mcp_approval", ServerToolKind
 ]
 SERVER_TOOL_KINDS: frozenset[ToolKind] = frozenset(get_args(ServerToolKind))
+Execution = Literal["client", "server"]
+"""Who runs a search among deferred tools."""
 
 
 class PlacedLogprob(Struct, frozen=True, gc=False):
@@ -67,7 +69,8 @@ class Call(Struct, frozen=True, gc=False):
     `local` belongs to a call of `shell` whose tool names the client's environment; `operation` and `path` to a call of
     `apply_patch`. `is_async`: the client may send the output later than in the next request. `server_label` belongs to
     a call of an MCP server's tool, `approval_request_id` to one that the client has approved, `container_id` to a call
-    of `code_interpreter`. A call of kind `mcp_approval` is not run: it becomes a request to approve it.
+    of `code_interpreter`. A call of kind `mcp_approval` is not run: it becomes a request to approve it. `execution`
+    belongs to a call of `tool_search`: the server answers its own at once, with a `CompleteItem`.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Call(Struct, frozen=True, gc=False):
     server_label: str = ""
     approval_request_id: str | None = None
     container_id: str = ""
+    execution: Execution = "client"
 
 
 class Arguments(Struct, frozen=True, gc=False):

@@ -6,6 +6,8 @@ The item of such a call stays open while the tool works. It is done with its out
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from antiphon.events import hosted_events as hev
 from antiphon.events import stream as ev
 from antiphon.events.base import ItemEvent
@@ -15,6 +17,7 @@ from antiphon.events.hosted import (
     McpApprovalRequest,
     McpCall,
     McpListTools,
+    ToolSearchOutput,
     WebSearchCall,
 )
 from antiphon.events.items import Status
@@ -51,6 +54,14 @@ def emit_list(item: McpListTools, position: ItemPosition, emitter: EventEmitter)
     )
     emitter.emit_at(position, hev.McpListToolsInProgressEvent)
     emitter.emit_at(position, hev.McpListToolsCompletedEvent)
+    emitter.emit(ev.ItemDone, output_index=position.output_index, item=item)
+    return item
+
+
+def emit_found_tools(item: ToolSearchOutput, position: ItemPosition, emitter: EventEmitter) -> ToolSearchOutput:
+    """Emits what a search of the server has found. Returns the item."""
+    added = msgspec.structs.replace(item, status="in_progress")
+    emitter.emit(ev.ItemAdded, output_index=position.output_index, item=added)
     emitter.emit(ev.ItemDone, output_index=position.output_index, item=item)
     return item
 

@@ -16,6 +16,7 @@ from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.events.tools import HOSTED_TOOL_TYPES, McpTool
+from antiphon.state.segments import Execution
 
 
 class ToolSecrets(Struct, frozen=True):
@@ -63,7 +64,7 @@ def read_server_tools(
     """
     # The client runs them all if all are served.
     is_needed = len(request_tools.echo) != len(request_tools.served)
-    requests = tuple(_read_requests(sent or ())) if is_needed else ()
+    requests = tuple(_read_requests(sent or (), client_tools.search)) if is_needed else ()
     # An object may name a tool of the server, which is known only when the server has listed its tools.
     choice = None if requests and isinstance(tool_choice, dict) else tool_choice
     first_choice = read_tool_choice(choice, client_tools, single_call=single_call)
@@ -83,7 +84,7 @@ def read_server_tools(
     return read, first_choice
 
 
-def _read_requests(sent: Sequence[Any]) -> Iterable[ServerToolRequest]:
+def _read_requests(sent: Sequence[Any], search: Execution | None) -> Iterable[ServerToolRequest]:
     clean_tools = remove_secrets({"tools": list(sent)})["tools"]
     for index, (tool, clean) in enumerate(zip(sent, clean_tools, strict=True)):
         kind, path = tool["type"], f"tools[{index}]"
@@ -92,7 +93,7 @@ def _read_requests(sent: Sequence[Any]) -> Iterable[ServerToolRequest]:
             _check_place(tool, mcp_tool, path)
             _check_rules(mcp_tool, path)
             yield ServerToolRequest(path=path, kind=kind, tool=mcp_tool, secrets=_read_secrets(tool, path))
-        elif kind in HOSTED_TOOL_TYPES:
+        elif kind in HOSTED_TOOL_TYPES or (kind == "tool_search" and search == "server"):
             yield ServerToolRequest(path=path, kind=kind, tool=clean)
 
 

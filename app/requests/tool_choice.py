@@ -91,10 +91,11 @@ def _read_allowed_tools(sent: Mapping[str, Any], table: ToolTable) -> ToolChoice
 def build_table(offered: RequestTools, *, single_call: bool = False) -> ToolTable:
     """Returns the offered tools as a table for the dialects. Raises `ApiError` if two tools have the same name."""
     try:
-        return ToolTable.from_request(offered.served, num_loaded=offered.num_loaded, single_call=single_call)
+        table = ToolTable.from_request(offered.served, num_loaded=offered.num_loaded, single_call=single_call)
     except ToolError as error:
         name_path = f"{offered.paths[error.index]}.{_name_key(offered.served[error.index])}"
         raise invalid_value(name_path, f"Invalid '{name_path}': {error.message}") from None
+    return table.without(offered.hidden) if offered.hidden else table
 
 
 def _name_key(tool: RequestTool | ServerTool) -> str:

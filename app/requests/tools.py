@@ -3,7 +3,7 @@
 The server decides later which tools of its own it offers: see `app/tools`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -23,7 +23,8 @@ from antiphon.events.tools import (
     ShellTool,
     ToolSearchTool,
 )
-from antiphon.harmony.tools import ServerTool
+from antiphon.harmony.tools import ServerTool, ToolKey
+from antiphon.state.segments import Execution
 
 RequestTool = FunctionTool | CustomTool | NamespaceTool | BuiltinTool
 SERVED_TYPES: dict[str, type[RequestTool]] = {
@@ -43,6 +44,17 @@ BUILTIN_TOOL_TYPES = ("shell", "apply_patch")
 """Built-in tools that `tool_choice` can name."""
 
 
+class DeferredTool(Struct, frozen=True):
+    """A tool that a search has to find, or a namespace with the tools in it that one has to find.
+
+    `definition` is what the client has sent of it.
+    """
+
+    path: str
+    tool: FunctionTool | CustomTool | NamespaceTool
+    definition: dict[str, Any]
+
+
 class RequestTools(Struct, frozen=True):
     """Parsed tools of a request. `served` are offered to the model; `paths` has the request path of each of them."""
 
@@ -51,8 +63,12 @@ class RequestTools(Struct, frozen=True):
     paths: tuple[str, ...] = ()
     num_loaded: int = 0
     """Number of the last tools that were loaded in the conversation, where the prompt shows them."""
-    has_search: bool = False
-    """True if a search of the client finds the tools that are deferred."""
+    search: Execution | None = None
+    """Who runs the search that finds the tools that are deferred; None: there is none."""
+    deferred: tuple[DeferredTool, ...] = ()
+    """The tools that are deferred. `served` has them, too, except after `without_deferred`."""
+    hidden: frozenset[ToolKey] = frozenset()
+    """Loaded tools that the model cannot call yet: a search of the server has to find them."""
     schema_key: str = "parameters"
     """The request's name for the schema of a function's arguments, which errors name."""
 
@@ -65,10 +81,11 @@ class RequestTools(Struct, frozen=True):
             served=tuple(tool for served, _ in parts for tool in served),
             paths=tuple(path for _, paths in parts for path in paths),
             num_loaded=self.num_loaded + more.num_loaded,
+            deferred=self.deferred + more.deferred,
         )
 
     def without_deferred(self) -> "RequestTools":
-        """Returns the tools without those that the client's search has yet to find."""
+        """Returns the tools without those that a search has yet to find."""
         first_loaded = len(self.served) - self.num_loaded
         kept = [
             (shown, path)
@@ -95,6 +112,20 @@ def _remove_deferred(tool: RequestTool | ServerTool) -> RequestTool | ServerTool
     return tool
 
 
+def _list_deferred(tool: RequestTool, path: str, definition: dict[str, Any]) -> Iterator[DeferredTool]:
+    """Yields the deferred part of a tool, if it has one. `definition` is the whole tool, as the client has sent it."""
+    if isinstance(tool, BuiltinTool):
+        return
+    if tool.defer_loading:
+        yield DeferredTool(path, tool, definition)
+    elif isinstance(tool, NamespaceTool):
+        indexes = [index for index, leaf in enumerate(tool.tools) if leaf.defer_loading]
+        if indexes:
+            leaves = [definition["tools"][index] for index in indexes]
+            part = structs.replace(tool, tools=tuple(tool.tools[index] for index in indexes))
+            yield DeferredTool(path, part, {**definition, "tools": leaves})
+
+
 def read_tools(
     tools: Sequence[Any], path: str, tool_paths: Sequence[str] | None = None, schema_key: str = "parameters"
 ) -> RequestTools:
@@ -102,16 +133,25 @@ def read_tools(
 
     `tool_paths` has the path of each entry, if that is not `path[index]`.
     """
-    echo, served, paths, has_search = [], [], [], False
+    echo, served, paths, deferred, search = [], [], [], list[DeferredTool](), None
     for index, tool in enumerate(tools):
         tool_path = tool_paths[index] if tool_paths is not None else f"{path}[{index}]"
         parsed_tool = _read_one(tool, tool_path, schema_key)
         echo.append(_echo_tool(tool, parsed_tool))
-        has_search = has_search or isinstance(parsed_tool, ToolSearchTool)
+        if isinstance(parsed_tool, ToolSearchTool):
+            if search is not None:
+                message = f"Invalid '{tool_path}.type': Duplicate tool 'tool_search'. Send it once."
+                raise invalid_value(f"{tool_path}.type", message)
+            search = parsed_tool.execution
+            if search == "server":
+                continue  # offered once it is known what it can find
         if parsed_tool is not None:
             served.append(parsed_tool)
             paths.append(tool_path)
-    return RequestTools(tuple(echo), tuple(served), tuple(paths), has_search=has_search, schema_key=schema_key)
+            deferred += _list_deferred(parsed_tool, tool_path, echo[-1])
+    return RequestTools(
+        tuple(echo), tuple(served), tuple(paths), search=search, deferred=tuple(deferred), schema_key=schema_key
+    )
 
 
 def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
@@ -129,8 +169,6 @@ def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
     if kind == "shell":
         _check_environment(tool.get("environment"), f"{path}.environment.type")
     parsed_tool: RequestTool = decode_value(tool, SERVED_TYPES[str(kind)], path)
-    if isinstance(parsed_tool, ToolSearchTool) and parsed_tool.execution == "server":
-        return None
     if isinstance(parsed_tool, BuiltinTool):
         return parsed_tool
     if isinstance(parsed_tool, NamespaceTool):

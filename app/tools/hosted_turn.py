@@ -8,7 +8,10 @@ from msgspec import Struct
 from antiphon.app.base.errors import ApiError
 from antiphon.app.tools.runners import CallOutcome, FitOutput, Runners, WebSearchRunner
 from antiphon.app.tools.search.citations import SourceList
-from antiphon.events.hosted import McpListTools
+from antiphon.app.tools.tool_search import ToolSearch
+from antiphon.events.hosted import McpListTools, ToolSearchCall, ToolSearchOutput
+from antiphon.harmony.prompt.builtin_items import describe_loaded_tools
+from antiphon.harmony.tools import ToolTable
 from antiphon.state.segments import Call, ServerToolKind
 
 MAX_TOOL_TIME_S = 600.0
@@ -26,11 +29,18 @@ class ApprovedCall(Struct, frozen=True):
     nonce: str
 
 
+class FoundTools(Struct, frozen=True):
+    """What a search has found: its item, without an id, and the text that the model reads."""
+
+    item: ToolSearchOutput
+    output: str
+
+
 class HostedTurn:
     """Runs the calls of one turn. `lists` are told at its start, `approved` calls run before the first prompt.
 
     `max_calls`: see `TurnSpec.max_tool_calls`. `allowed_later` has the model names of the tools that may be called once
-    a required call was made; None for all.
+    a required call was made; None for all. `search` runs the searches among deferred tools.
     """
 
     def __init__(
@@ -43,19 +53,29 @@ class HostedTurn:
         approved: tuple[ApprovedCall, ...] = (),
         max_calls: int | None = None,
         allowed_later: frozenset[str] | None = None,
+        search: ToolSearch | None = None,
     ) -> None:
         self.lists, self.approved, self.allowed_later = lists, approved, allowed_later
         self.create_approval_id = sign
         """Returns the id of a request to approve a call, for the label, the name and the arguments."""
-        self._runners, self._use_approvals = runners, use_approvals
-        self._max_calls, self._num_calls, self._tool_time_s = max_calls, 0, 0.0
-        self._num_rounds = 0
+        self._runners, self._use_approvals, self._search = runners, use_approvals, search
+        self._max_calls, self._num_calls, self._num_rounds, self._tool_time_s = max_calls, 0, 0, 0.0
 
     @property
     def can_call(self) -> bool:
-        """True if the model may call tools of the server."""
+        """True if the model may call tools of the server, besides the search among deferred tools."""
         has_left = self._max_calls is None or self._num_calls < self._max_calls
-        return has_left and self._num_rounds < MAX_ROUNDS and self._tool_time_s < MAX_TOOL_TIME_S
+        return has_left and self._tool_time_s < MAX_TOOL_TIME_S and self.can_search
+
+    @property
+    def can_search(self) -> bool:
+        """True if the model may search among deferred tools. Only the number of rounds limits that."""
+        return self._num_rounds < MAX_ROUNDS
+
+    @property
+    def table(self) -> ToolTable | None:
+        """The tools that the model may call now; None if they are the same in all rounds."""
+        return None if self._search is None else self._search.table
 
     @property
     def sources(self) -> SourceList:
@@ -71,6 +91,13 @@ class HostedTurn:
         """Counts a call that the model has written. One that the client has approved was counted when it was asked."""
         if call.approval_request_id is None:
             self._num_calls += 1
+
+    def load_tools(self, call: ToolSearchCall) -> FoundTools:
+        """Loads the tools that a search names."""
+        assert self._search is not None
+        found = self._search.load(call.arguments)
+        item = ToolSearchOutput(id="", call_id=call.call_id, execution="server", status="completed", tools=found)
+        return FoundTools(item, describe_loaded_tools(found, self._search.table))
 
     async def claim_approvals(self) -> None:
         """Uses the approvals of this turn, all or none. Raises `ApiError` 400 if one was used before."""

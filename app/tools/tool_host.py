@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, invalid_value
@@ -21,10 +21,7 @@ from antiphon.app.base.tool_rules import (
     parse_allowed_tools,
     parse_approval_rule,
 )
-from antiphon.app.requests.constraints import find_schema_fault, list_constraints
 from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest
-from antiphon.app.requests.tool_choice import read_tool_choice
-from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approvals import ApprovalSigner
@@ -39,8 +36,10 @@ from antiphon.app.tools.mcp.tool_lists import ListedTool
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, ignore_call
+from antiphon.app.tools.offer import PlacedTool, offer_tools
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import McpRunner, ToolRunner
+from antiphon.app.tools.tool_search import DeferredUnit, defer_client_tool, defer_server
 from antiphon.events.hosted import McpListTools
 from antiphon.events.hosted_inputs import InputMcpList
 from antiphon.events.inputs import AnyInput
@@ -130,13 +129,16 @@ class ToolHost:
             raise invalid_value("tools", message)
         others = [each for each in request.requests if not isinstance(each.tool, McpTool)]
         builtins = await self._builtins.offer_tools(others, spec.prompt_input.items, owner)
-        offered_tools = [(tool, each.request.path) for each in listings for tool in each.offered]
+        units = _defer_tools(request, listings)
+        at_once = [each for each in listings if not (units and each.tool.defer_loading)]
+        offered_tools: list[PlacedTool] = [(tool, each.request.path) for each in at_once for tool in each.offered]
         offered_tools += [(tool, each.path) for each in builtins for tool in each.tools]
-        spec, allowed_later = await self._offer(spec, request, offered_tools)
+        offer = await offer_tools(spec, request, offered_tools, units)
+        spec = offer.spec
         by_label = {each.tool.server_label: each for each in listings}
         offered = {label: frozenset(tool.name for tool in each.offered) for label, each in by_label.items()}
         approved = self._approvals.read(spec, offered, owner, now)
-        if not (listings or builtins):
+        if not (listings or builtins or offer.search):
             return spec, None
         named_servers = {label: each.server for label, each in by_label.items()}
         own_labels = {label: each.label for label, each in named_servers.items() if each.is_operator}
@@ -149,7 +151,8 @@ class ToolHost:
             lists=tuple(_told_lists(spec.prompt_input.items, listings)),
             approved=approved,
             max_calls=spec.max_tool_calls,
-            allowed_later=allowed_later,
+            allowed_later=offer.allowed_later,
+            search=offer.search,
         )
         return spec, turn
 
@@ -224,50 +227,23 @@ class ToolHost:
         )
         return _Listing(request, tool, server, offered, selected)
 
-    async def _offer(
-        self, spec: TurnSpec, request: ServerToolsRequest, offered: Sequence[tuple[ServerTool, str]]
-    ) -> tuple[TurnSpec, frozenset[str] | None]:
-        """Returns the turn with these tools in its prompt, and the tools that may be called after a required call."""
-        client_tools = request.client_tools
-        # Loaded tools stay the last ones.
-        end = len(client_tools.served) - client_tools.num_loaded
-        tools = structs.replace(
-            client_tools,
-            served=(*client_tools.served[:end], *(tool for tool, _ in offered), *client_tools.served[end:]),
-            paths=(*client_tools.paths[:end], *(path for _, path in offered), *client_tools.paths[end:]),
-        )
-        choice = read_tool_choice(request.tool_choice, tools, single_call=request.single_call)
-        prompt_input = structs.replace(
-            spec.prompt_input,
-            tools=choice.table,
-            tool_choice=choice.mode,
-            allowed_tools=choice.allowed_tools,
-        )
-        if offered and prompt_input.needs_grammar:
-            tools = await _open_schemas(tools)
-            choice = read_tool_choice(request.tool_choice, tools, single_call=request.single_call)
-            prompt_input = structs.replace(prompt_input, tools=choice.table)
-        sent = request.tool_choice
-        is_list = isinstance(sent, Mapping) and sent.get("type") == "allowed_tools"
-        constraints = list_constraints(tools, prompt_input, schema_param="text.format.schema")
-        spec = structs.replace(spec, prompt_input=prompt_input, constraints=constraints)
-        return spec, choice.allowed_tools if is_list else None
-
     async def _call_tool(
         self, servers: Mapping[str, ToolServer], label: str, name: str, arguments: dict[str, Any]
     ) -> ToolOutcome:
         return await self._servers.call_tool(servers[label], name, arguments)
 
 
-async def _open_schemas(tools: RequestTools) -> RequestTools:
-    """Returns the tools, of which those with a schema that no grammar can hold take any object."""
-    served = [await _open_schema(tool) if isinstance(tool, ServerTool) else tool for tool in tools.served]
-    return structs.replace(tools, served=tuple(served))
-
-
-async def _open_schema(tool: ServerTool) -> ServerTool:
-    has_fault = await find_schema_fault(tool.parameters or {"type": "object"})
-    return structs.replace(tool, can_enforce=False) if has_fault else tool
+def _defer_tools(request: ServerToolsRequest, listings: Sequence[_Listing]) -> list[DeferredUnit]:
+    """Returns what a search of the server can find; nothing if the request names none."""
+    if request.client_tools.search != "server":
+        return []
+    units = [defer_client_tool(each) for each in request.client_tools.deferred]
+    deferred = (each for each in listings if each.tool.defer_loading and each.offered)
+    units += [
+        defer_server(each.tool.server_label, each.tool.server_description, each.request.path, each.offered)
+        for each in deferred
+    ]
+    return units
 
 
 def _told_lists(items: Sequence[AnyInput], listings: Sequence[_Listing]) -> list[McpListTools]:

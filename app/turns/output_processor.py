@@ -28,6 +28,7 @@ from antiphon.app.turns.token_details import DetailCollector, decode_logprob
 from antiphon.app.turns.turn_usage import sum_usage
 from antiphon.engine.protocol import Chunk
 from antiphon.events.base import Event
+from antiphon.events.hosted import ToolSearchCall
 from antiphon.events.response import PromptCacheDiagnostics, Usage
 from antiphon.harmony.format import ModelFormat
 from antiphon.state.drafts import OutputSettings
@@ -86,7 +87,7 @@ class OutputProcessor:
         self._done_rounds: list[Round] = []
         self._stops = self._create_filter()
         self._details = DetailCollector(form, prompt, spec.details)
-        self._call_tracker = CallTracker(tools, lambda: self._can_call)
+        self._call_tracker = CallTracker(tools)
         self._citations = CitationReader()
         self._held: deque[Segment] = deque()
         """Segments that the model generated after a call that runs."""
@@ -362,24 +363,37 @@ class OutputProcessor:
         machine = self.machine
         if not self._call_tracker.add_segment(segment):
             return
-        if isinstance(segment, Close) and machine.state in (State.CALL, State.TOOL):
-            self._count_call()
+        ends_call = isinstance(segment, Close) and machine.state in (State.CALL, State.TOOL)
         if self._steer_requested and isinstance(segment, _NEXT_ITEM.get(machine.state, ())):
             self._events += machine.feed(Close())
             self._steer()
             if self.is_ended:
                 return
         self._events += machine.feed(segment)
+        if ends_call:
+            self._count_call()
         if self._steer_requested:
             self._steer()
 
     def _count_call(self) -> None:
-        self.due_call = self._call_tracker.finish_call()
-        if self.due_call is None:
+        call = self._call_tracker.finish_call()
+        if call is None:
             self.round.num_client_calls += 1
+            return
+        self.round.calls.append(call)
+        self._steer_requested = self._steer_requested or self._steer_if_called
+        if call.call.kind == "tool_search":
+            self._answer_search(call)
         else:
-            self.round.calls.append(self.due_call)
-            self._steer_requested = self._steer_requested or self._steer_if_called
+            self.due_call = call
+
+    def _answer_search(self, call: ServerCall) -> None:
+        """Emits what a search among deferred tools has found. It takes no time, so that it is never interrupted."""
+        item = self.machine.output[-1]
+        assert self._tools is not None and isinstance(item, ToolSearchCall)
+        found = self._tools.load_tools(item)
+        self.round.calls[-1] = ServerCall(call.call, call.arguments, found.output)
+        self._events += self.machine.feed(CompleteItem(found.item))
 
     def _finish_generation(self, chunk: Chunk) -> None:
         if chunk.fault:

@@ -26,6 +26,8 @@ from antiphon.events.hosted import (
     McpApprovalRequest,
     McpCall,
     McpListTools,
+    ToolSearchCall,
+    ToolSearchOutput,
     WebSearchCall,
 )
 from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput
@@ -33,6 +35,7 @@ from antiphon.events.items import Compaction
 from antiphon.events.response import OutputItem
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
 from antiphon.harmony.prompt.hosted_items import HostedCall, shown_call
+from antiphon.harmony.tools import ToolSpec
 from antiphon.state.segments import Call
 
 OUTPUT_SHARE = 4
@@ -42,7 +45,7 @@ FRAME_TOKENS = 64
 MAX_INLINE_CHARS = 4096
 """Length of an output that is tokenized on the event loop."""
 _SERVER_ITEMS = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
-_UNSPOKEN_ITEMS = McpListTools | Compaction
+_UNSPOKEN_ITEMS = McpListTools | Compaction | ToolSearchOutput
 
 
 class ServerCall(Struct, frozen=True):
@@ -85,6 +88,8 @@ class Round:
                 call = next(calls, None)
                 # The last one was cut before it was whole, so it is none of the calls.
                 spoken.append(_show_cut_call(item) if call is None else _show_call(call, item.id))
+            elif isinstance(item, ToolSearchCall) and item.execution == "server":
+                spoken.append(_show_call(next(calls), item.call_id))
             elif isinstance(item, McpApprovalRequest):
                 spoken.append(
                     InputFunctionCall(
@@ -113,7 +118,7 @@ class Round:
 
 
 def _show_call(call: ServerCall, item_id: str) -> InputFunctionCall:
-    """Returns a call as the model wrote it. Its id is the model's own, if it wrote one."""
+    """Returns a call as the model wrote it. Its id is the model's own, if it wrote one, else `item_id`."""
     start = call.call
     is_code = start.kind == "code_interpreter"
     return InputFunctionCall(
@@ -200,15 +205,23 @@ class RoundPlanner:
         mode, allowed = prompt_input.tool_choice, prompt_input.allowed_tools
         if mode == "required" and done.is_admitted:
             mode, allowed = "auto", self.tools.allowed_later
-        if not self.tools.can_call:
-            names = {tool.model_name for tool in prompt_input.tools if allowed is None or tool.model_name in allowed}
-            allowed = frozenset(names - {tool.model_name for tool in prompt_input.tools if tool.server is not None})
+        tools = prompt_input.tools if self.tools.table is None else self.tools.table
+        refused = frozenset(tool.model_name for tool in tools if self._is_refused(tool))
+        if refused:
+            names = {tool.model_name for tool in tools if allowed is None or tool.model_name in allowed}
+            allowed = frozenset(names - refused)
         forbids_calls = prompt_input.forbids_calls or allowed == frozenset()
         if forbids_calls or not self._model.engine.info.capabilities.grammar:
             allowed = None  # it would promise a grammar
         return msgspec.structs.replace(
-            prompt_input, items=items, tool_choice=mode, allowed_tools=allowed, forbids_calls=forbids_calls
+            prompt_input, items=items, tools=tools, tool_choice=mode, allowed_tools=allowed, forbids_calls=forbids_calls
         )
+
+    def _is_refused(self, tool: ToolSpec) -> bool:
+        """Tells whether the model may not call a tool any more: one that the server runs, at the limits of the turn."""
+        if tool.server is not None:
+            return not self.tools.can_call
+        return tool.execution == "server" and not self.tools.can_search
 
     async def fit_output(self, current: Round, text: str) -> str:
         """Returns the output of a call, shortened to its share of the room that is left in the context."""

@@ -20,6 +20,8 @@ from antiphon.events.inputs import (
     InputMessage,
     InputOutput,
     InputText,
+    InputToolSearchCall,
+    InputToolSearchOutput,
 )
 from antiphon.harmony.tools import ToolTable
 
@@ -57,7 +59,13 @@ def is_from_client(item: AnyInput) -> bool:
     """Tells whether an item is of the client, and not of the model."""
     if isinstance(item, InputMessage):
         return item.role != "assistant"
-    return isinstance(item, InputOutput | InputApprovalResponse | AdditionalToolsInput | ConfigurationUpdate)
+    kinds = InputOutput | InputApprovalResponse | AdditionalToolsInput | ConfigurationUpdate
+    return isinstance(item, kinds) and not is_server_search(item)
+
+
+def is_server_search(item: AnyInput) -> bool:
+    """Tells whether an item belongs to a search among tools that the server has run: its call, or its output."""
+    return isinstance(item, InputToolSearchCall | InputToolSearchOutput) and item.execution == "server"
 
 
 def _convert_items(items: Sequence[AnyInput], tools: ToolTable) -> Iterator[AnyInput]:

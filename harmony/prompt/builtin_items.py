@@ -150,16 +150,25 @@ def begins_conversation(item: AnyInput) -> bool:
 
 def describe_loaded_tools(tools: Sequence[Any], table: ToolTable) -> str:
     """Returns the definitions of tools as the model reads them where they were loaded: a line of JSON for each."""
-    lines = [json.dumps(_define_tool(*entry, table), ensure_ascii=False) for entry in _list_leaves(tools, None)]
+    lines = [json.dumps(_define_tool(*entry, table), ensure_ascii=False) for entry in list_found_tools(tools)]
     return "\n".join(("These tools can be called from here on:", *lines)) if lines else "No tools were found."
 
 
-def _list_leaves(tools: Sequence[Any], namespace: str | None) -> Iterator[tuple[dict[str, Any], str | None]]:
+def list_found_tools(tools: Sequence[Any], namespace: str | None = None) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Yields the definition and the namespace of each tool in those that were loaded.
+
+    Tools of an MCP server are defined like functions, in a namespace of its label. Nothing has checked its entry.
+    """
     for tool in tools:
         if tool.get("type") == "namespace":
-            yield from _list_leaves(tool.get("tools", ()), tool.get("name"))
+            yield from list_found_tools(tool.get("tools", ()), tool.get("name"))
         elif tool.get("type") in ("function", "custom"):
             yield tool, namespace
+        elif tool.get("type") == "mcp" and isinstance(label := tool.get("server_label"), str):
+            listed = tool.get("tools")
+            for each in listed if isinstance(listed, list | tuple) else ():
+                if isinstance(each, dict) and isinstance(each.get("name"), str):
+                    yield {**each, "type": "function", "parameters": each.get("input_schema")}, label
 
 
 def _define_tool(tool: dict[str, Any], namespace: str | None, table: ToolTable) -> dict[str, Any]:

@@ -24,8 +24,16 @@ from antiphon.events.hosted_inputs import (
     InputSearchAction,
     InputWebSearchCall,
 )
-from antiphon.events.inputs import AnyInput, InputCall, InputFunctionCall, InputFunctionOutput, InputOutput
-from antiphon.harmony.prompt.async_calls import is_from_client
+from antiphon.events.inputs import (
+    AnyInput,
+    InputCall,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputOutput,
+    InputToolSearchCall,
+    InputToolSearchOutput,
+)
+from antiphon.harmony.prompt.async_calls import is_from_client, is_server_search
 
 INTERRUPTED_OUTPUT = "The call was interrupted."
 FAILURE_PREFIX = "The call failed: "
@@ -43,7 +51,7 @@ HostedCall = InputMcpCall | InputWebSearchCall | InputCodeCall | InputFileSearch
 
 def show_hosted_items(items: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
     """Returns the items with those of hosted tools as calls and outputs of functions."""
-    if not any(isinstance(item, InputHostedItem) for item in items):
+    if not any(isinstance(item, InputHostedItem) or is_server_search(item) for item in items):
         return tuple(items)
     return tuple(_HostedItems(items).convert_items())
 
@@ -143,7 +151,10 @@ class _HostedItems:
         self._answers, self._run_ids = _find_answers(items), find_run_ids(items)
         self._approved = find_approved_calls(items)
         self._open_calls: set[str] = set()  # calls of the client's tools, whose outputs come next
-        self._held_outputs: list[InputFunctionOutput] = []
+        self._held_outputs: list[AnyInput] = []
+        self._found = {
+            item.call_id: item for item in items if isinstance(item, InputToolSearchOutput) and is_server_search(item)
+        }
 
     def convert_items(self) -> Iterator[AnyInput]:
         """Yields the items that the model reads.
@@ -155,6 +166,11 @@ class _HostedItems:
             if isinstance(item, InputHostedItem):
                 yield from self._convert_hosted(item, index)
                 continue
+            if isinstance(item, InputToolSearchCall) and is_server_search(item):
+                yield from self._show_search(item)
+                continue
+            if is_server_search(item):
+                continue  # shown with its call
             if isinstance(item, InputCall):
                 self._open_calls.add(item.call_id)
             elif isinstance(item, InputOutput):
@@ -168,7 +184,7 @@ class _HostedItems:
             yield item
         yield from self._release_outputs()
 
-    def _release_outputs(self) -> Iterator[InputFunctionOutput]:
+    def _release_outputs(self) -> Iterator[AnyInput]:
         yield from self._held_outputs
         self._held_outputs.clear()
         self._open_calls.clear()
@@ -181,7 +197,12 @@ class _HostedItems:
             output = InputFunctionOutput(call_id=item.id, output=_write_refusal(self._answers.get(item.id)))
             yield from self._show(shown_call(item), output)
 
-    def _show(self, call: InputFunctionCall, output: InputFunctionOutput) -> Iterator[AnyInput]:
+    def _show_search(self, call: InputToolSearchCall) -> Iterator[AnyInput]:
+        """Yields a search of the server and what it has found: nothing, if its output is lost."""
+        nothing = InputToolSearchOutput(call_id=call.call_id, tools=(), execution="server")
+        yield from self._show(call, self._found.get(call.call_id, nothing))
+
+    def _show(self, call: AnyInput, output: AnyInput) -> Iterator[AnyInput]:
         yield call
         if self._open_calls:
             self._held_outputs.append(output)

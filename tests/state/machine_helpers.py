@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 from antiphon.events.base import Event
-from antiphon.events.hosted import McpHttpError, McpListTools
+from antiphon.events.hosted import McpHttpError, McpListTools, ToolSearchOutput
 from antiphon.events.items import Compaction, UrlCitation
 from antiphon.events.response import Response, Usage
 from antiphon.events.sse import encode_event
@@ -30,6 +30,13 @@ from antiphon.state.segments import (
 )
 from antiphon.state.server_drafts import CodeDraft, FileSearchDraft, McpDraft, WebSearchDraft
 
+FOUND = ToolSearchOutput(
+    id="",
+    call_id="call_1",
+    execution="server",
+    status="completed",
+    tools=({"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False},),
+)
 MachineStep = Callable[[Machine], list[Event]]
 
 CITATION = UrlCitation(url="http://example.com", title="Example", start_index=0, end_index=1)
@@ -116,6 +123,8 @@ HOSTED_STEPS: dict[str, MachineStep] = {
     "web": lambda machine: machine.feed(Call("web_search", kind="web_search")),
     "code": lambda machine: machine.feed(Call("python", kind="code_interpreter", container_id="cntr_1")),
     "files": lambda machine: machine.feed(Call("file_search", kind="file_search")),
+    "search": lambda machine: machine.feed(Call("tool_search", kind="tool_search", execution="server")),
+    "found": lambda machine: machine.feed(CompleteItem(FOUND)),
     "list": lambda machine: machine.feed(CompleteItem(McpListTools(id="", server_label="s", tools=()))),
     "arguments": lambda machine: machine.feed(Arguments('{"a":1}')),
     "say": lambda machine: machine.feed(Say("b")),

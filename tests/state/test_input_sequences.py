@@ -84,6 +84,9 @@ def test_every_sequence_of_hosted_calls_gives_a_valid_stream() -> None:
     for sequence in long:
         for ending in END_STEPS:
             check_stream(convert_events_to_json(run_sequence(sequence, ending)[0]))
+    searched = ("search", "arguments", "close", "found")
+    for between, ending in itertools.product(((), ("keepalive",), ("say",), searched), END_STEPS):
+        check_stream(convert_events_to_json(run_sequence((*searched, *between, *searched, "say"), ending)[0]))
 
 
 def check_sequences(

@@ -23,8 +23,8 @@ from tests.state.machine_helpers import (
 STEPS = SEGMENT_STEPS | BUILTIN_STEPS | HOSTED_STEPS
 HOSTED_SEQUENCES = [
     (call, "arguments", "close", end, *rest)
-    for call in ("mcp", "approved", "approval", "web", "code", "files")
-    for end in ("result", "failure", "keepalive")
+    for call in ("mcp", "approved", "approval", "web", "code", "files", "search")
+    for end in ("result", "failure", "keepalive", "found")
     for rest in itertools.product(HOSTED_STEPS, repeat=2)
 ]
 SEQUENCES = [

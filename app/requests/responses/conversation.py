@@ -22,7 +22,7 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.events.items import ReasoningText
-from antiphon.harmony.prompt.async_calls import is_asynchronous
+from antiphon.harmony.prompt.async_calls import is_asynchronous, is_server_search
 
 Decrypt = Callable[[InputReasoning | CompactionInput], str | None]
 """Returns the decrypted text of an item; None if this server did not encrypt it for this owner."""
@@ -84,14 +84,14 @@ def _read_input(body: ResponsesBody, history: History) -> RequestInput:
 
 
 def check_calls(items: Iterable[AnyInput], param: str = "input") -> None:
-    """Checks that each output follows its call, and each call that is not asynchronous has an output.
+    """Checks that each output follows its call, and each call that the client answers at once has an output.
 
     Raises `ApiError` 400, as OpenAI does.
     """
     answered_calls: dict[tuple[str, str], bool] = {}
     for item in items:
         if isinstance(item, InputCall):
-            answered_calls[item.label, item.call_id] = is_asynchronous(item)
+            answered_calls[item.label, item.call_id] = is_asynchronous(item) or is_server_search(item)
         elif isinstance(item, InputOutput):
             key = item.label, item.call_id
             if key not in answered_calls:

@@ -76,6 +76,7 @@ ITEM_TYPES: dict[str, type[AnyInput]] = {
 }
 TYPE_ALIASES = {"compaction_summary": "compaction"}
 COMPACTION_TRIGGER = "compaction_trigger"
+SEARCH_ITEM_TYPES = ("tool_search_call", "tool_search_output")
 OUTPUT_PARTS = ("output_text", "refusal")
 INPUT_PARTS = ("input_text", "input_image", "input_file")
 
@@ -121,7 +122,7 @@ def additional_tools(items: Iterable[AnyInput]) -> RequestTools:
         has_begun = has_begun or begins_conversation(item)
         if isinstance(item, AdditionalToolsInput | InputToolSearchOutput):
             added = tools_of.read_tools(item.tools, f"input[{index}].tools")
-            result += structs.replace(added, num_loaded=len(added.served)) if has_begun else added
+            result += structs.replace(added, num_loaded=len(added.served), deferred=()) if has_begun else added
     return result
 
 
@@ -131,8 +132,7 @@ def read_item(entry: Any, path: str) -> AnyInput:
         raise invalid_type(path, "an object", entry)
     fields = {key: value for key, value in entry.items() if value is not None}
     kind = fields["type"] = _item_type(fields, path)
-    is_search = kind in ("tool_search_call", "tool_search_output")
-    if kind in HOSTED_ITEM_TYPES or (is_search and ("call_id" not in fields or fields.get("execution") != "client")):
+    if kind in HOSTED_ITEM_TYPES or (kind in SEARCH_ITEM_TYPES and not _has_search_call(fields)):
         check_string(fields.get("id", ""), f"{path}.id")
         return HostedInput(id=fields.get("id"), kind=kind, payload=entry)
     if kind == "local_shell_call_output" and "call_id" not in fields:
@@ -150,6 +150,11 @@ def read_item(entry: Any, path: str) -> AnyInput:
     elif isinstance(item, ConfigurationUpdate):
         check_update(item, path)
     return item
+
+
+def _has_search_call(fields: dict[str, Any]) -> bool:
+    """Tells whether an item of a search among tools names its call. Those of OpenAI's own searches do not."""
+    return "call_id" in fields and fields.get("execution") in ("client", "server")
 
 
 def _item_type(sent: dict[str, Any], path: str) -> str:

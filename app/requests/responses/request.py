@@ -50,7 +50,7 @@ def read_responses_request(
     if conversation.has_updates:
         body, sent = apply_updates(body, sent, conversation.items, conversation.sent_items)
     all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
-    all_tools = all_tools.without_deferred() if all_tools.has_search else all_tools
+    all_tools = all_tools.without_deferred() if all_tools.search else all_tools
     server_tools, tool_choice = read_server_tools(
         sent.get("tools"), request_tools, all_tools, body.tool_choice, single_call=body.parallel_tool_calls is False
     )
