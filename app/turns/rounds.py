@@ -7,6 +7,8 @@ engine computes only the outputs: the rest is in its prefix cache.
 import asyncio
 import json
 from collections.abc import Sequence
+from itertools import islice
+from typing import TypeGuard
 
 import msgspec
 from msgspec import Struct
@@ -80,16 +82,16 @@ class Round:
     def list_spoken(self, output: Sequence[OutputItem]) -> tuple[OutputItem | AnyInput, ...]:
         """Returns the items that the model wrote in this round. Those of calls that the server ran have no output.
 
-        `output` is that of the response. A call that was cut stays as it is.
+        `output` is that of the response. A call that was cut stays as it is, but not a search among deferred tools.
         """
         calls, spoken = iter(self.calls), list[OutputItem | AnyInput]()
         for item in output[self.first_item :]:
-            if isinstance(item, _SERVER_ITEMS):
+            if _is_server_search(item):
+                spoken += [_show_call(call, item.call_id) for call in islice(calls, 1)]
+            elif isinstance(item, _SERVER_ITEMS):
                 call = next(calls, None)
                 # The last one was cut before it was whole, so it is none of the calls.
                 spoken.append(_show_cut_call(item) if call is None else _show_call(call, item.id))
-            elif isinstance(item, ToolSearchCall) and item.execution == "server":
-                spoken.append(_show_call(next(calls), item.call_id))
             elif isinstance(item, McpApprovalRequest):
                 spoken.append(
                     InputFunctionCall(
@@ -115,6 +117,10 @@ class Round:
             for shown, call in zip(calls, self.calls, strict=True)
         ]
         return (*to_input(spoken), *outputs)
+
+
+def _is_server_search(item: OutputItem) -> TypeGuard[ToolSearchCall]:
+    return isinstance(item, ToolSearchCall) and item.execution == "server"
 
 
 def _show_call(call: ServerCall, item_id: str) -> InputFunctionCall:

@@ -56,10 +56,21 @@ def test_deferred_tools_are_echoed_and_not_offered() -> None:
     ]
 
 
-@pytest.mark.parametrize("search", [None, {"type": "tool_search"}, {"type": "tool_search", "execution": "server"}])
-def test_without_a_search_of_the_client_all_tools_are_offered(search: dict[str, Any] | None) -> None:
-    spec = read_responses_spec(tools=[*([search] if search else []), *DEFERRED[1:]])
-    assert names(spec) == ["now", "weather", "crm__list", "crm__get", "erp__buy"]
+def test_without_a_search_all_tools_are_offered() -> None:
+    assert names(read_responses_spec(tools=DEFERRED[1:])) == ["now", "weather", "crm__list", "crm__get", "erp__buy"]
+
+
+@pytest.mark.parametrize("search", [{"type": "tool_search"}, {"type": "tool_search", "execution": "server"}])
+def test_tools_that_a_search_of_the_server_finds_are_kept_apart(search: dict[str, Any]) -> None:
+    spec = read_responses_spec(tools=[search, *DEFERRED[1:]])
+    assert names(spec) == ["now", "crm__get"] and spec.server_tools is not None
+    deferred = spec.server_tools.client_tools.deferred
+    assert [(each.path, each.tool.name) for each in deferred] == [
+        ("tools[2]", "weather"),
+        ("tools[3]", "crm"),
+        ("tools[4]", "erp"),
+    ]
+    assert [tool["name"] for tool in deferred[1].definition["tools"]] == ["list"]
 
 
 def test_found_tools_can_be_called_and_are_shown_in_the_output() -> None:
@@ -138,6 +149,8 @@ def test_call_of_a_found_tool_is_part_of_later_turns() -> None:
 
 BAD: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
     ({"tools": [SEARCH, SEARCH]}, ("invalid_value", "tools[1].type")),
+    ({"tools": [SEARCH, DEFERRED[1], {"type": "tool_search"}]}, ("invalid_value", "tools[2].type")),
+    ({"tools": [{"type": "tool_search"}] * 2}, ("invalid_value", "tools[1].type")),
     ({"tools": [SEARCH], "input": [HI, CALL]}, (None, "input")),
     ({"tools": [SEARCH], "input": [HI, found()]}, (None, "input")),
     (
