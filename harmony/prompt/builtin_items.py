@@ -97,8 +97,14 @@ class _BuiltinItems:
                 yield from self._convert_output(item)
             elif not isinstance(item, AdditionalToolsInput):
                 yield item
-            elif self._has_begun:
+            elif self._has_begun or self._is_loaded(item):
                 yield InputMessage(role="user", content=describe_loaded_tools(item.tools, self._tools))
+
+    def _is_loaded(self, item: AdditionalToolsInput) -> bool:
+        """Tells whether a tool of the item is not in the list of tools: a compaction inside the turn has moved it."""
+        keys = ((tool["name"], namespace) for tool, namespace in list_found_tools(item.tools))
+        found = (self._tools.find_tool(self._tools.model_name_of(*key)) for key in keys)
+        return any(tool is not None and tool.is_loaded for tool in found)
 
     def _convert_call(self, item: AnyInput) -> Iterator[AnyInput]:
         match item:

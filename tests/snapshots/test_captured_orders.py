@@ -24,7 +24,7 @@ ITEM_ORDERS = {
     "shell_call": rf"output_item.added ({COMMAND})+output_item.done ",  # shell-tool.1
     "apply_patch_call": rf"output_item.added ({DIFF})?output_item.done ",  # apply-patch-tool.1, -delete.1
     "local_shell_call": "output_item.added output_item.done ",  # local-shell-tool.1
-    "tool_search_call": "output_item.added output_item.done ",  # client-tool-search.1
+    "tool_search_call": "output_item.added output_item.done ",  # client-tool-search.1, tool-search.1
     "function_call": (  # client-tool-search.2
         r"output_item.added (function_call_arguments.delta\+ )?function_call_arguments.done output_item.done "
     ),

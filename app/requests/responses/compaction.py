@@ -5,6 +5,7 @@ nothing. Content without the mark was written by an earlier version: it is a sum
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
@@ -89,9 +90,15 @@ def outlasts_compaction(item: AnyInput) -> bool:
     return not begins_conversation(item)
 
 
+def _undefer(tool: dict[str, Any]) -> dict[str, Any]:
+    """Returns the definition of a tool, also of a namespace, without the mark that a search has to find it."""
+    kept = {key: value for key, value in tool.items() if key != "defer_loading"}
+    return {**kept, "tools": list(map(_undefer, kept["tools"]))} if kept.get("type") == "namespace" else kept
+
+
 def compact_items(items: Sequence[AnyInput], kept: Sequence[AnyInput], summary: str) -> CompactedConversation:
     """Returns the conversation of `items` as its summary and the items `kept`. Tools that were loaded before stay."""
     kept_calls = {item.call_id for item in kept if isinstance(item, InputToolSearchOutput)}
     lost = [item for item in items if isinstance(item, InputToolSearchOutput) and item.call_id not in kept_calls]
-    loaded = [AdditionalToolsInput(tools=item.tools) for item in lost]
+    loaded = [AdditionalToolsInput(tools=tuple(map(_undefer, item.tools))) for item in lost]
     return CompactedConversation(summary=summary, items=(*loaded, *kept))

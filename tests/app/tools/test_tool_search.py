@@ -210,6 +210,7 @@ class OneResponse:
 
     def __init__(self, turns: ToolTurns) -> None:
         (self.log,) = turns.manager.store._logs.values()  # type: ignore[attr-defined]  # a store of the tests
+        self._sealer = turns.manager.sealer
 
     def find_item(self, _item_id: str) -> None:
         return None
@@ -217,8 +218,8 @@ class OneResponse:
     def items_before_input(self, _previous_id: str | None, _conversation_id: str | None) -> tuple[Any, ...]:
         return (*self.log.input_items, *output_as_input(self.log.response.output))
 
-    def decrypt(self, _item: object) -> None:
-        return None
+    def decrypt(self, item: Any) -> str:
+        return self._sealer.open("", "compaction", item.encrypted_content)
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
@@ -324,8 +325,31 @@ async def test_schema_of_a_deferred_function_is_checked_before_the_first_event(m
 async def test_call_that_is_cut_ends_the_turn(monkeypatch: pytest.MonkeyPatch, reply: str, kind: str) -> None:
     turns = ToolTurns({"": [reply]}, monkeypatch)
     tools = [*TOOLS, {**MCP, "defer_loading": False}]
-    events = await turns.run_turn(tools=tools, max_output_tokens=len(reply) - 20)
+    events = await turns.run_turn(tools=tools, max_output_tokens=45)
     call = last_item(events)
     assert (call["type"], call["status"]) == (kind, "incomplete")
     await asyncio.sleep(0)
     assert not turns.manager.num_running and not turns.callback_errors
+
+
+async def test_found_tools_outlast_a_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = ToolTurns({"And now": ["Still here."], "summary": ["Short."], "": ["Hello."]}, monkeypatch)
+    found = [
+        {"type": "tool_search_call", "call_id": "c", "execution": "server", "arguments": {"paths": ["weather", "crm"]}},
+        {"type": "tool_search_output", "call_id": "c", "execution": "server", "tools": [
+            WEATHER, {**CRM, "tools": CRM["tools"][:1]}, {"type": "mcp", "server_label": "web", "tools": [{"name": "find", "input_schema": {}}]}
+        ]},
+    ]  # fmt: skip
+    items = [{"role": "user", "content": "Hi. " + "Words. " * 300}, *found, {"role": "user", "content": "More. " * 300}]
+    entry = {"type": "compaction", "compact_threshold": 1000}
+    tools = [*TOOLS, MCP]
+    events = await turns.run_turn(tools=tools, input=items, context_management=[entry])
+    output = events[-1]["response"]["output"]
+    compaction = next(item for item in output if item["type"] == "compaction")
+    shown = ('{"name": "weather"', '{"name": "crm__list"', '{"name": "web__find"')
+    assert all(text in prompts(turns)[-1] for text in shown), "where the turn goes on"
+    history = OneResponse(turns)
+    second = {"role": "user", "content": "And now"}
+    await turns.run_turn(history, tools=tools, input=[compaction, second])
+    listed = prompts(turns)[-1]
+    assert all(f'"name": "{name}"' in listed for name in ("weather", "crm__list", "web__find"))
