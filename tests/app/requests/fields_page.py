@@ -34,7 +34,7 @@ _TAIL = """
 | `shell` | offered as a function; its calls are `shell_call` items, which the client runs. Other environments than `local` return 400 |
 | `apply_patch` | offered as a tool that takes raw text; each file of a patch is an `apply_patch_call` item |
 | `local_shell` | offered as a function; its calls are `local_shell_call` items, which the client runs |
-| `tool_search` | with `execution: "client"` offered as a function; tools with `defer_loading` are then shown and callable once a `tool_search_output` has them. Otherwise accepted, and all tools are offered |
+| `tool_search` | offered as a function if tools have `defer_loading`, or if the client runs it (`execution: "client"`); these tools are then shown and callable once a `tool_search_output` has them. One at most |
 | `computer`, `computer-preview`, `computer_use`, `computer_use_preview` | 400: no model reads images yet |
 | {hosted} | accepted and echoed, but not offered to the model: they run elsewhere |
 
@@ -61,8 +61,8 @@ thousands of properties are enforced as they are.
 |---|---|
 | `message`, also without `type` | rendered; images and files as placeholders (`[image]`); `input_audio` is refused |
 | `reasoning` | rendered if the model's template supports it |
-| `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call`, `tool_search_call` of the client | rendered; each must have an output, except a call with `async: true` (see [tools](#tools)) |
-| `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output`, `local_shell_call_output`, `tool_search_output` of the client | rendered; each must follow its call |
+| `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call`, `tool_search_call` with a `call_id` | rendered; each must have an output, except a call with `async: true` (see [tools](#tools)) and a search of the server |
+| `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output`, `local_shell_call_output`, `tool_search_output` with a `call_id` | rendered; each must follow its call |
 | `item_reference` | replaced by the item with that id; 404 if there is none |
 | `additional_tools` | its tools are added to `tools`; after the first message they are shown at this place, so that the prompt before it stays the same |
 | `compaction`, `compaction_summary` | its encrypted summary and items are rendered in place of the items before it; 400 if this API key cannot decrypt it |
