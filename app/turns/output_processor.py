@@ -97,8 +97,7 @@ class OutputProcessor:
         """How the generation of the round has ended."""
         self.is_round_over = False
         """True if the turn goes on with another round."""
-        self._steer_requested = False
-        self._steer_if_called = False  # requested before the last chunk: only a call lets the turn go on
+        self._steer_requested = self._steer_if_called = False
         self._events: list[Event] = []
         self.machine = Machine(
             spec.base_response,
@@ -199,7 +198,7 @@ class OutputProcessor:
         if self._is_compacting and self._summary is not None:
             self._process_summary(self._summary, chunk)
             return
-        if chunk.finish is not None and not self.round.calls:  # a turn that ends is not steered
+        if chunk.finish is not None and not self.round.calls:  # a turn that ends is not steered; a call lets it go on
             self._steer_requested, self._steer_if_called = False, self._steer_requested
         self.round.cached_tokens = max(self.round.cached_tokens, chunk.cached_tokens)
         self._details.add_prompt_logprobs(chunk)

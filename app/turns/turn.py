@@ -73,9 +73,8 @@ class Turn:
         self._loop = asyncio.get_running_loop()
         self._last_write_at = self._started_at = self._loop.time()
         self._first_token_at: float | None = None
-        self._admitted = False
+        self._admitted = self._is_generating = False  # a job generates until its last chunk
         self._work: asyncio.Task[None] | None = None
-        self._is_generating = False  # from the start of a job to its last chunk
         self._tools: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
         """Task that runs the turn. It never raises."""
@@ -95,7 +94,7 @@ class Turn:
         self.task.cancel()
 
     def steer_turn(self) -> None:
-        """Ends the turn as soon as no item is open, unless it has ended or has called a tool."""
+        """Ends the turn as soon as no item is open, unless it has ended or waits for a tool of the client."""
         self._processor.request_steer()
         self._stop_engine()
 
@@ -178,8 +177,8 @@ class Turn:
             if not await self._is_kept():
                 processor.fail("server_error", UNKEPT_MESSAGE)
                 break
-            current = processor.round
-            outcome = await rounds.tools.run_call(due.call, due.arguments, partial(rounds.fit_output, current))
+            fit_output = partial(rounds.fit_output, processor.round)
+            outcome = await rounds.tools.run_call(due.call, due.arguments, fit_output)
             processor.end_call(outcome.result, outcome.output)
             self._write_events()
         self._stop_engine()
@@ -247,14 +246,12 @@ class Turn:
             self._processor.process_chunk(chunk)
             if not self._processor.needs_no_more:
                 self._write_events()
-                self._start_tools()
-                return
             self._start_tools()
         self._stop_engine()
 
     def _stop_engine(self) -> None:
         """Ends the job if nothing more is needed of it. One that has sent its last chunk ends by itself."""
-        if self._processor.needs_no_more and self._is_generating and self._work is not None:
+        if self._work is not None and self._is_generating and self._processor.needs_no_more:
             self._work.cancel()
 
     def _start_tools(self) -> None:
