@@ -102,13 +102,7 @@ class TurnManager:
         turns: list[Turn] = []
         try:
             on_admitted()
-            opened = [await self._open_tools(each, owner) for each in specs]
-            prompts = [await self._render(model, each, owner, is_large=is_large) for each, _ in opened]
-            choices = [
-                (each, tools, prompt, number)
-                for (each, tools), prompt in zip(opened, prompts, strict=True)
-                for number in range(each.n)
-            ]
+            choices = await self._prepare_choices(model, specs, owner, is_large=is_large)
             identified = [await self._identify(each) for each, *_ in choices]
             for (_, tools, prompt, number), (each, stored_input), slot in zip(choices, identified, slots, strict=True):
                 turns.append(self._create_turn(model, each, stored_input, prompt, number, slot, tools))
@@ -129,6 +123,20 @@ class TurnManager:
         """Returns the turn with the tools that the server runs. One that only prefills runs none. Raises `ApiError`."""
         spec, tools = await self._tool_host.open_tools(spec, owner, self.clock())
         return spec, None if spec.prefill_only else tools
+
+    async def _prepare_choices(
+        self, model: ServedModel, specs: Sequence[TurnSpec], owner: str, *, is_large: bool
+    ) -> list[tuple[TurnSpec, HostedTurn | None, TurnPrompt, int]]:
+        """Returns the choices of each prompt, numbered. Raises `ApiError`."""
+        choices = []
+        for spec in specs:
+            numbers = range(spec.n)
+            # Tools of the server have a container, sources and limits for each choice.
+            for group in [numbers] if spec.server_tools is None else [[number] for number in numbers]:
+                opened, tools = await self._open_tools(spec, owner)
+                prompt = await self._render(model, opened, owner, is_large=is_large)
+                choices += [(opened, tools, prompt, number) for number in group]
+        return choices
 
     async def _render(self, model: ServedModel, spec: TurnSpec, owner: str, *, is_large: bool) -> TurnPrompt:
         """Returns the prompt of a turn. Raises `ApiError`."""
@@ -222,7 +230,7 @@ class TurnManager:
 
     async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
         """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
-        spec, _ = await self._open_tools(spec, owner)
+        spec, _ = await self._tool_host.open_tools(spec, owner, self.clock())
         return (await self._renderer.render_in_thread(model, spec, owner, self.clock())).prompt.tokens
 
     async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
