@@ -8,6 +8,10 @@ ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 """Name of a tool or a format. They are pasted into prompts, so no other characters are allowed."""
 
 
+ServerLabel = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}\Z")]
+"""Name of an MCP server, which precedes the names of its tools in prompts."""
+
+
 class Tool(Struct, frozen=True, kw_only=True, tag_field="type"):
     """A tool that the model may call."""
 
@@ -94,7 +98,7 @@ class ToolSearchTool(Tool, frozen=True, kw_only=True, tag="tool_search"):
 class McpTool(Tool, frozen=True, kw_only=True, tag="mcp"):
     """Tools of an MCP server, which the server of the response calls. Its credentials are kept elsewhere."""
 
-    server_label: Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}\Z")]
+    server_label: ServerLabel
     server_url: str | None = None
     connector_id: str | None = None
     tunnel_id: str | None = None

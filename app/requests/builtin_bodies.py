@@ -23,12 +23,16 @@ class SearchFilters(Struct, frozen=True, kw_only=True):
 
 
 class WebSearchBody(Struct, frozen=True, kw_only=True):
-    """The built-in tool `web_search`. `external_web_access`: it may read pages that it has not stored."""
+    """The built-in tool `web_search`. `external_web_access`: it may read pages that it has not stored.
+
+    `max_uses` is the number of calls that are run, in the Messages API.
+    """
 
     external_web_access: bool | None = None
     filters: SearchFilters | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None
     user_location: UserLocation | None = None
+    max_uses: Annotated[int, Meta(ge=1)] | None = None
 
 
 class AutoContainer(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Removes the secrets of a request right after it was parsed, before anything can echo, store or log them.
 
-Hosted tools carry credentials for other servers: an `mcp` tool has `headers` and `authorization`. The server never
-calls those, so it has no use for them. As in OpenAI's API, a reply has `headers` null and no `authorization`.
+Hosted tools carry credentials for other servers: an `mcp` tool has `headers` and `authorization`. Those that a running
+turn needs are in its `ToolSecrets`. As in OpenAI's API, a reply has `headers` null and no `authorization`.
 """
 
 import re

@@ -9,13 +9,14 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, invalid_type, invalid_value, unsupported_field
+from antiphon.app.base.settings import Settings
 from antiphon.app.base.tool_rules import ToolRuleError, parse_allowed_tools, parse_approval_rule
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_object, check_string
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
+from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
-from antiphon.events.tools import HOSTED_TOOL_TYPES, McpTool
+from antiphon.events.tools import HOSTED_TOOL_TYPES, WEB_SEARCH_TYPES, McpTool
 from antiphon.state.segments import Execution
 
 
@@ -31,12 +32,25 @@ class ToolSecrets(Struct, frozen=True):
 
 
 class ServerToolRequest(Struct, frozen=True, kw_only=True):
-    """One tool that the server may run. `tool` has no credentials; `path` is its path in the request."""
+    """One tool that the server may run, in the form of Responses. `tool` has no credentials.
+
+    `path` is its path in the request, and `field_names` has the request's names of fields that Responses names
+    differently.
+    """
 
     path: str
     kind: str
     tool: McpTool | Mapping[str, Any]
     secrets: ToolSecrets = ToolSecrets()
+    field_names: Mapping[str, str] = {}
+    can_ask: bool = True
+    """False if the reply has no form for a request to approve a call."""
+    hidden_tools: frozenset[str] = frozenset()
+    """Names of tools of an MCP server that the model may not call."""
+
+    def find_path(self, key: str) -> str:
+        """Returns the path in the request of a field of the tool."""
+        return f"{self.path}.{self.field_names.get(key, key)}"
 
 
 class ServerToolsRequest(Struct, frozen=True, kw_only=True):
@@ -46,6 +60,13 @@ class ServerToolsRequest(Struct, frozen=True, kw_only=True):
     client_tools: RequestTools
     tool_choice: Any = None
     single_call: bool = False
+
+
+def list_hosted_types(settings: Settings) -> frozenset[str]:
+    """Returns the types of tools that the options map to something, and `mcp`, whose servers a request names."""
+    mapped = {option.partition("=")[0] for option in settings.hosted_tools}
+    types = {"mcp", *(mapped & {"code_interpreter"}), *(WEB_SEARCH_TYPES if "web_search" in mapped else ())}
+    return frozenset((*types, "file_search") if settings.vector_stores else types)
 
 
 def read_server_tools(
@@ -64,27 +85,42 @@ def read_server_tools(
     """
     # The client runs them all if all are served.
     is_needed = len(request_tools.echo) != len(request_tools.served)
-    requests = tuple(_read_requests(sent or (), client_tools.search)) if is_needed else ()
-    # An object may name a tool of the server, which is known only when the server has listed its tools.
-    choice = None if requests and isinstance(tool_choice, dict) else tool_choice
+    requests = read_tool_requests(sent or (), client_tools.search) if is_needed else []
+    choice = early_choice(tool_choice, has_server_tools=bool(requests))
     first_choice = read_tool_choice(choice, client_tools, single_call=single_call)
+    return join_requests(requests, client_tools, tool_choice, single_call=single_call), first_choice
+
+
+def join_requests(
+    requests: Sequence[ServerToolRequest], client_tools: RequestTools, tool_choice: Any, *, single_call: bool
+) -> ServerToolsRequest | None:
+    """Returns the tools that the server may run; None if there are none. Raises `ApiError` 400 for a label twice."""
     if not requests:
-        return None, first_choice
+        return None
     labels: set[str] = set()
     for request in requests:
         if isinstance(request.tool, McpTool):
             if request.tool.server_label in labels:
-                path = f"{request.path}.server_label"
+                path = request.find_path("server_label")
                 message = f"Invalid '{path}': Duplicate server label '{request.tool.server_label}'. Send it once."
                 raise invalid_value(path, message)
             labels.add(request.tool.server_label)
-    read = ServerToolsRequest(
-        requests=requests, client_tools=client_tools, tool_choice=tool_choice, single_call=single_call
+    return ServerToolsRequest(
+        requests=tuple(requests), client_tools=client_tools, tool_choice=tool_choice, single_call=single_call
     )
-    return read, first_choice
 
 
-def _read_requests(sent: Sequence[Any], search: Execution | None) -> Iterable[ServerToolRequest]:
+def read_tool_requests(
+    sent: Sequence[Any], search: Execution | None = None, *, can_ask: bool = True
+) -> list[ServerToolRequest]:
+    """Reads the tools of a list that the server may run. Raises `ApiError` 400 for malformed credentials and rules.
+
+    `search` tells who runs a search among deferred tools.
+    """
+    return list(_read_requests(sent, search, can_ask=can_ask))
+
+
+def _read_requests(sent: Sequence[Any], search: Execution | None, *, can_ask: bool) -> Iterable[ServerToolRequest]:
     clean_tools = remove_secrets({"tools": list(sent)})["tools"]
     for index, (tool, clean) in enumerate(zip(sent, clean_tools, strict=True)):
         kind, path = tool["type"], f"tools[{index}]"
@@ -92,7 +128,8 @@ def _read_requests(sent: Sequence[Any], search: Execution | None) -> Iterable[Se
             mcp_tool: McpTool = decode_value(clean, McpTool, path)
             _check_place(tool, mcp_tool, path)
             _check_rules(mcp_tool, path)
-            yield ServerToolRequest(path=path, kind=kind, tool=mcp_tool, secrets=_read_secrets(tool, path))
+            secrets = _read_secrets(tool, path)
+            yield ServerToolRequest(path=path, kind=kind, tool=mcp_tool, secrets=secrets, can_ask=can_ask)
         elif kind in HOSTED_TOOL_TYPES or (kind == "tool_search" and search == "server"):
             yield ServerToolRequest(path=path, kind=kind, tool=clean)
 
@@ -117,6 +154,18 @@ def _check_rules(tool: McpTool, path: str) -> None:
     except ToolRuleError as error:
         path = f"{path}.{error.path}"
         raise invalid_value(path, f"Invalid '{path}': {error.message}") from None
+
+
+def refused_approval(request: ServerToolRequest, *, forced_by: str = "") -> ApiError:
+    """Returns the error for a tool that needs an approval in an API that has no form for it.
+
+    `forced_by`: label of the server for which the operator requires approvals; empty if the request does.
+    """
+    message = "This API cannot ask for an approval. Set it to 'never', or use POST /v1/responses."
+    if forced_by:
+        rule = f"The operator requires an approval for each call of '{forced_by}' (--tool-approve)"
+        message = f"{rule}, and this API cannot ask for one. Use POST /v1/responses."
+    return invalid_value(request.find_path("require_approval"), message)
 
 
 def _read_secrets(tool: Mapping[str, Any], path: str) -> ToolSecrets:

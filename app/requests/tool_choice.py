@@ -39,6 +39,14 @@ class ToolChoice(Struct, frozen=True):
     allowed_tools: frozenset[str] | None = None
 
 
+def early_choice(sent: Any, *, has_server_tools: bool) -> Any:
+    """Returns `tool_choice` as far as it can be read before the server has listed its own tools.
+
+    An object may name one of these. The server reads it again when they are known.
+    """
+    return None if has_server_tools and isinstance(sent, Mapping) else sent
+
+
 def read_tool_choice(sent: Any, offered: RequestTools, *, single_call: bool = False) -> ToolChoice:
     """Parses `tool_choice` in the form of Responses. Raises `ApiError` 400, also for two tools with one name.
 

@@ -127,6 +127,7 @@ class BuiltinTools:
             await self._map_tool(target, "query"),
             None if page is None else await self._map_tool(page, "url"),
             _known_sources(items),
+            body.max_uses,
         )
         return BuiltinOffer(request.path, tuple(tools), runner)
 

@@ -26,6 +26,7 @@ from antiphon.state.segments import (
 INVALID_PARAMS = -32602
 """Code of JSON-RPC for arguments that a method does not take."""
 NO_OBJECT = "The arguments are not a JSON object, so the tool was not called."
+NO_USE_LEFT = "The call failed: no more web searches are allowed. Answer with what you have."
 OPEN_PAGE = "open_page"
 """Name of the tool that reads a page. Its calls are items of a web search."""
 
@@ -97,13 +98,22 @@ class MappedTool(Struct, frozen=True):
 
 
 class WebSearchRunner:
-    """Runs web searches by the tools `search` and `open_page`. `sources` has what was found so far."""
+    """Runs web searches by the tools `search` and `open_page`. `sources` has what was found so far.
+
+    `max_uses` is the number of calls that are run; None: all.
+    """
 
     def __init__(
-        self, call_tool: CallTool, search: MappedTool, open_page: MappedTool | None, sources: SourceList
+        self,
+        call_tool: CallTool,
+        search: MappedTool,
+        open_page: MappedTool | None,
+        sources: SourceList,
+        max_uses: int | None = None,
     ) -> None:
         self._call_tool, self._search, self._open_page = call_tool, search, open_page
         self.sources = sources
+        self._max_uses, self._num_uses = max_uses, 0
 
     async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
         """Returns the outcome, also of a failed call."""
@@ -116,6 +126,9 @@ class WebSearchRunner:
             action = {"type": "open_page", "url": subject}
         if not subject:
             return CallOutcome(WebSearchResult(action, is_failed=True), "The call failed: it names no query or page.")
+        if self._num_uses == self._max_uses:
+            return CallOutcome(WebSearchResult(action, is_failed=True), NO_USE_LEFT)
+        self._num_uses += 1
         outcome = await self._call_tool(target.label, target.name, {target.argument: subject})
         if outcome.error is not None:
             return CallOutcome(WebSearchResult(action, is_failed=True), await fit_output(outcome.text))

@@ -21,7 +21,7 @@ from antiphon.app.base.tool_rules import (
     parse_allowed_tools,
     parse_approval_rule,
 )
-from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest
+from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, refused_approval
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approvals import ApprovalSigner
@@ -168,8 +168,8 @@ class ToolHost:
         own = self._servers.servers.get(tool.connector_id or tool.server_label)
         if own is not None and (not tool.server_url or tool.server_url == own.url):
             if secret.headers or secret.authorization:
-                message = f"The operator sets the credentials of '{own.label}'. Leave 'headers' out."
-                raise invalid_value(f"{request.path}.headers", message)
+                path = request.find_path("headers")
+                raise invalid_value(path, f"The operator sets the credentials of '{own.label}'. Leave '{path}' out.")
             return own
         if not tool.server_url:
             raise self._not_allowed(request, "This server has no tool server of that name.")
@@ -180,12 +180,13 @@ class ToolHost:
         try:
             headers = check_client_headers(dict(secret.headers), secret.authorization or None)
         except ValueError as error:
-            raise invalid_value(f"{request.path}.headers", f"Invalid '{request.path}.headers': {error}") from None
+            path = request.find_path("headers")
+            raise invalid_value(path, f"Invalid '{path}': {error}") from None
         return create_client_server(tool.server_label, address, headers)
 
     def _not_allowed(self, request: ServerToolRequest, reason: str) -> ApiError:
         remedy = "The operator allows servers with --tool-server LABEL=URL, and hosts with --mcp-allow HOST."
-        return ApiError(400, "mcp_server_not_allowed", f"{reason} {remedy}", f"{request.path}.server_url")
+        return ApiError(400, "mcp_server_not_allowed", f"{reason} {remedy}", request.find_path("server_url"))
 
     async def _list_all(
         self, requests: Sequence[ServerToolRequest], servers: Sequence[ToolServer], owner: str
@@ -209,9 +210,13 @@ class ToolHost:
         try:
             allowed, rule = parse_allowed_tools(tool.allowed_tools), parse_approval_rule(tool.require_approval)
         except ToolRuleError as error:
-            path = f"{request.path}.{error.path}"
+            path = request.find_path(error.path)
             raise invalid_value(path, f"Invalid '{path}': {error.message}") from None
-        selected = tuple(each for each in listed if is_allowed(allowed, each.name, each.read_only))
+        selected = tuple(
+            each
+            for each in listed
+            if is_allowed(allowed, each.name, each.read_only) and each.name not in request.hidden_tools
+        )
         forced = server.is_operator and server.label in self._policy.approve_labels
         offered = tuple(
             ServerTool(
@@ -225,6 +230,8 @@ class ToolHost:
             )
             for each in selected
         )
+        if not request.can_ask and any(each.needs_approval for each in offered):
+            raise refused_approval(request, forced_by=server.label if forced else "")
         return _Listing(request, tool, server, offered, selected)
 
     async def _call_tool(

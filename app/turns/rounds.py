@@ -80,7 +80,9 @@ class Round:
         return len(self.calls) + self.num_client_calls
 
     def list_spoken(self, output: Sequence[OutputItem]) -> tuple[OutputItem | AnyInput, ...]:
-        """Returns the items that the model wrote in this round. Those of calls that the server ran have no output.
+        """Returns the items that the model wrote in this round, without a call that was cut off.
+
+        Those of calls that the server ran have no output.
 
         `output` is that of the response. A call that was cut stays as it is, but not a search among deferred tools.
         """
@@ -219,8 +221,18 @@ class RoundPlanner:
         forbids_calls = prompt_input.forbids_calls or allowed == frozenset()
         if forbids_calls or not self._model.engine.info.capabilities.grammar:
             allowed = None  # it would promise a grammar
+        # The model has said what it was to continue: an answer of its own follows the outputs.
+        template = msgspec.structs.replace(
+            prompt_input.template, continue_final_message=False, add_generation_prompt=True
+        )
         return msgspec.structs.replace(
-            prompt_input, items=items, tools=tools, tool_choice=mode, allowed_tools=allowed, forbids_calls=forbids_calls
+            prompt_input,
+            items=items,
+            tools=tools,
+            tool_choice=mode,
+            allowed_tools=allowed,
+            forbids_calls=forbids_calls,
+            template=template,
         )
 
     def _is_refused(self, tool: ToolSpec) -> bool:

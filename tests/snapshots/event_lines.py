@@ -9,7 +9,7 @@ from antiphon.kit.snapshot.event_lines import format_chunk, format_event
 
 __all__ = ["IdNumbers", "format_chunk", "format_completion_chunk", "format_event", "format_message_event"]
 
-_ID = re.compile(r"\b(resp|rs|msg|fc|ctc|sh|apc|cmp|call|chatcmpl)[_-][0-9a-z]+\b")
+_ID = re.compile(r"\b(resp|rs|msg|fc|ctc|sh|apc|cmp|call|chatcmpl|mcptoolu|srvtoolu)[_-][0-9a-z]+\b")
 
 
 class IdNumbers(id_numbers.IdNumbers):

@@ -94,6 +94,9 @@ MESSAGE_DELTA_KEYS = {
 """Key of a delta, and of the block that it adds to, by the delta's type."""
 
 
+CALL_BLOCKS = ("tool_use", "mcp_tool_use", "server_tool_use")
+
+
 def sum_message_events(events: list[Json]) -> tuple[Json, list[int]]:
     """Returns the message that a stream adds up to, and the indices of its unfinished blocks.
 
@@ -108,7 +111,7 @@ def sum_message_events(events: list[Json]) -> tuple[Json, list[int]]:
             case "content_block_start":
                 assert not open_blocks and event["index"] == len(message["content"]), "blocks follow one another"
                 message["content"].append(event["content_block"])
-                if event["content_block"]["type"] == "tool_use":
+                if event["content_block"]["type"] in CALL_BLOCKS:
                     assert event["content_block"]["input"] == {}
                     event["content_block"]["input"] = ""
                 open_blocks.append(event["index"])
@@ -118,7 +121,7 @@ def sum_message_events(events: list[Json]) -> tuple[Json, list[int]]:
             case "content_block_stop":
                 assert open_blocks.pop() == event["index"]
                 block = message["content"][event["index"]]
-                if block["type"] == "tool_use":
+                if block["type"] in CALL_BLOCKS:
                     block["input"] = json.loads(block["input"])
             case "message_delta":
                 message |= event["delta"] | {"usage": message["usage"] | event["usage"]}

@@ -25,7 +25,11 @@ class ChoiceFold:
     def __init__(self, index: int, form: ChatForm) -> None:
         self.prompt: PromptDetail | None = None
         self._index, self._options = index, form.options
-        self._fold = ChatFold(as_function_call=form.as_function_call, reasoning_field=form.reasoning_field)
+        self._fold = ChatFold(
+            as_function_call=form.as_function_call,
+            reasoning_field=form.reasoning_field,
+            num_echoed=len(form.options.echo_text),
+        )
         self._waits = form.options.token_ids or form.options.tokens_as_ids
         self._waiting: list[_Addition] = []
         self._token_ids: tuple[int, ...] = ()

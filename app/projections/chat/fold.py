@@ -8,20 +8,24 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from antiphon.app.projections.chat.executed_tools import build_executed_tool
 from antiphon.app.projections.chat.schema import (
     CallFragment,
+    ChatAnnotation,
     ChatChoice,
     ChatDelta,
     ChatFinishReason,
     ChatLogprobs,
     ChatReplyMessage,
+    ChatUrlCitation,
     ChunkChoice,
     CustomFragment,
     FunctionFragment,
 )
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
-from antiphon.events.items import CustomToolCall, FunctionCall, Logprob
+from antiphon.events.hosted import CodeInterpreterCall, FileSearchCall, McpCall, WebSearchCall
+from antiphon.events.items import CustomToolCall, FunctionCall, Logprob, UrlCitation
 from antiphon.events.response import Response
 
 ReasoningField = Literal["reasoning_content", "reasoning"]
@@ -33,23 +37,31 @@ class ChatFold:
     """Fold of one choice. `feed_event` returns the delta of an event; `terminal` is the response once it has ended.
 
     `as_function_call`: the call has the deprecated form, since the request has `functions` instead of `tools`.
-    `reasoning_field`: name of the field for reasoning.
+    `reasoning_field`: name of the field for reasoning. `num_echoed`: number of characters before those of the model.
     """
 
     def __init__(
-        self, *, as_function_call: bool = False, reasoning_field: ReasoningField = "reasoning_content"
+        self,
+        *,
+        as_function_call: bool = False,
+        reasoning_field: ReasoningField = "reasoning_content",
+        num_echoed: int = 0,
     ) -> None:
         self._as_function_call, self._reasoning_field = as_function_call, reasoning_field
         self.terminal: Response | None = None
         self._calls: dict[str, int] = {}
         self._message: str | None = None
+        self._num_executed, self._num_chars = 0, num_echoed
+        self._part: tuple[str, int] | None = None
+        """The text part that was appended to last; its offset in the content is `_part_start`."""
+        self._part_start = 0
         self._reasoning: dict[str, type[Event]] = {}
 
     def feed_event(self, event: Event) -> tuple[ChatDelta, tuple[Logprob, ...]] | None:
         """Returns what an event adds to the message, with the log probabilities of its text; None if nothing."""
         match event:
             case ev.TextDelta(delta=text, logprobs=logprobs):
-                return ChatDelta(content=self._separator_before(event.item_id) + text), logprobs
+                return ChatDelta(content=self._add_text(event, text)), logprobs
             case ev.RefusalDelta(delta=text):
                 return ChatDelta(refusal=text), ()
             case ev.ReasoningDelta(delta=text) | ev.SummaryDelta(delta=text):
@@ -62,6 +74,9 @@ class ChatFold:
             case ev.CustomInputDelta(delta=text):
                 part = CallFragment(index=self._calls[event.item_id], custom=CustomFragment(input=text))
                 return ChatDelta(tool_calls=(part,)), ()
+            case ev.ItemDone() | ev.AnnotationAdded():
+                delta = self._hosted_delta(event)
+                return None if delta is None else (delta, ())
             case ev.Completed() | ev.Incomplete() | ev.Failed():
                 self.terminal = event.response
         return None
@@ -82,6 +97,37 @@ class ChatFold:
         if self._as_function_call:
             return ChatDelta(function_call=fragment.function)
         return ChatDelta(tool_calls=(fragment,))
+
+    def _hosted_delta(self, event: ev.ItemDone | ev.AnnotationAdded) -> ChatDelta | None:
+        """Returns the delta of a call that the server ran, or of a source that it found; None for another event."""
+        match event:
+            case ev.ItemDone(item=McpCall() | WebSearchCall() | CodeInterpreterCall() | FileSearchCall() as call):
+                self._num_executed += 1
+                return ChatDelta(executed_tools=(build_executed_tool(call, self._num_executed - 1),))
+            case ev.AnnotationAdded(annotation=UrlCitation() as citation):
+                return ChatDelta(annotations=(self._place_citation(citation),))
+        return None
+
+    def _add_text(self, event: ev.TextDelta, text: str) -> str:
+        """Returns the text with the separator before it, if it needs one."""
+        added = self._separator_before(event.item_id) + text
+        part = event.item_id, event.content_index
+        if part != self._part:
+            self._part, self._part_start = part, self._num_chars + len(added) - len(text)
+        self._num_chars += len(added)
+        return added
+
+    def _place_citation(self, citation: UrlCitation) -> ChatAnnotation:
+        """Returns a citation of the part that was appended to last. Its offsets are those of the whole content."""
+        start = self._part_start
+        return ChatAnnotation(
+            url_citation=ChatUrlCitation(
+                url=citation.url,
+                title=citation.title,
+                start_index=start + citation.start_index,
+                end_index=start + citation.end_index,
+            )
+        )
 
     def _separator_before(self, item_id: str) -> str:
         """Returns the separator if the text starts another message, else an empty string."""
@@ -120,6 +166,8 @@ def join_parts(parts: Sequence[ChunkChoice], index: int, *, logprobs: bool, toke
         reasoning_content=_join_texts(delta.reasoning_content for delta in deltas) or UNSET,
         tool_calls=_join_calls(fragment for delta in deltas for fragment in delta.tool_calls or ()) or UNSET,
         function_call=_join_fragments([delta.function_call for delta in deltas if delta.function_call is not UNSET]),
+        executed_tools=tuple(tool for delta in deltas for tool in delta.executed_tools or ()) or UNSET,
+        annotations=tuple(annotation for delta in deltas for annotation in delta.annotations or ()),
     )
     return ChatChoice(
         index=index,

@@ -4,7 +4,7 @@ Keys that are `UNSET` are not sent. A tool call has its id, type and name in its
 the first chunk only, because clients concatenate values that are repeated.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -46,6 +46,55 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
     refusal: tuple[Logprob, ...] | None = None
 
 
+class FoundPassage(Struct, frozen=True, kw_only=True):
+    """A page or a passage that a search has found."""
+
+    title: str | UnsetType = UNSET
+    url: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    score: float | UnsetType = UNSET
+
+
+class FoundResults(Struct, frozen=True, kw_only=True):
+    """What a search has found."""
+
+    results: tuple[FoundPassage, ...]
+
+
+class ExecutedTool(Struct, frozen=True, kw_only=True):
+    """Call number `index` that the server ran, whole. The form is Groq's; `name`, `server_label` and `error` are not.
+
+    `output` is null for a call that has none.
+    """
+
+    index: int
+    type: Literal["mcp", "web_search", "code_interpreter", "file_search"]
+    name: str
+    server_label: str | UnsetType = UNSET
+    arguments: str
+    """JSON, as the model wrote it."""
+    output: str | None
+    search_results: FoundResults | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    """Why the call has failed."""
+
+
+class ChatUrlCitation(Struct, frozen=True, kw_only=True):
+    """A web page as the source of the characters of `content` from `start_index` up to `end_index`."""
+
+    url: str
+    title: str
+    start_index: int
+    end_index: int
+
+
+class ChatAnnotation(Struct, frozen=True, kw_only=True):
+    """An annotation of the text."""
+
+    type: Literal["url_citation"] = "url_citation"
+    url_citation: ChatUrlCitation
+
+
 class ChatDelta(Struct, frozen=True, kw_only=True):
     """New content of a choice. Of the two names of reasoning, one is sent."""
 
@@ -57,6 +106,9 @@ class ChatDelta(Struct, frozen=True, kw_only=True):
     tool_calls: tuple[CallFragment, ...] | UnsetType = UNSET
     function_call: FunctionFragment | UnsetType = UNSET
     """The call, if the request has the deprecated `functions`."""
+    executed_tools: tuple[ExecutedTool, ...] | UnsetType = UNSET
+    """A call that the server ran, once it has ended."""
+    annotations: tuple[ChatAnnotation, ...] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True, kw_only=True):
@@ -112,12 +164,14 @@ class ChatReplyMessage(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None
-    annotations: tuple[Any, ...] = ()
+    annotations: tuple[ChatAnnotation, ...] = ()
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[CallFragment, ...] | UnsetType = UNSET
     function_call: FunctionFragment | UnsetType = UNSET
     """The call, if the request has the deprecated `functions`."""
+    executed_tools: tuple[ExecutedTool, ...] | UnsetType = UNSET
+    """The calls that the server ran."""
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):

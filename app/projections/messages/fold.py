@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, structs
 
 from antiphon.app.base.errors import from_response
 from antiphon.app.base.event_log import TokenDetail
+from antiphon.app.projections.messages.hosted_blocks import add_to_counts, build_result, build_search_call, start_call
 from antiphon.app.projections.messages.schema import (
     AnthropicMessage,
     AnyMessageEvent,
@@ -29,6 +29,7 @@ from antiphon.app.projections.messages.schema import (
     MessageUpdate,
     MessageUsage,
     Ping,
+    ServerToolCounts,
     SignatureDelta,
     StopDetails,
     StopReason,
@@ -39,8 +40,10 @@ from antiphon.app.projections.messages.schema import (
     ToolUseBlock,
     WebCitation,
 )
+from antiphon.events import hosted_events as hev
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
+from antiphon.events.hosted import CodeInterpreterCall, McpCall, McpListTools, WebSearchCall
 from antiphon.events.items import (
     Annotation,
     CustomToolCall,
@@ -54,7 +57,8 @@ from antiphon.events.response import Response
 
 CUSTOM_INPUT_START = '{"input": "'
 """Beginning of the JSON input of a custom tool's call: Messages has no tools that take raw text."""
-CUSTOM_INPUT_END = '"}'
+CODE_INPUT_START = '{"code": "'
+RAW_INPUT_END = '"}'
 NO_DETAIL = TokenDetail()
 
 
@@ -68,25 +72,51 @@ class MessagesFold:
         self.terminal: Response | None = None
         self._show_thinking = show_thinking
         self._started = False
+        self._starting: Response | None = None
+        """The response whose start is told with the next event that is not part of a list of tools."""
         self._num_blocks = 0
         self._open: type[MessageBlock] | None = None
         self._text: list[str] = []
         self._has_calls = self._has_refusal = False
+        self._counts: ServerToolCounts | None = None
         self._reasoning_kind: tuple[str, type[Event]] | None = None
 
     def feed_event(self, event: Event, detail: TokenDetail | None = None) -> Iterable[AnyMessageEvent]:
         """Returns the events of the message that one event of the response becomes."""
+        starting = self._starting
+        if starting is not None and detail is None and _belongs_to_list(event):
+            return ()
         handle = _HANDLERS.get(type(event))
-        return () if handle is None else handle(self, event, detail or NO_DETAIL)
+        events = () if handle is None else handle(self, event, detail or NO_DETAIL)
+        if starting is None:
+            return events
+        self._starting = None
+        return (_start_message(starting, detail or NO_DETAIL), *events)
 
     def _on_text(self, event: ev.TextDelta | ev.RefusalDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
         self._text.append(event.delta)
         return (self._update(TextBlockDelta(text=event.delta)),)
 
-    def _on_arguments(self, event: ev.ArgumentsDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
+    def _on_arguments(
+        self, event: ev.ArgumentsDelta | hev.McpCallArgumentsDeltaEvent, _: TokenDetail
+    ) -> Iterable[AnyMessageEvent]:
         return (self._update(InputJsonDelta(partial_json=event.delta)),)
 
-    def _on_custom_input(self, event: ev.CustomInputDelta, _: TokenDetail) -> Iterable[AnyMessageEvent]:
+    def _on_call_end(self, event: hev.McpCallArgumentsDoneEvent, _: TokenDetail) -> Iterable[AnyMessageEvent]:  # noqa: ARG002  # its deltas were sent
+        """Ends the block of an MCP call: the tool runs now."""
+        return (self._stop_block(),)
+
+    def _on_code_end(self, event: hev.CodeInterpreterCallCodeDoneEvent, _: TokenDetail) -> Iterable[AnyMessageEvent]:  # noqa: ARG002  # its deltas were sent
+        """Ends the block of code: it runs now."""
+        return self._update(InputJsonDelta(partial_json=RAW_INPUT_END)), self._stop_block()
+
+    def _on_stage(self, event: Event, _: TokenDetail) -> Iterable[AnyMessageEvent]:  # noqa: ARG002  # its type is all
+        """Keeps the stream open while a tool works. The event also begins calls, whose blocks are open."""
+        return (Ping(),) if self._open is None else ()
+
+    def _on_raw_input(
+        self, event: ev.CustomInputDelta | hev.CodeInterpreterCallCodeDeltaEvent, _: TokenDetail
+    ) -> Iterable[AnyMessageEvent]:
         """Writes raw text as part of a JSON string."""
         return (self._update(InputJsonDelta(partial_json=json.dumps(event.delta, ensure_ascii=False)[1:-1])),)
 
@@ -97,13 +127,17 @@ class MessagesFold:
         return (self._update(CitationsDelta(citation=_convert_citation(event.annotation, "".join(self._text)))),)
 
     def _on_progress(self, event: ev.InProgress, detail: TokenDetail) -> Iterable[AnyMessageEvent]:
-        """Starts the message. The event is repeated to keep a silent stream open."""
+        """Starts the message. The event is repeated to keep a silent stream open.
+
+        Lists of tools may follow in the same step. Its last event has the counts of tokens with which a message starts.
+        """
         if self._started:
             return (Ping(),)
         self._started = True
-        usage = message_usage(detail.input_tokens, detail.cached_tokens, 0)
-        message = AnthropicMessage(id=message_id(event.response), model=event.response.model, usage=usage)
-        return (MessageStart(message=message),)
+        if detail is NO_DETAIL:
+            self._starting = event.response
+            return ()
+        return (_start_message(event.response, detail),)
 
     def _start_block(self, block: MessageBlock) -> AnyMessageEvent:
         self._open, self._text = type(block), []
@@ -140,18 +174,36 @@ class MessagesFold:
         if isinstance(call, FunctionCall | CustomToolCall):
             self._has_calls = True
             yield self._start_block(ToolUseBlock(id=call.call_id, name=call.name, input={}))
+        elif (block := start_call(call)) is not None:
+            yield self._start_block(block)
         if isinstance(call, CustomToolCall):
             yield self._update(InputJsonDelta(partial_json=CUSTOM_INPUT_START))
+        elif isinstance(call, CodeInterpreterCall):
+            yield self._update(InputJsonDelta(partial_json=CODE_INPUT_START))
 
     def _on_item_done(self, event: ev.ItemDone, _: TokenDetail) -> Iterator[AnyMessageEvent]:
         match event.item:
             case FunctionCall():
                 yield self._stop_block()
             case CustomToolCall():
-                yield self._update(InputJsonDelta(partial_json=CUSTOM_INPUT_END))
+                yield self._update(InputJsonDelta(partial_json=RAW_INPUT_END))
                 yield self._stop_block()
             case Reasoning() as item:
                 yield from self._end_reasoning(item)
+            case WebSearchCall() as item:
+                self._counts = add_to_counts(self._counts or ServerToolCounts(), item)
+                block, sent = build_search_call(item)
+                yield self._start_block(block)
+                yield self._update(InputJsonDelta(partial_json=json.dumps(sent, ensure_ascii=False)))
+                yield self._stop_block()
+                yield from self._send_block(build_result(item))
+            case McpCall() | CodeInterpreterCall() as item:
+                yield from self._send_block(build_result(item))
+
+    def _send_block(self, block: MessageBlock) -> Iterator[AnyMessageEvent]:
+        """Yields a block that is complete from its start."""
+        yield self._start_block(block)
+        yield self._stop_block()
 
     def _end_reasoning(self, item: Reasoning) -> Iterator[AnyMessageEvent]:
         """Ends the block of a reasoning item with its signature. Without the text, a block has nothing else."""
@@ -178,7 +230,8 @@ class MessagesFold:
         reason = self._stop_reason(response, detail)
         sequence = detail.stop_string if reason == "stop_sequence" else None
         yield MessageUpdate(
-            delta=StopDetails(stop_reason=reason, stop_sequence=sequence), usage=message_usage(*(totals or (0, 0, 0)))
+            delta=StopDetails(stop_reason=reason, stop_sequence=sequence),
+            usage=structs.replace(message_usage(*(totals or (0, 0, 0))), server_tool_use=self._counts or UNSET),
         )
         yield MessageStop()
 
@@ -194,6 +247,18 @@ class MessagesFold:
         return "stop_sequence" if detail.stop_string is not None else "end_turn"
 
 
+def _belongs_to_list(event: Event) -> bool:
+    """Tells whether an event is about the list of an MCP server's tools, which a message does not show."""
+    if isinstance(event, ev.ItemAdded | ev.ItemDone):
+        return isinstance(event.item, McpListTools)
+    return isinstance(event, hev.McpListToolsInProgressEvent | hev.McpListToolsCompletedEvent)
+
+
+def _start_message(response: Response, detail: TokenDetail) -> MessageStart:
+    usage = message_usage(detail.input_tokens, detail.cached_tokens, 0)
+    return MessageStart(message=AnthropicMessage(id=message_id(response), model=response.model, usage=usage))
+
+
 _HANDLERS: dict[type[Event], Callable[[MessagesFold, Any, TokenDetail], Iterable[AnyMessageEvent]]] = {
     ev.InProgress: MessagesFold._on_progress,
     ev.ItemAdded: MessagesFold._on_item_added,
@@ -205,75 +270,20 @@ _HANDLERS: dict[type[Event], Callable[[MessagesFold, Any, TokenDetail], Iterable
     ev.ReasoningDelta: MessagesFold._on_reasoning,
     ev.SummaryDelta: MessagesFold._on_reasoning,
     ev.ArgumentsDelta: MessagesFold._on_arguments,
-    ev.CustomInputDelta: MessagesFold._on_custom_input,
+    ev.CustomInputDelta: MessagesFold._on_raw_input,
+    hev.McpCallArgumentsDeltaEvent: MessagesFold._on_arguments,
+    hev.McpCallArgumentsDoneEvent: MessagesFold._on_call_end,
+    hev.CodeInterpreterCallCodeDeltaEvent: MessagesFold._on_raw_input,
+    hev.CodeInterpreterCallCodeDoneEvent: MessagesFold._on_code_end,
+    hev.McpCallInProgressEvent: MessagesFold._on_stage,
+    hev.CodeInterpreterCallInterpretingEvent: MessagesFold._on_stage,
+    hev.WebSearchCallSearchingEvent: MessagesFold._on_stage,
     ev.AnnotationAdded: MessagesFold._on_annotation,
     ev.Completed: MessagesFold._on_terminal,
     ev.Incomplete: MessagesFold._on_terminal,
     ev.Failed: MessagesFold._on_terminal,
 }
 """Events that a message shows. The other events repeat, as a whole, text that was streamed before."""
-
-
-class MessageAccumulator:
-    """Sum of the events of one message, as the anthropic SDK builds it, but without calls that were cut off."""
-
-    def __init__(self) -> None:
-        self._message: AnthropicMessage | None = None
-        self._blocks: list[MessageBlock] = []
-        self._open: MessageBlock | None = None
-        self._parts: list[str] = []
-
-    @property
-    def message(self) -> AnthropicMessage | None:
-        """Message so far; None before `message_start`."""
-        return self._message and structs.replace(self._message, content=tuple(self._blocks))
-
-    def add_event(self, event: AnyMessageEvent) -> None:
-        """Adds an event."""
-        match event:
-            case MessageStart(message=message):
-                self._message = message
-            case BlockStart(content_block=block):
-                self._open, self._parts = block, []
-            case BlockUpdate(delta=delta):
-                self._add_delta(delta)
-            case BlockStop() if self._open is not None:
-                self._blocks.append(_complete_block(self._open, "".join(self._parts)))
-            case MessageUpdate(delta=stop, usage=usage) if self._message is not None:
-                self._message = structs.replace(
-                    self._message, stop_reason=stop.stop_reason, stop_sequence=stop.stop_sequence, usage=usage
-                )
-
-    def _add_delta(self, delta: object) -> None:
-        match delta:
-            case TextBlockDelta(text=text) | ThinkingBlockDelta(thinking=text) | InputJsonDelta(partial_json=text):
-                self._parts.append(text)
-            case SignatureDelta(signature=signature) if isinstance(self._open, ThinkingBlock):
-                self._open = structs.replace(self._open, signature=signature)
-            case CitationsDelta(citation=citation) if isinstance(self._open, TextBlock):
-                earlier = () if self._open.citations is UNSET else self._open.citations
-                self._open = structs.replace(self._open, citations=(*earlier, citation))
-
-
-def _complete_block(block: MessageBlock, text: str) -> MessageBlock:
-    """Returns a block with the text of its deltas."""
-    match block:
-        case TextBlock():
-            return structs.replace(block, text=text)
-        case ThinkingBlock():
-            return structs.replace(block, thinking=text)
-        case ToolUseBlock():
-            return structs.replace(block, input=_parse_input(text))
-
-
-def _parse_input(text: str) -> msgspec.Raw | dict[str, str]:
-    """Returns a call's input as the model wrote it. Text that is not a JSON object becomes the value of one key."""
-    try:
-        if isinstance(msgspec.json.decode(text), dict):
-            return msgspec.Raw(text.encode())
-    except msgspec.DecodeError:
-        pass
-    return {"arguments": text}
 
 
 def _convert_citation(annotation: Annotation, text: str) -> BlockCitation:

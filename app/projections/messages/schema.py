@@ -60,7 +60,108 @@ class ToolUseBlock(ContentBlock, frozen=True, kw_only=True, tag="tool_use"):
     input: msgspec.Raw | dict[str, Any]
 
 
-MessageBlock = TextBlock | ThinkingBlock | ToolUseBlock
+class McpToolUseBlock(ContentBlock, frozen=True, kw_only=True, tag="mcp_tool_use"):
+    """A call of an MCP server's tool, which this server runs."""
+
+    id: str
+    name: str
+    server_name: str
+    input: msgspec.Raw | dict[str, Any]
+
+
+class McpToolResultBlock(ContentBlock, frozen=True, kw_only=True, tag="mcp_tool_result"):
+    """The output of an MCP call, or why it has failed."""
+
+    tool_use_id: str
+    is_error: bool
+    content: tuple[TextBlock, ...]
+
+
+class ServerToolUseBlock(ContentBlock, frozen=True, kw_only=True, tag="server_tool_use"):
+    """A web search, a web page that is read, or code, which this server runs."""
+
+    id: str
+    name: Literal["web_search", "web_fetch", "code_execution"]
+    input: msgspec.Raw | dict[str, Any]
+
+
+class FoundPage(Struct, frozen=True, kw_only=True, tag_field="type", tag="web_search_result"):
+    """A page that a web search has found. Its text is not kept, and its title is its URL: items have no titles."""
+
+    url: str
+    title: str
+    encrypted_content: str = ""
+    page_age: str | None = None
+
+
+class SearchError(Struct, frozen=True, kw_only=True, tag_field="type", tag="web_search_tool_result_error"):
+    """A web search has failed."""
+
+    error_code: str = "unavailable"
+
+
+class SearchResultBlock(ContentBlock, frozen=True, kw_only=True, tag="web_search_tool_result"):
+    """The pages that a web search has found."""
+
+    tool_use_id: str
+    content: tuple[FoundPage, ...] | SearchError
+
+
+class PlainTextSource(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    """The text of a document."""
+
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str = ""
+
+
+class PageDocument(Struct, frozen=True, kw_only=True, tag_field="type", tag="document"):
+    """A page as a document."""
+
+    source: PlainTextSource = PlainTextSource()
+    title: str | None = None
+    citations: None = None
+
+
+class FetchedPage(Struct, frozen=True, kw_only=True, tag_field="type", tag="web_fetch_result"):
+    """A page that was read. Its text is left out: only the model reads it."""
+
+    url: str
+    content: PageDocument = PageDocument()
+    retrieved_at: str | None = None
+
+
+class FetchError(Struct, frozen=True, kw_only=True, tag_field="type", tag="web_fetch_tool_result_error"):
+    """A page could not be read."""
+
+    error_code: str = "unavailable"
+
+
+class FetchResultBlock(ContentBlock, frozen=True, kw_only=True, tag="web_fetch_tool_result"):
+    """A page that was read."""
+
+    tool_use_id: str
+    content: FetchedPage | FetchError
+
+
+class CodeOutput(Struct, frozen=True, kw_only=True, tag_field="type", tag="code_execution_result"):
+    """What code has printed: in `stderr` if it has failed."""
+
+    stdout: str
+    stderr: str
+    return_code: int
+    content: tuple[()] = ()
+
+
+class CodeResultBlock(ContentBlock, frozen=True, kw_only=True, tag="code_execution_tool_result"):
+    """The output of code."""
+
+    tool_use_id: str
+    content: CodeOutput
+
+
+ResultBlock = McpToolResultBlock | SearchResultBlock | FetchResultBlock | CodeResultBlock
+CallBlock = ToolUseBlock | McpToolUseBlock | ServerToolUseBlock
+MessageBlock = TextBlock | ThinkingBlock | CallBlock | ResultBlock
 
 
 class BlockDelta(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -97,6 +198,13 @@ class CitationsDelta(BlockDelta, frozen=True, kw_only=True, tag="citations_delta
     citation: BlockCitation
 
 
+class ServerToolCounts(Struct, frozen=True, kw_only=True):
+    """Numbers of searches and of pages that did not fail."""
+
+    web_search_requests: int = 0
+    web_fetch_requests: int = 0
+
+
 class MessageUsage(Struct, frozen=True, kw_only=True):
     """Token counts. `input_tokens` leaves out the tokens that a cache held: the prompt is the sum of all three."""
 
@@ -105,6 +213,8 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
     service_tier: Literal["standard"] = "standard"
+    server_tool_use: ServerToolCounts | UnsetType = UNSET
+    """Sent if the server has run web searches."""
 
 
 class AnthropicMessage(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ import msgspec
 from antiphon.app.base.errors import from_response
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.http.stream_writer import StreamEncoder
-from antiphon.app.projections.messages.fold import MessageAccumulator, MessagesFold
+from antiphon.app.projections.messages.accumulator import MessageAccumulator
+from antiphon.app.projections.messages.fold import MessagesFold
 from antiphon.app.projections.messages.schema import AnyMessageEvent, MessageEvent
 from antiphon.events import sse
 

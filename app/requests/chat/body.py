@@ -46,6 +46,29 @@ class NamedFunction(Struct, frozen=True, forbid_unknown_fields=True):
     name: ToolName
 
 
+class ChatLocation(Struct, frozen=True, kw_only=True):
+    """A place."""
+
+    city: str | None = None
+    country: str | None = None
+    region: str | None = None
+    timezone: str | None = None
+
+
+class ChatUserLocation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the user is, about."""
+
+    type: Literal["approximate"]
+    approximate: ChatLocation
+
+
+class WebSearchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of web searches."""
+
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: ChatUserLocation | None = None
+
+
 class ChatBody(CompletionBody, frozen=True, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
@@ -96,7 +119,8 @@ class ChatBody(CompletionBody, frozen=True, kw_only=True):
     """Deprecated: use `tools`. The reply has at most one call, as `function_call`."""
     function_call: Honoured[Literal["none", "auto"] | NamedFunction] = None
     """Deprecated: use `tool_choice`. `none`, `auto` or the name of a function."""
-    web_search_options: Annotated[Any, refused("Web search is not supported.")] = None
+    web_search_options: Honoured[WebSearchOptions] = None
+    """Offers web searches, as the tool `web_search` does. 400 unless the operator maps it (`--hosted web_search=…`)."""
     echo: Honoured[bool] = None
     """Not in OpenAI's API. The text begins with that of the last message if that is the assistant's, as with
     `continue_final_message`."""

@@ -1,9 +1,7 @@
 """Parser of `POST /v1/chat/completions`: converts the body to the same `TurnSpec` as a Responses request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-
-from msgspec import Struct
 
 from antiphon.app.base.errors import clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.base.reply_form import ChatForm
@@ -12,6 +10,7 @@ from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import media, shared, tools
 from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.chat.body import ChatBody, NamedFunction
+from antiphon.app.requests.chat.hosted_tools import OfferedTools, read_server_tools
 from antiphon.app.requests.chat.messages import read_messages
 from antiphon.app.requests.chat.options import chat_details, read_chat_options, read_effort, read_template_options
 from antiphon.app.requests.chat.stored import messages_to_store
@@ -20,24 +19,15 @@ from antiphon.app.requests.fields import NOT_SUPPORTED, decode_body, refuse_unsu
 from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
 from antiphon.app.requests.fields.vllm import UsageOptions
 from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.requests.server_tools import ServerToolsRequest, list_hosted_types
 from antiphon.app.requests.structure import read_constraint
-from antiphon.app.requests.tool_choice import read_tool_choice
+from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, StoredChat, TurnSpec
 from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ReasoningConfig, Response
 from antiphon.harmony.format import PromptInput
-
-
-class OfferedTools(Struct, frozen=True):
-    """The tools of a chat request. `choice` is in the flat form of Responses."""
-
-    tools: RequestTools
-    choice: Any
-    as_functions: bool
-    """True if they were sent as the deprecated `functions`."""
-    single_call: bool
 
 
 def read_chat_request(
@@ -47,14 +37,15 @@ def read_chat_request(
     body = decode_body(ChatBody, remove_secrets(sent))
     model = models.find_model(body.model)
     shared.check_stream_options(body)
-    offered = _read_offered_tools(body)
+    offered = _read_offered_tools(body, settings)
+    server_tools = read_server_tools(body, sent, offered, settings)
     if body.messages is None:
         raise missing_field("messages")
     items = read_messages(body.messages)
     media.check_media(body.messages, "messages", refused=settings.unsupported_media == "refuse")
     top_logprobs, effort = _top_logprobs(body), read_effort(body)
     template, form = read_template_options(body, items, settings), _read_form(body, items, offered, settings)
-    tool_choice, constraint = read_tool_choice(offered.choice, offered.tools), read_constraint(body)
+    tool_choice, constraint = _read_choice(offered, server_tools), read_constraint(body)
     _refuse_unsupported(body)
     prompt_input = PromptInput(
         items=items,
@@ -79,6 +70,7 @@ def read_chat_request(
         sampling=sampling,
         stop_strings=body.stop_strings,
         single_call=offered.single_call,
+        server_tools=server_tools,
         max_prompt_tokens=shared.read_truncation(body.truncate_prompt_tokens, model.engine.info, sampling),
         n=shared.check_best_of(body),
         logprobs=form.logprobs,
@@ -88,6 +80,10 @@ def read_chat_request(
         priority=min(shared.read_priority(body), shared.tier_priority(base_response.service_tier)),
     )
     return accept_spec(model, spec, form, constraint_param=constraint.param)
+
+
+def _read_choice(offered: OfferedTools, server_tools: ServerToolsRequest | None) -> ToolChoice:
+    return read_tool_choice(early_choice(offered.choice, has_server_tools=server_tools is not None), offered.tools)
 
 
 def _read_sampling(body: ChatBody, info: EngineInfo, settings: Settings, top_logprobs: int | None) -> Sampling:
@@ -133,7 +129,7 @@ def _read_form(body: ChatBody, items: Sequence[AnyInput], offered: OfferedTools,
     )
 
 
-def _read_offered_tools(body: ChatBody) -> OfferedTools:
+def _read_offered_tools(body: ChatBody, settings: Settings) -> OfferedTools:
     """Reads tools and tool choice, or their deprecated forms. Raises `ApiError` 400."""
     _check_deprecated(body)
     if body.functions is not None:
@@ -141,18 +137,26 @@ def _read_offered_tools(body: ChatBody) -> OfferedTools:
         choice = _function_choice(body.function_call, request_tools)
         offered = OfferedTools(request_tools, choice, as_functions=True, single_call=True)
     else:
-        request_tools, choice = _read_tools(body.tools or ()), _flatten_tool_choice(body.tool_choice)
+        request_tools = _read_tools(body.tools or (), list_hosted_types(settings))
+        choice = _flatten_tool_choice(body.tool_choice)
         offered = OfferedTools(request_tools, choice, as_functions=False, single_call=body.parallel_tool_calls is False)
     return offered
 
 
-def _read_tools(sent: Any) -> RequestTools:
-    """Reads the tools. Chat nests what Responses has flat: `{"type", "function": {…}}` or `{"type", "custom": {…}}`."""
+def _read_tools(sent: Any, hosted_types: Collection[str]) -> RequestTools:
+    """Reads the tools. Chat nests what Responses has flat: `{"type", "function": {…}}` or `{"type", "custom": {…}}`.
+
+    Tools that the server runs, of `hosted_types`, are flat here, too: OpenAI's chat has no form for them.
+    """
     flat_tools, paths = [], []
     for index, tool in enumerate(sent):
         tool_path = f"tools[{index}]"
         kind = require_key(tool, "type", tool_path)
-        check_choice(kind, ("function", "custom"), f"{tool_path}.type")
+        check_choice(kind, ("function", "custom", *sorted(hosted_types)), f"{tool_path}.type")
+        if kind in hosted_types:
+            flat_tools.append(dict(tool))
+            paths.append(tool_path)
+            continue
         inner = require_key(tool, kind, tool_path)
         check_object(inner, f"{tool_path}.{kind}")
         flat_tools.append(_flatten_grammar({**inner, "type": kind}))

@@ -19,10 +19,11 @@ from antiphon.app.requests.fields.common import (
     Text,
     ToolObjects,
 )
-from antiphon.events.tools import ToolName
+from antiphon.events.tools import ServerLabel, ToolName
 
 MIN_THINKING_TOKENS = 1024
 MAX_STOP_SEQUENCES = 64
+MAX_MCP_SERVERS = 8
 
 
 class ThinkingSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +53,26 @@ class ToolChoiceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["auto", "any", "tool", "none"]
     disable_parallel_tool_use: bool | None = None
     name: ToolName | None = None
+
+
+class McpToolChoice(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tools of an MCP server are offered."""
+
+    enabled: bool | None = None
+    allowed_tools: list[str] | None = None
+
+
+class McpServerBody(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="url"):
+    """An MCP server."""
+
+    name: ServerLabel
+    url: str | None = None
+    authorization_token: str | None = None
+    tool_configuration: McpToolChoice | None = None
+
+    def __repr__(self) -> str:
+        """Returns no secret."""
+        return f"McpServerBody({self.name})"
 
 
 class CacheControl(Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,14 +116,16 @@ class CountTokensBody(RequestBody, frozen=True, kw_only=True):
     messages: Honoured[Objects] = None
     """Required. The roles are `user`, `assistant` and `system`. Text of the assistant's as the last message is
     continued, but not with `thinking`, and not by gpt-oss. Blocks: `text`, `image`, `document`, `search_result`,
-    `tool_use`, `tool_result`, `thinking` and `redacted_thinking`, which must be signed by this server. Blocks of server
-    tools are accepted and not shown."""
+    `tool_use`, `tool_result`, `thinking` and `redacted_thinking`, which must be signed by this server. Blocks of MCP
+    calls, web searches, web pages and code are shown to the model as calls with outputs; those of other server tools
+    are accepted and not shown."""
     system: Honoured[Text | Objects] = None
     """A string or text blocks."""
     tools: Honoured[ToolObjects] = None
-    """At most 128. Tools with an `input_schema`; `strict` is enforced during sampling. Server tools are accepted and
-    not offered to the model; tools with a schema of Anthropic's own (`bash_…`, `text_editor_…`, `computer_…`,
-    `memory_…`) are refused."""
+    """At most 128. Tools with an `input_schema`; `strict` is enforced during sampling. `mcp_toolset` chooses tools of
+    `mcp_servers`. `web_search_…` and `code_execution_…` are run by this server if the operator maps `web_search` and
+    `code_interpreter` (`--hosted`); all other server tools are accepted and not offered to the model. Tools with a
+    schema of Anthropic's own (`bash_…`, `text_editor_…`, `computer_…`, `memory_…`) are refused."""
     tool_choice: Honoured[ToolChoiceSettings] = None
     """`auto`, `any`, `tool` or `none`. Enforced in sampling. `disable_parallel_tool_use` ends the turn after one call.
     """
@@ -118,7 +141,11 @@ class CountTokensBody(RequestBody, frozen=True, kw_only=True):
     """A cache hint without effect here, also inside blocks."""
     context_management: Honoured[ContextManagement] = None
     """The only edit is `clear_thinking_20251015`: the model's template decides which earlier reasoning it shows."""
-    mcp_servers: Annotated[Any, refused("This server connects to no MCP servers. Define the tools in `tools`.")] = None
+    mcp_servers: Honoured[Annotated[list[McpServerBody], Meta(max_length=MAX_MCP_SERVERS)]] = None
+    """At most 8 servers, whose tools this server calls. One is the operator's (`--tool-server`) if its `url` is, or,
+    without `url`, if its `name` is; others need `--mcp-allow`. `authorization_token` is sent to the server and kept
+    nowhere. No call asks for an approval: a server for which the operator requires one (`--tool-approve`) is refused.
+    """
 
 
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from antiphon.app.requests.fields.checks import (
     check_string,
     require_key,
 )
+from antiphon.app.requests.messages.hosted_blocks import CALL_TYPES, read_hosted_call
 from antiphon.events.inputs import (
     AnyInput,
     HostedInput,
@@ -42,7 +43,7 @@ HOSTED_BLOCK_TYPES = frozenset(
     bash_code_execution_tool_result text_editor_code_execution_tool_result mcp_tool_use mcp_tool_result
     tool_search_tool_result container_upload""".split()
 )
-"""Types of blocks of tools that another server ran. They are not shown to the model."""
+"""Types of blocks of tools that a server ran: this one, or another."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 Decrypt = Callable[[str], str | None]
 """Returns the text of a signature or of redacted thinking; None if this server did not seal it for this owner."""
@@ -138,12 +139,18 @@ class ConversationReader:
         for index, block in enumerate(blocks):
             block_path, kind = f"{path}[{index}]", block["type"]
             if kind in HOSTED_BLOCK_TYPES:
-                self.items.append(HostedInput(kind=kind, payload=dict(block)))
+                later = [(each, f"{path}[{at}]") for at, each in enumerate(blocks[index + 1 :], index + 1)]
+                self._read_hosted(block, block_path, later)
                 continue
             check_choice(kind, tuple(_ASSISTANT_READERS), f"{block_path}.type")
             _ASSISTANT_READERS[kind](self, block, block_path)
         if len(self.items) == num_items:
             self.items.append(InputMessage(role="assistant", content=""))
+
+    def _read_hosted(self, block: SentBlock, path: str, later: Sequence[tuple[SentBlock, str]]) -> None:
+        """Reads a block of a tool that a server ran. The result of a call was read with the call."""
+        call = read_hosted_call(block, path, later) if block["type"] in CALL_TYPES else None
+        self.items.append(call or HostedInput(kind=block["type"], payload=dict(block)))
 
     def _read_text(self, block: SentBlock, path: str) -> None:
         self.items.append(InputMessage(role="assistant", content=(OutputTextInput(text=_text_of(block, path)),)))

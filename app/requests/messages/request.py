@@ -16,7 +16,9 @@ from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.checks import check_choice, check_object, check_string, require_key
 from antiphon.app.requests.messages.body import CountTokensBody, JsonFormat, MessagesBody, ToolChoiceSettings
 from antiphon.app.requests.messages.conversation import ConversationReader, Decrypt, read_system
-from antiphon.app.requests.tool_choice import read_tool_choice
+from antiphon.app.requests.messages.hosted_tools import find_choice, read_server_tools
+from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, join_requests
+from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.events.response import ReasoningConfig
@@ -50,11 +52,11 @@ def read_messages_request(
         raise missing_field("messages")
     _check_thinking(body)
     _check_begun_answer(body)
-    request_tools = _read_tools(body.tools or ())
-    choice = _flatten_tool_choice(body.tool_choice)
+    request_tools, choice, server_tools = _read_offered_tools(body, settings)
     reader = ConversationReader(decrypt, refuse_media=settings.unsupported_media == "refuse")
     items = reader.read_messages(body.messages)
-    prompt_input = _prompt_input(body, items, choice, request_tools, settings)
+    tool_choice = read_tool_choice(early_choice(choice, has_server_tools=server_tools is not None), request_tools)
+    prompt_input = _prompt_input(body, items, tool_choice, settings)
     refuse_unsupported(body)
     sampling = shared.read_sampling(body, model.engine.info, body.max_tokens, None)
     spec = TurnSpec(
@@ -73,6 +75,7 @@ def read_messages_request(
         sampling=sampling,
         stop_strings=tuple(body.stop_sequences or ()),
         single_call=prompt_input.single_call,
+        server_tools=server_tools,
         encrypt_reasoning=True,
     )
     is_hidden = body.thinking is not None and body.thinking.display == "omitted"
@@ -81,16 +84,15 @@ def read_messages_request(
 
 
 def _prompt_input(
-    body: MessagesBody, items: tuple[Any, ...], choice: Any, request_tools: RequestTools, settings: Settings
+    body: MessagesBody, items: tuple[Any, ...], tool_choice: ToolChoice, settings: Settings
 ) -> PromptInput:
-    tool_choice = read_tool_choice(choice, request_tools)
     return PromptInput(
         instructions=read_system(body.system),
         items=items,
         tools=tool_choice.table,
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
-        single_call=body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True,
+        single_call=_is_single_call(body),
         output_constraint=_output_constraint(body),
         effort=_read_effort(body),
         unknown_tools=settings.unknown_tools,
@@ -141,8 +143,20 @@ def _output_constraint(body: MessagesBody) -> OutputConstraint | None:
     return None if output_format is None else OutputConstraint(schema=output_format.schema or {"type": "object"})
 
 
+def _read_offered_tools(body: MessagesBody, settings: Settings) -> tuple[RequestTools, Any, ServerToolsRequest | None]:
+    """Returns the tools of the client, `tool_choice` in the form of Responses, and the tools that the server runs."""
+    request_tools = _read_tools(body.tools or ())
+    requests = read_server_tools(body.tools or (), body.mcp_servers or (), settings)
+    choice = _flatten_tool_choice(body.tool_choice, requests)
+    return request_tools, choice, join_requests(requests, request_tools, choice, single_call=_is_single_call(body))
+
+
+def _is_single_call(body: MessagesBody) -> bool:
+    return body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True
+
+
 def _read_tools(sent: Sequence[Mapping[str, Any]]) -> RequestTools:
-    """Reads the tools in the form of Responses. Server tools are accepted and not offered to the model."""
+    """Reads the tools that the client runs, in the form of Responses."""
     flat_tools, paths = [], []
     for index, tool in enumerate(sent):
         path = f"tools[{index}]"
@@ -164,7 +178,7 @@ def _read_tools(sent: Sequence[Mapping[str, Any]]) -> RequestTools:
     return tools.read_tools(flat_tools, "tools", paths, schema_key="input_schema")
 
 
-def _flatten_tool_choice(choice: ToolChoiceSettings | None) -> Any:
+def _flatten_tool_choice(choice: ToolChoiceSettings | None, requests: Sequence[ServerToolRequest]) -> Any:
     """Returns `tool_choice` in the form of Responses."""
     if choice is None:
         return "auto"
@@ -172,4 +186,4 @@ def _flatten_tool_choice(choice: ToolChoiceSettings | None) -> Any:
         return RESPONSES_CHOICES[choice.type]
     if choice.name is None:
         raise missing_field("tool_choice.name")
-    return {"type": "function", "name": choice.name}
+    return find_choice(choice.name, requests)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from antiphon.app.base.event_log import TokenDetail
-from antiphon.app.projections.messages.fold import MessageAccumulator, MessagesFold
+from antiphon.app.projections.messages.accumulator import MessageAccumulator
+from antiphon.app.projections.messages.fold import MessagesFold
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.items import FileCitation, FilePath, UrlCitation

@@ -1,0 +1,169 @@
+"""Streams of chat and of messages in which the server runs tools. Their sums are the whole replies."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from antiphon.app.base.encryption import KEY_BYTES, Sealer
+from antiphon.app.base.settings import Settings
+from antiphon.app.projections.chat.stream import ChatStream, final_completion
+from antiphon.app.projections.messages.stream import MessagesStream, final_message
+from antiphon.app.requests.chat.request import read_chat_request
+from antiphon.app.requests.messages.request import read_messages_request
+from antiphon.app.tools.approvals import ApprovalSigner
+from antiphon.app.tools.approved_calls import ApprovalReader
+from antiphon.app.tools.builtin_tools import BuiltinTools
+from antiphon.app.tools.hosted_options import HostedOptions, ToolTarget
+from antiphon.app.tools.mcp.tool_lists import ListedTool
+from antiphon.app.tools.mcp.tool_server import ToolServer
+from antiphon.app.tools.mcp.tool_servers import ToolServers
+from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.tool_host import HostPolicy, ToolHost
+from antiphon.events.hosted import McpExecutionError
+from tests.serving import scripted_registry
+from tests.snapshots.event_lines import IdNumbers, format_chunk, format_message_event
+from tests.snapshots.run_case import CaseResult, MessageResult, PlainSealer, collect_frames, make_turn_manager
+from tests.snapshots.snapshot_files import SNAPSHOT_FOLDER, CaseSnapshot
+from tests.snapshots.stream_sums import sum_chat_chunks, sum_message_events
+
+SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+SETTINGS = Settings(
+    tool_servers=("notes=http://127.0.0.1:1/mcp",),
+    hosted_tools=("web_search=notes/search", "open_page=notes/page", "code_interpreter=notes/run"),
+)
+
+
+class ScriptedTools(ToolServers):
+    """Tools without a network. Each repeats its argument, and `broken` fails."""
+
+    async def list_tools(self, server: ToolServer, owner: str) -> tuple[ListedTool, ...]:
+        return tuple(ListedTool(name=name, input_schema=SCHEMA) for name in ("read", "broken"))
+
+    async def call_tool(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+        (text,) = arguments.values()
+        if name == "broken":
+            error = McpExecutionError(content=[{"type": "text", "text": "It is broken."}])
+            return ToolOutcome(text="It is broken.", error=error)
+        if name == "search":
+            return ToolOutcome(text="", structured=[{"url": f"https://example.com/{text}", "title": "A page"}])
+        return ToolOutcome(text=f"<{text}>")
+
+
+def _call(name: str, **arguments: str) -> str:
+    return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"
+
+
+READ = _call("notes__read", text="one")
+CASES: dict[str, list[dict[str, Any]]] = {
+    "one_call": [
+        {"name": "b", "when": ["<one>"], "output": ["It says one."]},
+        {"name": "a", "output": ["<think>\nRead.\n</think>\n\n", "I read it.\n", READ]},
+    ],
+    "failed_call": [
+        {"name": "b", "when": ["It is broken."], "output": ["No luck."]},
+        {"name": "a", "output": [_call("notes__broken", text="one")]},
+    ],
+    "two_rounds": [
+        {"name": "c", "when": ["<one>", "<two>"], "output": ["Both are read."]},
+        {"name": "b", "when": ["<one>"], "output": ["The next.\n", _call("notes__read", text="two")]},
+        {"name": "a", "output": [READ]},
+    ],
+    "call_then_the_clients_tool": [{"name": "a", "output": [READ, "\n", _call("get_weather", city="Oslo")]}],
+    "web_search_page_and_citation": [
+        {"name": "c", "when": ["<https:"], "output": ["See [a page](https://example.com/oslo) for it."]},
+        {"name": "b", "when": ["A page"], "output": [_call("open_page", url="https://example.com/oslo")]},
+        {"name": "a", "output": ["I search.\n", _call("web_search", query="oslo")]},
+    ],
+    "code": [
+        {"name": "b", "when": ["<print("], "output": ["It ran."]},
+        {"name": "a", "output": [_call("code_interpreter", code='print("a")\n')]},
+    ],
+    "cut_inside_a_call": [{"name": "a", "output": ["I read it.\n", READ[:50]], "finish": "length"}],
+}
+
+
+class ServerToolSnapshot(CaseSnapshot):
+    """One text file for each case: `snapshots/server_tools/NAME.txt`."""
+
+    folder = SNAPSHOT_FOLDER / "server_tools"
+
+
+def _make_host() -> ToolHost:
+    notes = ToolServer(label="notes", url="http://127.0.0.1:1/mcp", is_operator=True)
+    servers = ScriptedTools({"notes": notes})
+    targets = {
+        name: ToolTarget("notes", tool, "text")
+        for name, tool in (("web_search", "search"), ("open_page", "page"), ("code_interpreter", "run"))
+    }
+    builtins = BuiltinTools(HostedOptions(**targets), servers, lambda prefix: f"{prefix}_0", None)
+    signer = ApprovalSigner(Sealer(b"x" * KEY_BYTES).derive_key("approvals"))
+    store: Any = SimpleNamespace(use_approval=bool)  # no case asks for one
+    return ToolHost(servers, builtins, store, ApprovalReader(signer), HostPolicy())
+
+
+def _make_manager() -> Any:
+    return make_turn_manager(sealer=PlainSealer(b"x" * KEY_BYTES), tool_host=_make_host())
+
+
+async def _read_chat(script: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+    body = {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": "Go on."}],
+        "tools": [
+            {"type": "mcp", "server_label": "notes", "require_approval": "never"},
+            {"type": "web_search"},
+            {"type": "code_interpreter", "container": {"type": "auto"}},
+            weather,
+        ],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    parsed = read_chat_request(
+        body, scripted_registry([{**reply, "tokens_per_chunk": 16} for reply in script]), SETTINGS
+    )
+    logs = await _make_manager().start_prompts(parsed.model, (parsed.spec,))
+    frames = await collect_frames(ChatStream(logs, parsed.form))
+    reply = await final_completion(logs, parsed.form)
+    return CaseResult(frames, reply, logs[0]).data, json.loads(reply)
+
+
+async def _read_message(script: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    body = {
+        "model": "scripted",
+        "max_tokens": 10_000,
+        "messages": [{"role": "user", "content": "Go on."}],
+        "mcp_servers": [{"type": "url", "name": "notes"}],
+        "tools": [
+            {"type": "web_search_20250305", "name": "web_search"},
+            {"type": "code_execution_20250522", "name": "code_execution"},
+            {"name": "get_weather", "input_schema": {"type": "object"}},
+        ],
+        "stream": True,
+    }
+    registry = scripted_registry([{**reply, "tokens_per_chunk": 16} for reply in script])
+    parsed = read_messages_request(body, registry, lambda _: None, SETTINGS)
+    log = await _make_manager().start_turn(parsed.model, parsed.spec)
+    frames = await collect_frames(MessagesStream(log))
+    reply = json.loads(await final_message(log))
+    return MessageResult(frames, reply).events, reply
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot name")  # files are named after cases, not after tests
+async def test_server_tools(name: str, snapshot: SnapshotAssertion) -> None:
+    script = CASES[name]
+    (chunks, completion), (events, message) = await _read_chat(script), await _read_message(script)
+    numbers = IdNumbers()
+    lines = ["Chat", *(format_chunk(chunk, numbers) for chunk in chunks), "", "Messages"]
+    lines += [format_message_event(event, numbers) for event in events]
+    said = sum_chat_chunks(chunks)["choices"][0]["message"]
+    whole = {key: value for key, value in completion["choices"][0]["message"].items() if value not in (None, [])}
+    assert {key: value for key, value in said.items() if value != ""} == whole
+    streamed, unfinished = sum_message_events(events)
+    streamed["content"] = [block for index, block in enumerate(streamed["content"]) if index not in unfinished]
+    assert streamed == message
+    assert "\n".join([*lines, ""]) == snapshot.use_extension(ServerToolSnapshot)(name=name)
