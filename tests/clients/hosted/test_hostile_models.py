@@ -136,8 +136,11 @@ def test_arguments_that_cannot_be_sent_fail_the_call_only(server: RunningServer,
 
 
 @pytest.mark.parametrize(("name", "per_round"), [("endless", 1), ("endless pair", 2)])
-def test_calls_without_end(server: RunningServer, traffic: ToolTraffic, name: str, per_round: int) -> None:
-    response = run(server, {"input": f"[{name}]", "tools": [tool()]})
+@pytest.mark.parametrize("tools", [[tool()], [tool(), FUNCTION]], ids=["alone", "beside a function"])
+def test_calls_without_end(
+    server: RunningServer, traffic: ToolTraffic, name: str, per_round: int, tools: list[Json]
+) -> None:
+    response = run(server, {"input": f"[{name}]", "tools": tools})
     assert response["status"] == "completed" and len(traffic.calls) == 32 * per_round
     assert len(find_items(response, "mcp_call")) == 32 * per_round
     go_on(server, response)
