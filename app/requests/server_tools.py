@@ -88,6 +88,8 @@ def read_server_tools(
     requests = read_tool_requests(sent or (), client_tools.search) if is_needed else []
     choice = early_choice(tool_choice, has_server_tools=bool(requests))
     first_choice = read_tool_choice(choice, client_tools, single_call=single_call)
+    if not requests:
+        return None, first_choice
     return join_requests(requests, client_tools, tool_choice, single_call=single_call), first_choice
 
 

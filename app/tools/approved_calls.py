@@ -46,13 +46,13 @@ class ApprovalReader:
             found = requests.get(answer.approval_request_id)
             if found is None:
                 raise _no_request(answer.approval_request_id)
-            if not answer.approve:
-                continue  # it runs nothing, so it need not be authentic
             label, name, arguments = found.server_label, found.name, found.arguments
             try:
                 nonce = self._signer.verify(owner, found.id, label, name, arguments, now=now)
             except ApprovalError:
                 raise _no_request(found.id) from None
+            if not answer.approve:
+                continue
             if name not in offered.get(label, ()):
                 message = f"The approved tool '{clip_text(name)}' of '{clip_text(label)}' is not in 'tools'."
                 raise ApiError(400, "invalid_value", message, "tools")

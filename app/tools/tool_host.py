@@ -185,7 +185,7 @@ class ToolHost:
         return create_client_server(tool.server_label, address, headers)
 
     def _not_allowed(self, request: ServerToolRequest, reason: str) -> ApiError:
-        remedy = "The operator allows servers with --tool-server LABEL=URL, and hosts with --mcp-allow HOST."
+        remedy = "The operator names servers with --tool-server LABEL=URL, or allows their hosts with --mcp-allow HOST."
         return ApiError(400, "mcp_server_not_allowed", f"{reason} {remedy}", request.find_path("server_url"))
 
     async def _list_all(

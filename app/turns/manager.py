@@ -22,6 +22,7 @@ from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
+from antiphon.app.turns.first_step import wait_stored
 from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.cache_diagnostics import list_settings
@@ -41,9 +42,6 @@ MAX_PUBLISH_WAIT_S = 2.0
 
 MAX_INLINE_ITEMS = 500
 """Number of input items that get their ids on the event loop, which takes two milliseconds."""
-MAX_FIRST_STEP_WAIT_S = 10.0
-"""Time for which the client of a background response waits until it is stored."""
-NOT_STORED = "The response store does not answer, so the response was cancelled. Retry later."
 
 
 def new_id(prefix: str) -> str:
@@ -116,7 +114,7 @@ class TurnManager:
         if spec.base_response.store:
             self._store_logs(spec, [turn.log for turn in turns])
         if spec.base_response.background:
-            await self._wait_stored(turns)
+            await wait_stored(turns)
         return [turn.log for turn in turns]
 
     async def _open_tools(self, spec: TurnSpec, owner: str) -> tuple[TurnSpec, HostedTurn | None]:
@@ -150,20 +148,6 @@ class TurnManager:
             is_stored = True
         diagnostics = CacheUnavailable() if is_stored else ComparisonNotFound()
         return msgspec.structs.replace(prompt, diagnostics=diagnostics)
-
-    async def _wait_stored(self, turns: Sequence[Turn]) -> None:
-        """Waits until the first events are stored. Raises `ApiError` 503, and cancels the turns, if that takes long.
-
-        A client that has received a response id must find the response, even if this process crashes.
-        """
-        try:
-            async with asyncio.timeout(MAX_FIRST_STEP_WAIT_S):
-                for turn in turns:
-                    await turn.log.wait_published()
-        except TimeoutError:
-            for turn in turns:
-                turn.cancel_turn()
-            raise storage_unavailable(NOT_STORED) from None
 
     def _store_logs(self, spec: TurnSpec, logs: Sequence[EventLog]) -> None:
         """Stores the logs from now on: each as a response, or all of a chat request as one completion."""

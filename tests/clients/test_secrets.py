@@ -23,13 +23,14 @@ MCP_TOOL = {
     "authorization": SECRET,
     "require_approval": "never",
 }
+HOSTED_TOOL = {"type": "image_generation", "authorization": SECRET, "proxy_url": f"https://user:{SECRET}@example.com/a"}
 IMAGE = {"type": "input_image", "image_url": f"https://user:{SECRET}@example.com/a.png"}
 FILE = {"type": "input_file", "file_url": f"https://{SECRET}@example.com/a.pdf"}
 MESSAGE = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}, IMAGE, FILE]}
 BODY: dict[str, Any] = {
     "model": "scripted",
     "input": [{"type": "additional_tools", "role": "developer", "tools": [MCP_TOOL]}, MESSAGE],
-    "tools": [MCP_TOOL],
+    "tools": [HOSTED_TOOL],
     "client_metadata": {"token": SECRET},
 }
 CHAT_IMAGE = {"type": "image_url", "image_url": {"url": f"https://user:{SECRET}@example.com/a.png"}}
@@ -37,6 +38,7 @@ CHAT_FILE = {"type": "file", "file": {"file_url": f"https://{SECRET}@example.com
 CHAT_MESSAGE = {"role": "user", "content": [CHAT_IMAGE, CHAT_FILE], "api_key": SECRET}
 CHAT_BODY = {"model": "scripted", "messages": [CHAT_MESSAGE], "store": True}
 INVALID = [
+    {**BODY, "tools": [MCP_TOOL]},
     {**BODY, "temperature": 9},
     {**BODY, "tools": [{**MCP_TOOL, "type": "mcpx"}]},
     {**BODY, "tools": [{**MCP_TOOL, "headers": SECRET, "authorization": {SECRET: 1}}], "top_p": 5},
@@ -66,8 +68,7 @@ def test_secrets_appear_nowhere(tmp_path: Path, script: Path) -> None:
             made = client.post("responses", json=BODY)
             assert made.status_code == 200, made.text
             (tool,) = made.json()["tools"]
-            assert tool["headers"] is None and "authorization" not in tool
-            assert tool["server_url"] == "https://mcp.example.com/sse"
+            assert tool == {"type": "image_generation", "proxy_url": "https://example.com/a"}
             response_id = made.json()["id"]
             seen += [made.text, client.get(f"responses/{response_id}").text]
             seen += [client.get(f"responses/{response_id}/input_items").text]

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from antiphon.app.turns.rounds import MAX_ROUNDS
+from antiphon.app.tools.hosted_turn import MAX_ROUNDS
 from tests.clients.server_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
 from tests.clients.tool_thread import ToolThread, run_tools
 from tests.serving import RunningServer, serve

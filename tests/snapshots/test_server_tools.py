@@ -100,7 +100,7 @@ def _make_host() -> ToolHost:
     }
     builtins = BuiltinTools(HostedOptions(**targets), servers, lambda prefix: f"{prefix}_0", None)
     signer = ApprovalSigner(Sealer(b"x" * KEY_BYTES).derive_key("approvals"))
-    store: Any = SimpleNamespace(use_approval=bool)  # no case asks for one
+    store: Any = SimpleNamespace(use_approvals=bool)  # no case asks for one
     return ToolHost(servers, builtins, store, ApprovalReader(signer), HostPolicy())
 
 

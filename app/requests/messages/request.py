@@ -25,7 +25,7 @@ from antiphon.events.response import ReasoningConfig
 from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.harmony.grammar import OutputConstraint
 
-SERVER_TOOL_PREFIXES = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_")
+SERVER_TOOL_PREFIXES = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 CLIENT_TOOL_PREFIXES = ("bash_", "text_editor_", "computer_", "memory_")
 RESPONSES_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Modes of `tool_choice` in the words of the Responses API."""
@@ -164,8 +164,6 @@ def _read_tools(sent: Sequence[Mapping[str, Any]]) -> RequestTools:
         check_string(kind, f"{path}.type")
         if kind.startswith(SERVER_TOOL_PREFIXES):
             continue
-        if kind == "mcp_toolset":
-            raise unsupported_field(f"{path}.type", "This endpoint connects to no MCP servers. Use /v1/responses.")
         if kind.startswith(CLIENT_TOOL_PREFIXES):
             why = f"Tools of type '{clip_text(kind)}' have no schema here. Define the tool with an 'input_schema'."
             raise unsupported_field(f"{path}.type", why)

@@ -130,7 +130,7 @@ def check_client_url(url: str, allowed_hosts: Collection[str]) -> ClientAddress:
     has_port = f"{host}:{address.port}" in entries
     is_any = ANY_HOST in entries and not address.is_loopback
     if not (is_named or has_port or is_any):
-        raise ValueError(f"The host {address.host!r} is not allowed. The operator allows hosts with --mcp-allow.")
+        raise ValueError(f"The host {address.host!r} is not allowed.")
     if not has_port and address.port not in _DEFAULT_PORTS.values():
         raise ValueError(f"The port {address.port} is not allowed. The operator allows it with --mcp-allow HOST:PORT.")
     if address.scheme != "https" and not address.is_loopback:

@@ -40,7 +40,7 @@ def test_call_that_has_run_stays_in_a_conversation_that_is_sent_again(fields: di
 
 
 def test_refused_call_stays_in_a_conversation_that_is_sent_again() -> None:
-    history = (REQUEST, NO, HI)
+    history = (REQUEST, NO, {"role": "assistant", "content": "As you like."}, HI)
     assert read_approved(*history) == read_approved(*history, now=LATER) == ()
     READER.refuse(read_responses_spec(input=[HI, *history]))
 

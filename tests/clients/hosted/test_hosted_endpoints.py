@@ -192,10 +192,9 @@ def test_batch_with_tools_of_the_server(server: RunningServer, traffic: ToolTraf
 
 USER = {"role": "user", "content": "[read]"}
 WITHOUT_TOOLS: list[tuple[str, Json, str]] = [
-    ("chat/completions", {"messages": [USER], "tools": [tool()]}, "tools[0].type"),
     ("messages", {"messages": [USER], "max_tokens": 9, "tools": [tool()]}, "tools[0].type"),
     ("messages", {"messages": [USER], "max_tokens": 9, "mcp_servers": [{"type": "url", "url": "https://a.b/", "name": "kit"}]}, "mcp_servers"),
-    ("messages", {"messages": [USER], "max_tokens": 9, "tools": [{"type": "mcp_toolset", "mcp_server_name": "kit"}]}, "tools[0].type"),
+    ("messages", {"messages": [USER], "max_tokens": 9, "tools": [{"type": "mcp_toolset", "mcp_server_name": "kit"}]}, "tools[0].mcp_server_name"),
     ("completions", {"prompt": "[read]", "tools": [tool()]}, "tools"),
 ]  # fmt: skip
 

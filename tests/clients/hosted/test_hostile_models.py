@@ -59,7 +59,7 @@ SCRIPT: list[Json] = [
     reply("later", "Later."),
     {"name": "end", "when": ["The result of"], "output": ["Done."]},
     {"name": "not called", "when": ["the tool was not called"], "output": ["It was not called."]},
-    {"name": "failed", "when": ["The tool call failed."], "output": ["It failed."]},
+    {"name": "failed", "when": ["The call failed:"], "output": ["It failed."]},
     *(reply(name, write_call("read", arguments)) for name, arguments in (BAD_ARGUMENTS | ODD_ARGUMENTS).items()),
     reply("failed levels", write_call("read", nest(500))),
     reply("absent", write_call("nothing", {})),
