@@ -39,16 +39,16 @@ def test_documented_line_prints_a_script(shell: str) -> None:
 
 
 def test_options_and_values_are_completed() -> None:
-    assert complete("bash", "antiphon", "serve", "--ho") == ["plain,--host"]
-    assert complete("zsh", "antiphon", "serve", "--ho")[:2] == ["plain", "--host"]
-    assert complete("fish", "antiphon", "serve", "--ho")[0].startswith("plain,--host")
+    assert complete("bash", "antiphon", "serve", "--grp") == ["plain,--grpc"]
+    assert complete("zsh", "antiphon", "serve", "--grp")[:2] == ["plain", "--grpc"]
+    assert complete("fish", "antiphon", "serve", "--grp")[0].startswith("plain,--grpc")
     assert complete("bash", "antiphon", "se") == ["plain,serve"]
     assert complete("bash", "antiphon", "serve", "--engine", "")[:3] == ["plain,torch", "plain,scripted", "plain,vllm"]
-    assert complete("bash", "antiphon", "serve", "--config", "a.toml", "--ho") == ["plain,--host"]
+    assert complete("bash", "antiphon", "serve", "--config", "a.toml", "--grp") == ["plain,--grpc"]
 
 
 def test_unusable_environment_does_not_disturb_completion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTIPHON_PORT", "x")
     monkeypatch.setenv("ANTIPHON_HOST", "")
     monkeypatch.setenv("ANTIPHON_CONFIG", "nowhere.toml")
-    assert complete("bash", "antiphon", "serve", "--ho") == ["plain,--host"]
+    assert complete("bash", "antiphon", "serve", "--grp") == ["plain,--grpc"]

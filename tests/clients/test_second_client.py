@@ -189,7 +189,12 @@ def test_large_body_holds_the_event_loop_for_a_bounded_time(kind: str, server: R
     assert max(probe.used_s) < MAX_LOOP_CPU_S
 
 
-HOSTED_ITEM = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "queries": ["w"] * 700}}
+HOSTED_ITEM = {
+    "type": "computer_call",
+    "call_id": "c",
+    "status": "completed",
+    "action": {"type": "search", "queries": ["w"] * 700},
+}
 """An item that no prompt has: a conversation of any size fits the context."""
 NUM_STORED, NUM_PER_TURN = 6_400 if FULL_COUNTS else 800, 400
 
@@ -200,7 +205,7 @@ def stored_history(
 ) -> Iterator[tuple[RunningServer, dict[str, dict[str, Any]]]]:
     """A server whose file holds a chain of 700 values for each item, and bodies that continue it. None of it is in memory."""
     path = tmp_path_factory.mktemp("store") / "responses.db"
-    items = [{**HOSTED_ITEM, "id": f"ws_{number}"} for number in range(NUM_STORED)]
+    items = [{**HOSTED_ITEM, "id": f"cu_{number}"} for number in range(NUM_STORED)]
     previous: str | None = None
     with SERVER(store_file=path) as server:
         conversation = httpx.post(f"{server.url}/conversations", timeout=HANG_TIMEOUT_S).json()["id"]

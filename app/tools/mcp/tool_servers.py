@@ -123,7 +123,13 @@ class ToolServers:
         async def fetch(session: "ClientSession") -> ToolList:
             return await mcp_client.fetch_list(session, self._limits, server.secrets)
 
-        found = await self._run(server, fetch, self._limits.list_timeout_s)
+        try:
+            found = await self._run(server, fetch, self._limits.list_timeout_s)
+        except _WorkError:
+            if not server.command:
+                raise
+            # The call of another turn may have ended the process. A list changes nothing, so it is read again.
+            found = await self._run(server, fetch, self._limits.list_timeout_s)
         names = frozenset(tool.name for tool in found.tools if tool.has_header_arguments)
         self._recall(server).header_tools = names
         return found
