@@ -53,11 +53,6 @@ def needs_approval(rule: ApprovalRule, tool_name: str, read_only: bool | None, *
     return forced or not is_exempt
 
 
-def is_allowed(tool_filter: ToolFilter, name: str, read_only: bool | None) -> bool:
-    """Tells whether `allowed_tools` lets the model call a tool."""
-    return tool_filter.matches(name, read_only)
-
-
 def parse_approval_rule(value: Any) -> ApprovalRule:
     """Parses `require_approval`: null, "always", "never", or an object of two filters. Raises `ToolRuleError`."""
     path = "require_approval"

@@ -1,4 +1,4 @@
-"""What replies in other APIs tell about calls that the server ran."""
+"""Describes calls that the server ran, for replies in other APIs than Responses."""
 
 import json
 from typing import Any

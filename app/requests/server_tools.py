@@ -10,7 +10,14 @@ from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, invalid_type, invalid_value, unsupported_field
 from antiphon.app.base.settings import Settings
-from antiphon.app.base.tool_rules import ToolRuleError, parse_allowed_tools, parse_approval_rule
+from antiphon.app.base.tool_rules import (
+    ALL_TOOLS,
+    ApprovalRule,
+    ToolFilter,
+    ToolRuleError,
+    parse_allowed_tools,
+    parse_approval_rule,
+)
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_object, check_string
 from antiphon.app.requests.secrets import remove_secrets
@@ -45,6 +52,10 @@ class ServerToolRequest(Struct, frozen=True, kw_only=True):
     field_names: Mapping[str, str] = {}
     can_ask: bool = True
     """False if the reply has no form for a request to approve a call."""
+    allowed: ToolFilter = ALL_TOOLS
+    """The tools of an MCP server that the model may call, without those in `hidden_tools`."""
+    approval: ApprovalRule = ApprovalRule()
+    """The tools of an MCP server whose calls need an approval."""
     hidden_tools: frozenset[str] = frozenset()
     """Names of tools of an MCP server that the model may not call."""
 
@@ -129,9 +140,16 @@ def _read_requests(sent: Sequence[Any], search: Execution | None, *, can_ask: bo
         if kind == "mcp":
             mcp_tool: McpTool = decode_value(clean, McpTool, path)
             _check_place(tool, mcp_tool, path)
-            _check_rules(mcp_tool, path)
-            secrets = _read_secrets(tool, path)
-            yield ServerToolRequest(path=path, kind=kind, tool=mcp_tool, secrets=secrets, can_ask=can_ask)
+            allowed, approval = _read_rules(mcp_tool, path)
+            yield ServerToolRequest(
+                path=path,
+                kind=kind,
+                tool=mcp_tool,
+                secrets=_read_secrets(tool, path),
+                can_ask=can_ask,
+                allowed=allowed,
+                approval=approval,
+            )
         elif kind in HOSTED_TOOL_TYPES or (kind == "tool_search" and search == "server"):
             yield ServerToolRequest(path=path, kind=kind, tool=clean)
 
@@ -148,11 +166,10 @@ def _check_place(sent: Mapping[str, Any], tool: McpTool, path: str) -> None:
         raise ApiError(400, "mutually_exclusive_parameters", message, f"{path}.connector_id")
 
 
-def _check_rules(tool: McpTool, path: str) -> None:
-    """Checks the rules of a tool before its server is asked for anything. Raises `ApiError` 400."""
+def _read_rules(tool: McpTool, path: str) -> tuple[ToolFilter, ApprovalRule]:
+    """Returns the rules of a tool, before its server is asked for anything. Raises `ApiError` 400."""
     try:
-        parse_allowed_tools(tool.allowed_tools)
-        parse_approval_rule(tool.require_approval)
+        return parse_allowed_tools(tool.allowed_tools), parse_approval_rule(tool.require_approval)
     except ToolRuleError as error:
         path = f"{path}.{error.path}"
         raise invalid_value(path, f"Invalid '{path}': {error.message}") from None

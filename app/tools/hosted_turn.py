@@ -30,7 +30,7 @@ class ApprovedCall(Struct, frozen=True):
 
 
 class FoundTools(Struct, frozen=True):
-    """What a search has found: its item, without an id, and the text that the model reads."""
+    """The result of a search: its item, without an id, and the text that the model reads."""
 
     item: ToolSearchOutput
     output: str
@@ -59,7 +59,9 @@ class HostedTurn:
         self.create_approval_id = sign
         """Returns the id of a request to approve a call, for the label, the name and the arguments."""
         self._runners, self._use_approvals, self._search = runners, use_approvals, search
-        self._max_calls, self._num_calls, self._num_rounds, self._tool_time_s = max_calls, 0, 0, 0.0
+        self._max_calls, self._num_calls, self._tool_time_s = max_calls, 0, 0.0
+        self.num_rounds = 0
+        """Number of rounds that have ended with calls."""
 
     @property
     def can_call(self) -> bool:
@@ -70,7 +72,7 @@ class HostedTurn:
     @property
     def can_search(self) -> bool:
         """True if the model may search among deferred tools. Only the number of rounds limits that."""
-        return self._num_rounds < MAX_ROUNDS
+        return self.num_rounds < MAX_ROUNDS
 
     @property
     def table(self) -> ToolTable | None:
@@ -82,10 +84,6 @@ class HostedTurn:
         """The pages that web searches have found, which the model may cite."""
         runner = self._runners.get("web_search")
         return runner.sources if isinstance(runner, WebSearchRunner) else SourceList()
-
-    def count_round(self) -> None:
-        """Counts a round that has ended with calls."""
-        self._num_rounds += 1
 
     def count_call(self, call: Call) -> None:
         """Counts a call that the model has written. One that the client has approved was counted when it was asked."""

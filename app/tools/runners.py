@@ -26,7 +26,7 @@ from antiphon.state.segments import (
 INVALID_PARAMS = -32602
 """Code of JSON-RPC for arguments that a method does not take."""
 NO_OBJECT = "The arguments are not a JSON object, so the tool was not called."
-NO_USE_LEFT = "The call failed: no more web searches are allowed. Answer with what you have."
+NO_USE_LEFT = f"{FAILURE_PREFIX}no more web searches are allowed. Answer with what you have."
 OPEN_PAGE = "open_page"
 """Name of the tool that reads a page. Its calls are items of a web search."""
 
@@ -125,7 +125,7 @@ class WebSearchRunner:
         if is_page:
             action = {"type": "open_page", "url": subject}
         if not subject:
-            return CallOutcome(WebSearchResult(action, is_failed=True), "The call failed: it names no query or page.")
+            return CallOutcome(WebSearchResult(action, is_failed=True), f"{FAILURE_PREFIX}it names no query or page.")
         if self._num_uses == self._max_uses:
             return CallOutcome(WebSearchResult(action, is_failed=True), NO_USE_LEFT)
         self._num_uses += 1
@@ -191,12 +191,12 @@ class FileSearchRunner:
         listed = sent if isinstance(sent, list) else [sent]
         queries = tuple(query for query in listed if isinstance(query, str) and query)
         if not queries:
-            return CallOutcome(FileSearchResult((), is_failed=True), "The call failed: it has no query.")
+            return CallOutcome(FileSearchResult((), is_failed=True), f"{FAILURE_PREFIX}it has no query.")
         try:
             found = await self._search.search(
                 self._store_ids, queries, self._max_num_results, self._filters, self._score_threshold
             )
         except FileSearchError as error:
-            return CallOutcome(FileSearchResult(queries, is_failed=True), f"The call failed: {error}")
+            return CallOutcome(FileSearchResult(queries, is_failed=True), f"{FAILURE_PREFIX}{error}")
         results = tuple(msgspec.to_builtins(each) for each in found)
         return CallOutcome(FileSearchResult(queries, results), await fit_output(results_as_text(found)))

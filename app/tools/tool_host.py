@@ -14,13 +14,7 @@ from msgspec import Struct
 from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.base.settings import Settings
-from antiphon.app.base.tool_rules import (
-    ToolRuleError,
-    is_allowed,
-    needs_approval,
-    parse_allowed_tools,
-    parse_approval_rule,
-)
+from antiphon.app.base.tool_rules import needs_approval
 from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, refused_approval
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
@@ -207,15 +201,10 @@ class ToolHost:
     def _select_tools(self, request: ServerToolRequest, server: ToolServer, listed: tuple[ListedTool, ...]) -> _Listing:
         tool = request.tool
         assert isinstance(tool, McpTool)
-        try:
-            allowed, rule = parse_allowed_tools(tool.allowed_tools), parse_approval_rule(tool.require_approval)
-        except ToolRuleError as error:
-            path = request.find_path(error.path)
-            raise invalid_value(path, f"Invalid '{path}': {error.message}") from None
         selected = tuple(
             each
             for each in listed
-            if is_allowed(allowed, each.name, each.read_only) and each.name not in request.hidden_tools
+            if request.allowed.matches(each.name, each.read_only) and each.name not in request.hidden_tools
         )
         forced = server.is_operator and server.label in self._policy.approve_labels
         offered = tuple(
@@ -226,7 +215,7 @@ class ToolHost:
                 description=each.description,
                 parameters=each.input_schema,
                 read_only=each.read_only,
-                needs_approval=needs_approval(rule, each.name, each.read_only, forced=forced),
+                needs_approval=needs_approval(request.approval, each.name, each.read_only, forced=forced),
             )
             for each in selected
         )

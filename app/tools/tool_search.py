@@ -27,7 +27,7 @@ MAX_DESCRIPTION_CHARS = 200
 
 
 class DeferredUnit(Struct, frozen=True):
-    """What one name of a search loads. The client and the model read its `definition` once it is loaded."""
+    """The tools that one name of a search loads. The client and the model read its `definition` once it is loaded."""
 
     name: str
     description: str

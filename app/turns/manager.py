@@ -118,7 +118,10 @@ class TurnManager:
         return [turn.log for turn in turns]
 
     async def _open_tools(self, spec: TurnSpec, owner: str) -> tuple[TurnSpec, HostedTurn | None]:
-        """Returns the turn with the tools that the server runs. One that only prefills runs none. Raises `ApiError`."""
+        """Returns the turn with the tools that the server runs. One that only prefills outputs nothing and runs none.
+
+        Raises `ApiError`.
+        """
         spec, tools = await self._tool_host.open_tools(spec, owner, self.clock())
         return spec, None if spec.prefill_only else tools
 
@@ -214,7 +217,7 @@ class TurnManager:
 
     async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
         """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
-        spec, _ = await self._tool_host.open_tools(spec, owner, self.clock())
+        spec, _ = await self._open_tools(spec, owner)
         return (await self._renderer.render_in_thread(model, spec, owner, self.clock())).prompt.tokens
 
     async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
@@ -240,7 +243,6 @@ class TurnManager:
         tools: HostedTurn | None,
     ) -> Turn:
         base_response = spec.base_response
-        tools = None if spec.prefill_only else tools  # the prompt has them, and nothing is output
         job = build_job(model, spec, prompt, number, input_items)
         processor = OutputProcessor(
             spec,

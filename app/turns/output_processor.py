@@ -183,11 +183,11 @@ class OutputProcessor:
         """Emits the start of the response and the lists of tools, unless it has started."""
         if self.machine.state in (State.NEW, State.QUEUED):
             self._events += self.machine.begin()
-            for item in self._tools.lists if self._tools is not None and not self._spec.prefill_only else ():
+            for item in self._tools.lists if self._tools is not None else ():
                 self._events += self.machine.feed(CompleteItem(item))
 
     def keepalive(self) -> None:
-        """Repeats the latest lifecycle event or the stage of a compaction where that is legal."""
+        """Repeats the latest lifecycle event or the stage of an item that the server makes, where that is legal."""
         with contextlib.suppress(IllegalInput):
             self._events += self.machine.keepalive()
 
@@ -214,9 +214,7 @@ class OutputProcessor:
         self._process_segments(segments)
         if self.needs_no_more:
             return
-        if (
-            self.round.reader.call_failed
-        ):  # between two files of a patch, no item is open, and the call has failed still
+        if self.round.reader.call_failed:  # also between two files of a patch, where no item is open
             self._end_generation("stopped")
         elif chunk.finish:
             self._finish_generation(chunk)

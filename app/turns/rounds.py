@@ -59,7 +59,7 @@ class ServerCall(Struct, frozen=True):
 
 
 class Round:
-    """What one job of the engine generates, and the calls at its end. `first_item` is the index of its first item."""
+    """The output of one job of the engine, and the calls at its end. `first_item` is the index of its first item."""
 
     def __init__(self, prompt: TurnPrompt, reader: OutputReader, first_item: int) -> None:
         self.prompt, self.reader, self.first_item = prompt, reader, first_item
@@ -80,11 +80,10 @@ class Round:
         return len(self.calls) + self.num_client_calls
 
     def list_spoken(self, output: Sequence[OutputItem]) -> tuple[OutputItem | AnyInput, ...]:
-        """Returns the items that the model wrote in this round, without a call that was cut off.
+        """Returns the items that the model wrote in this round. Calls that the server ran are without their outputs.
 
-        Those of calls that the server ran have no output.
-
-        `output` is that of the response. A call that was cut stays as it is, but not a search among deferred tools.
+        `output` is that of the response. A call that was cut off is shown as far as it was written; a search among
+        deferred tools that was cut off is left out.
         """
         calls, spoken = iter(self.calls), list[OutputItem | AnyInput]()
         for item in output[self.first_item :]:
@@ -159,16 +158,18 @@ class RoundPlanner:
     ) -> None:
         self.tools = tools
         self._model, self._renderer, self._first_job = model, renderer, first_job
-        self._spec = msgspec.structs.replace(spec, constraints=(), compact_threshold=None, comparison_id=None)
-        self._num_rounds = 0
+        # The choices of a request have different seeds: the first job has that of this one.
+        sampling = msgspec.structs.replace(spec.sampling, seed=first_job.sampling.seed)
+        self._spec = msgspec.structs.replace(
+            spec, sampling=sampling, constraints=(), compact_threshold=None, comparison_id=None
+        )
 
     async def plan_next(self, done: Round, output: Sequence[OutputItem], num_generated: int) -> NextRound | None:
         """Returns the next round; None if the context or the limit of tokens leaves no room for it. Raises `ApiError`.
 
         `output` is that of the response so far, `num_generated` the number of all tokens that were generated.
         """
-        self._num_rounds += 1
-        self.tools.count_round()
+        self.tools.num_rounds += 1
         if done.is_admitted:
             self._renderer.token_history.add_turn(
                 FinishedTurn(done.prompt, tuple(done.generated_tokens), done.list_spoken(output))
@@ -185,18 +186,9 @@ class RoundPlanner:
         prompt = await self._render(spec, done.prompt)
         if prompt is None:
             return None
-        job = build_job(self._model, spec, prompt, self._num_rounds, ())
-        first = self._first_job
-        seed = None if first.sampling.seed is None else first.sampling.seed + self._num_rounds
-        return NextRound(
-            prompt,
-            msgspec.structs.replace(
-                job,
-                id=f"{first.id}.{self._num_rounds}",
-                affinity=first.affinity,
-                sampling=msgspec.structs.replace(job.sampling, seed=seed),
-            ),
-        )
+        number, first = self.tools.num_rounds, self._first_job
+        job = build_job(self._model, spec, prompt, number, ())
+        return NextRound(prompt, msgspec.structs.replace(job, id=f"{first.id}.{number}", affinity=first.affinity))
 
     async def _render(self, spec: TurnSpec, previous: TurnPrompt) -> TurnPrompt | None:
         now = previous.now.timestamp()

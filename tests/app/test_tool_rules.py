@@ -7,7 +7,6 @@ import pytest
 from antiphon.app.base.tool_rules import (
     ALL_TOOLS,
     ToolRuleError,
-    is_allowed,
     needs_approval,
     parse_allowed_tools,
     parse_approval_rule,
@@ -64,7 +63,7 @@ ALLOWED: dict[str, tuple[Any, set[str]]] = {
 def test_allowed_tools_are_exactly_these(name: str) -> None:
     value, allowed = ALLOWED[name]
     tool_filter = parse_allowed_tools(value)
-    assert {tool for tool, reads in TOOLS.items() if is_allowed(tool_filter, tool, reads)} == allowed
+    assert {tool for tool, reads in TOOLS.items() if tool_filter.matches(tool, reads)} == allowed
 
 
 def test_filter_of_a_list_equals_that_of_an_object() -> None:

@@ -56,7 +56,7 @@ class FoundPassage(Struct, frozen=True, kw_only=True):
 
 
 class FoundResults(Struct, frozen=True, kw_only=True):
-    """What a search has found."""
+    """The results of a search."""
 
     results: tuple[FoundPassage, ...]
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.base.settings import Settings
+from antiphon.app.base.tool_rules import ALL_TOOLS, ApprovalRule, ToolFilter
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.messages.body import McpServerBody
 from antiphon.app.requests.secrets import strip_user_info
@@ -25,7 +26,6 @@ FIELD_NAMES = {
     "server_url": "url",
     "headers": "authorization_token",
     "require_approval": "name",
-    "allowed_tools": "tool_configuration.allowed_tools",
 }
 """Names of the fields of an MCP server here, by their names in Responses."""
 
@@ -108,8 +108,6 @@ def _read_server(server: McpServerBody, toolset: Toolset | None, path: str, sett
         server_label=server.name,
         server_url=None if labels else url,
         connector_id=labels[0] if labels else None,
-        allowed_tools=allowed,
-        require_approval="never",
     )
     return ServerToolRequest(
         path=path,
@@ -118,6 +116,8 @@ def _read_server(server: McpServerBody, toolset: Toolset | None, path: str, sett
         secrets=ToolSecrets(authorization=server.authorization_token or ""),
         field_names=FIELD_NAMES,
         can_ask=False,
+        allowed=ToolFilter(names=allowed),
+        approval=ApprovalRule(never=ALL_TOOLS),
         hidden_tools=hidden,
     )
 
@@ -126,14 +126,14 @@ def _own_labels(settings: Settings) -> set[str]:
     return {each.partition("=")[0] for each in (*settings.tool_servers, *settings.tool_commands)}
 
 
-def _list_allowed(server: McpServerBody, toolset: Toolset | None) -> tuple[list[str] | None, frozenset[str]]:
+def _list_allowed(server: McpServerBody, toolset: Toolset | None) -> tuple[frozenset[str] | None, frozenset[str]]:
     """Returns the names of the tools that are offered, None for all, and of those that are not."""
     if toolset is None:
-        choice = server.tool_configuration
-        return (None if choice is None else choice.allowed_tools), frozenset()
+        names = None if server.tool_configuration is None else server.tool_configuration.allowed_tools
+        return (None if names is None else frozenset(names)), frozenset()
     enabled = {name: config.enabled for name, config in (toolset.configs or {}).items() if config.enabled is not None}
     if toolset.default_config is not None and toolset.default_config.enabled is False:
-        return [name for name, is_enabled in enabled.items() if is_enabled], frozenset()
+        return frozenset(name for name, is_enabled in enabled.items() if is_enabled), frozenset()
     return None, frozenset(name for name, is_enabled in enabled.items() if not is_enabled)
 
 

@@ -24,7 +24,7 @@ class ToolServerError(Exception):
 
 
 class WireRecord:
-    """What happened on the wire of one session."""
+    """Records the traffic of one session: its size, its faults, and the time at which it ends."""
 
     def __init__(self) -> None:
         self.status: int | None = None
