@@ -20,8 +20,11 @@ from typing import Literal, Protocol
 import msgspec
 
 from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
+from antiphon.engine.media_messages import MediaArrays, MediaSpan
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+ImageForm = Literal["none", "expanded", "placeholder", "text"]
+"""How a prompt shows a picture: not at all, as one token for each row of its features, as one token, or as text."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +81,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Same as `Sampling.top_logprobs`, for the tokens of the prompt."""
     prefill_only: bool = False
     """True if the job only prefills the prompt for a later one: its output is discarded."""
+    media: tuple[MediaSpan, ...] = ()
+    """Pictures in the prompt, in the order of their offsets."""
     encoder_inputs: tuple[EncoderInput, ...] = ()
     """Inputs of a job for an encoder, which generates no tokens and ignores all fields above except `id`."""
     vector_options: VectorOptions = VectorOptions()
@@ -167,6 +172,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...] = ()
     suppressed_ids: tuple[int, ...] = ()
     """Token ids that the model never generates, whatever a request asks for."""
+    soft_ids: tuple[int, ...] = ()
+    """Those of `suppressed_ids` that stand for pictures, video or audio. They occur in prompts only inside of a
+    `MediaSpan`, and no `logit_bias` may name them."""
+    image_form: ImageForm = "none"
+    image_refusal: str = ""
+    """One line that says why a model that has a vision tower takes no pictures; otherwise empty."""
     description: str = ""
     architecture: str = ""
     """Name of the model's architecture, such as `qwen3`."""
@@ -193,6 +204,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     finished_jobs: int = 0
     failed_jobs: int = 0
+    encoded_images: int = 0
+    feature_cache_hits: int = 0
+    """Pictures whose features were found in the cache when a job needed them."""
+    feature_cache_bytes: int = 0
+    """Bytes of features that are kept now."""
 
 
 class EngineError(Exception):
@@ -200,7 +216,7 @@ class EngineError(Exception):
 
     Codes: `context_length_exceeded`, `invalid_request`, `grammar_unsupported`, `adapter_not_found` (caused by
     the request);
-    `server_is_overloaded`, `engine_unavailable`, `deadline_exceeded`, `cancelled`, `server_error`.
+    `media_unavailable`, `server_is_overloaded`, `engine_unavailable`, `deadline_exceeded`, `cancelled`, `server_error`.
     """
 
     def __init__(self, code: str, message: str, retryable: bool = False) -> None:
@@ -236,12 +252,27 @@ def is_full(capacity: int, open_jobs: Collection[int], priority: int) -> bool:
     return priority <= BATCH_PRIORITY or sum(each > BATCH_PRIORITY for each in open_jobs) >= capacity
 
 
+class MediaSource(Protocol):
+    """Gives the arrays of prepared pictures to an engine."""
+
+    async def load_arrays(self, job: Job, key: bytes) -> MediaArrays:
+        """Returns the arrays of the picture `key` of a job. Raises `MediaUnavailable`."""
+        ...
+
+
 class Engine(Protocol):
     """An inference engine: token ids in, token ids out."""
 
     @property
     def info(self) -> EngineInfo:
         """Fixed properties of the engine; available once it has started."""
+        ...
+
+    def attach_media(self, source: MediaSource) -> None:
+        """Sets the source of the pictures of jobs, once and before `start`.
+
+        A job whose picture the source does not have ends with the fault `media_unavailable`, which is retryable.
+        """
         ...
 
     async def start(self) -> None:

@@ -1,12 +1,16 @@
 """Engines that pass their jobs to another engine."""
 
-from antiphon.engine.protocol import Engine
+from antiphon.engine.protocol import Engine, MediaSource
 
 
 class EngineWrapper:
     """Base of an engine that passes its jobs to `inner`."""
 
     inner: Engine
+
+    def attach_media(self, source: MediaSource) -> None:
+        """Sets the source of the pictures of jobs."""
+        self.inner.attach_media(source)
 
 
 def unwrap_engine(engine: Engine) -> Engine:

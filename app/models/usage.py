@@ -8,7 +8,10 @@ from msgspec import structs
 
 from antiphon.engine.protocol import EngineStats
 
-TOTALS = ("steps", "prompt_tokens", "prefix_hit_tokens", "generated_tokens", "finished_jobs", "failed_jobs")
+TOTALS = (
+    *("steps", "prompt_tokens", "prefix_hit_tokens", "generated_tokens", "finished_jobs", "failed_jobs"),
+    *("encoded_images", "feature_cache_hits"),
+)
 """Fields of `EngineStats` that count since the start of an engine."""
 
 

@@ -30,6 +30,7 @@ from antiphon.engine.process.messages import (
 )
 from antiphon.engine.process.pending import PendingJob, resolve_future, unavailable_error
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
+from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import (
     CANCELLED_WHILE_WAITING,
     EngineError,
@@ -38,6 +39,7 @@ from antiphon.engine.protocol import (
     Fault,
     Job,
     JobChunk,
+    MediaSource,
     OnChunk,
     is_full,
     overloaded_error,
@@ -50,21 +52,6 @@ NOT_RUNNING = "the engine is not running"
 ENGINE_STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
 DEFAULT_CAPACITY = 256
 """Number of jobs that may wait until the first worker has reported its capacity."""
-
-
-class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Time limits of the worker process, in seconds."""
-
-    step_timeout: float = 120.0
-    """Silence after which a worker counts as hung and is killed. A step must take less."""
-    load_timeout: float = 1800.0
-    """Silence after which a worker that is loading is killed. No stage of loading may take longer."""
-    wait_timeout: float = 30.0
-    """Time that a job waits for an engine that is loading or restarting."""
-    min_restart_delay: float = 0.1
-    """Delay before the first restart, doubled after every worker that finished no job."""
-    max_restart_delay: float = 30.0
-    """Longest delay between two restarts."""
 
 
 class ProcessEngine:
@@ -92,6 +79,7 @@ class ProcessEngine:
         self._failure_suffix = ""  # appended to the unready reason: why the previous worker stopped
         self._capacity = DEFAULT_CAPACITY
         self._stats = EngineStats()
+        self._media: MediaSource | None = None
         self._has_served = False
         self._connection: WorkerConnection | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -124,6 +112,10 @@ class ProcessEngine:
     def stats(self) -> EngineStats:
         """Returns the counts after the latest step; all zero while no model is loaded."""
         return self._stats
+
+    def attach_media(self, source: MediaSource) -> None:
+        """Sets the source of the pictures of jobs."""
+        self._media = source
 
     async def start(self) -> None:
         """Loads the model. Raises `LoadError` with a one-line message for the operator."""

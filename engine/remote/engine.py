@@ -14,6 +14,7 @@ from antiphon.engine.protocol import (
     EngineStats,
     Fault,
     Job,
+    MediaSource,
     OnChunk,
     is_full,
     overloaded_error,
@@ -65,6 +66,7 @@ class RemoteEngine:
         self._monitors: list[asyncio.Task[None]] = []
         self._info: EngineInfo | None = None
         self._jobs: dict[str, RemoteJob] = {}
+        self._media: MediaSource | None = None
         self._changed = asyncio.Event()
         self._prompt_tokens = self._hit_tokens = self._generated_tokens = 0
         self._finished_jobs = self._failed_jobs = 0
@@ -80,6 +82,10 @@ class RemoteEngine:
     def replicas(self) -> Sequence[Replica]:
         """The servers, for metrics."""
         return self._replicas
+
+    def attach_media(self, source: MediaSource) -> None:
+        """Sets the source of the pictures of jobs."""
+        self._media = source
 
     async def start(self) -> None:
         """Returns as soon as one replica can take jobs. Raises `LoadError` if none of them fits the model here."""

@@ -16,6 +16,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from antiphon.engine.media_checks import check_media
 from antiphon.engine.protocol import (
     CANCELLED_WHILE_WAITING,
     Chunk,
@@ -24,10 +25,12 @@ from antiphon.engine.protocol import (
     EngineStats,
     Fault,
     Job,
+    MediaSource,
     OnChunk,
     is_full,
     overloaded_error,
 )
+from antiphon.engine.scripted.media import ScriptedMedia
 from antiphon.engine.scripted.playback import EncodeText, play_reply
 from antiphon.engine.scripted.script import (
     ScriptedReply,
@@ -98,11 +101,16 @@ class ScriptedEngine:
         self._encode, self._decode, self._delay = encode, decode, delay
         self._max_num_seqs, self._max_waiting = max_num_seqs, max_waiting
         self._jobs: dict[str, _ScriptedJob] = {}
+        self._media = ScriptedMedia()
         self._waiting: deque[_ScriptedJob] = deque()
         self._step_loop = StepLoop()
         self._num_served = 0
         self._is_open = True
         self._prompt_tokens = self._generated = self._finished = self._faults = 0
+
+    def attach_media(self, source: MediaSource) -> None:
+        """Sets the source of the pictures of jobs. Each job loads all of its own once, and drops them."""
+        self._media.source = source
 
     async def start(self) -> None:
         """Loads nothing; reopens a closed engine."""
@@ -142,6 +150,7 @@ class ScriptedEngine:
             running_cache_tokens=sum(len(run.job.tokens) + run.num_generated for run in admitted),
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
+            encoded_images=self._media.num_loaded,
             finished_jobs=self._finished,
             failed_jobs=self._faults,
         )
@@ -154,6 +163,13 @@ class ScriptedEngine:
         try:
             await self._wait_for_slot(run)
             on_chunk(Chunk(cached_tokens=min(reply.cached_tokens, len(job.tokens))))
+
+            if job.media or reply.shows_media:
+                reply, fault = await self._media.answer(job, reply)
+                if fault is not None:
+                    self._count_chunk(run, failed := Chunk(finish="error", fault=fault))
+                    on_chunk(failed)
+                    return
 
             def deliver(chunk: Chunk) -> bool:
                 output = run.final_chunk() or chunk
@@ -189,6 +205,7 @@ class ScriptedEngine:
                 "context_length_exceeded",
                 f"the prompt has {len(job.tokens)} tokens, the context holds {self.info.max_model_len}",
             )
+        check_media(job, self.info)
         self._check_capacity(job.priority)
 
     def _choose_reply(self, job: Job) -> ScriptedReply:

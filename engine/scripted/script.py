@@ -11,6 +11,7 @@ text (the engine has an encoder) and keeps no time (a pause is a number).
       "It is",                    # text
       {pause = 0.5},              # seconds without output
       {ids = [5, 6]},             # token ids, passed through
+      {media = true},             # text about the pictures of the job, such as "1 image: 16 tokens of 3072 bytes"
       {ids = [7], finish = "stop", logprobs = [[-0.1, [[7, -0.1], [8, -2.5]]]]},  # as recorded: see below
       {fault = "boom", code = "server_error", retryable = true},   # the turn ends here with an error
       {stall = true},             # no output until the job is cancelled
@@ -43,11 +44,12 @@ class ScriptError(ValueError):
 
 
 class ScriptStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Entry of `output` that is not plain text: exactly one of ids, pause, stall, fault, refuse."""
+    """Entry of `output` that is not plain text: exactly one of ids, media, pause, stall, fault, refuse."""
 
     ids: tuple[int, ...] | None = None
     finish: Literal["stop", "length", "cancelled"] | None = None
     logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
+    media: bool = False
     pause: float | None = None
     stall: bool = False
     fault: str | None = None
@@ -56,9 +58,9 @@ class ScriptStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     retryable: bool = False
 
     def __post_init__(self) -> None:
-        kinds = [self.ids, self.pause, self.stall or None, self.fault, self.refuse]
+        kinds = [self.ids, self.media or None, self.pause, self.stall or None, self.fault, self.refuse]
         if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("needs exactly one of ids, pause, stall, fault, refuse")
+            raise ValueError("needs exactly one of ids, media, pause, stall, fault, refuse")
         if self.pause is not None and self.pause < 0:
             raise ValueError("pause must not be negative")
         if self.ids is None and (self.finish or self.logprobs):
@@ -88,6 +90,11 @@ class ScriptedReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("tokens_per_chunk must not be negative")
         if any(isinstance(entry, ScriptStep) and entry.refuse is not None for entry in self.output[1:]):
             raise ValueError("refuse can only be the first entry of output")
+
+    @property
+    def shows_media(self) -> bool:
+        """Whether the output tells what pictures the job has."""
+        return any(isinstance(entry, ScriptStep) and entry.media for entry in self.output)
 
     @property
     def refusal(self) -> ScriptStep | None:

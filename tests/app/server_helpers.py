@@ -7,8 +7,9 @@ from typing import Any
 
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.client import ProcessEngine, WorkerTimeouts
+from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
+from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.harmony.detect import bytes_format
 
 FAKE_CORE_FACTORY = "tests.engine.fake_core:build_fake_core"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Job, OnChunk
+from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Job, MediaSource, OnChunk
 
 
 class GatedEngine:
@@ -26,6 +26,8 @@ class GatedEngine:
         if not self.is_running:
             raise EngineError("engine_unavailable", "not running", retryable=True)
         return EngineInfo(max_model_len=1000, vocab_size=256)
+
+    def attach_media(self, source: MediaSource) -> None: ...
 
     async def start(self) -> None:
         self.num_starts += 1

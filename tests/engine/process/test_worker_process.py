@@ -17,7 +17,7 @@ import pytest
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.client import ProcessEngine, WorkerTimeouts
+from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.messages import (
     AddJob,
     CancelJob,
@@ -31,6 +31,7 @@ from antiphon.engine.process.messages import (
     report_decoder,
 )
 from antiphon.engine.process.spawn import PrespawnedWorker, describe_exit
+from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import Chunk, EngineError, EngineStats, Fault, Job, Sampling, TokenLogprob
 from tests.counts import FULL_COUNTS
 from tests.engine.chunk_stream import stream_chunks
@@ -420,7 +421,7 @@ PARENT_SCRIPT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from antiphon.engine.protocol import Job, Sampling
-from antiphon.engine.process.client import ProcessEngine
+from antiphon.engine.process.timeouts import WorkerTimeouts
 from tests.engine.chunk_stream import stream_chunks
 
 async def main():

@@ -1,0 +1,18 @@
+"""Time limits of the worker process."""
+
+import msgspec
+
+
+class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Time limits of the worker process, in seconds."""
+
+    step_timeout: float = 120.0
+    """Silence after which a worker counts as hung and is killed. A step must take less."""
+    load_timeout: float = 1800.0
+    """Silence after which a worker that is loading is killed. No stage of loading may take longer."""
+    wait_timeout: float = 30.0
+    """Time that a job waits for an engine that is loading or restarting."""
+    min_restart_delay: float = 0.1
+    """Delay before the first restart, doubled after every worker that finished no job."""
+    max_restart_delay: float = 30.0
+    """Longest delay between two restarts."""
