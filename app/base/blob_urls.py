@@ -13,6 +13,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -32,6 +33,7 @@ SCREENSHOT_TYPES = ("computer_screenshot", "input_image")
 """Types of the output of a `computer_call_output`: OpenAI's and LangChain's."""
 BlobContents = Mapping[bytes, bytes]
 """Bytes of blobs by their SHA-256."""
+NO_BLOBS: BlobContents = MappingProxyType({})
 _MEDIA_TYPE = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}"
 _MEDIA_TYPE_PATTERN = re.compile(_MEDIA_TYPE)
 _BLOB_URL = re.compile(rf"{BLOB_PREFIX}([0-9a-f]{{64}});((?:{_MEDIA_TYPE})?);([0-9]{{1,15}})(?:;(https?://.*))?")

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 from msgspec import Struct
 
+from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.events.hosted_events import ToolRunBegun
@@ -104,12 +105,15 @@ class EventLog:
         input_items: tuple[AnyInput, ...] = (),
         *,
         keeps_details: bool = False,
+        blobs: BlobContents = NO_BLOBS,
     ) -> None:
         self.id = base_response.id
         self.owner = owner
         self.base_response = base_response
         self.input_items = input_items
         """Input items of this request, each with its id."""
+        self.blobs = blobs
+        """Contents of blobs that the input refers to, until a store has written them."""
         self.keeps_details = keeps_details
         """True if a store also keeps the details, because a later reading of the log needs them."""
         self.entries: list[LogEntry] = []

@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import structlog
 
+from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents, find_message_blobs
 from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion
+from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
 from antiphon.app.store.sql_connection import SqlConnection
 
 FREE_OF_RUNNING_CHOICES = """
@@ -38,9 +40,14 @@ class CompletionTables:
 
     def __init__(self, connection: SqlConnection, text_position: str) -> None:
         self._connection, self._text_position = connection, text_position
+        self._blobs = BlobTables(connection)
 
-    def insert_completion(self, owner: str, completion: StoredCompletion, messages: ChatMessages) -> None:
-        """Inserts a completion, before any of its choices has ended."""
+    def insert_completion(
+        self, owner: str, completion: StoredCompletion, messages: ChatMessages, contents: BlobContents = NO_BLOBS
+    ) -> None:
+        """Inserts a completion and the blobs of its messages, before any of its choices has ended."""
+        holder = BlobHolder(owner, "completion", completion.id)
+        self._blobs.add_references(holder, find_message_blobs(messages), contents)
         statement = """
             INSERT INTO chat_completions (id, owner, created, model, metadata, form, messages)
             VALUES (?, ?, ?, ?, ?, ?, ?)

@@ -1,11 +1,13 @@
 """SQL statements of the tables of conversations, as methods of one connection."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 import structlog
 
+from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents, find_blobs
 from antiphon.app.store.base import StoredConversation
+from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables, item_key
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
 from antiphon.events.inputs import AnyInput
 
@@ -18,11 +20,19 @@ _item_decoder = msgspec.json.Decoder[AnyInput](AnyInput)
 class ConversationTables:
     """Statements on conversations. The writes are called inside a transaction of the connection."""
 
-    def __init__(self, connection: SqlConnection) -> None:
-        self._connection = connection
+    def __init__(self, connection: SqlConnection, blobs: BlobTables) -> None:
+        self._connection, self._blobs = connection, blobs
 
-    def add_items(self, owner: str, conversation_id: str, items: Iterable[AnyInput]) -> None:
-        """Appends items to a conversation. Does nothing if it has been deleted."""
+    def add_items(
+        self, owner: str, conversation_id: str, items: Sequence[AnyInput], contents: BlobContents = NO_BLOBS
+    ) -> None:
+        """Appends items to a conversation, with the blobs that they refer to. Does nothing if it has been deleted."""
+        holders = [(item, blobs) for item in items if (blobs := list(find_blobs((item,))))]
+        if holders and not self._lock_conversation(owner, conversation_id):
+            return
+        for item, blobs in holders:
+            holder = BlobHolder(owner, "conversation", conversation_id, item.id or "")
+            self._blobs.add_references(holder, blobs, contents)
         statement = """
             INSERT INTO conversation_items (owner, conversation, id, data)
             SELECT owner, id, ?, ? FROM conversations WHERE owner = ? AND id = ?
@@ -40,16 +50,27 @@ class ConversationTables:
         self._connection.execute(statement, (owner, conversation.id, conversation.created_at, metadata))
 
     def delete_conversation(self, owner: str, conversation_id: str) -> None:
-        """Deletes a conversation and its items."""
+        """Deletes a conversation, its items and their blobs."""
+        if not self._lock_conversation(owner, conversation_id):
+            return
         self._connection.execute(
             "DELETE FROM conversation_items WHERE owner = ? AND conversation = ?", (owner, conversation_id)
         )
         self._connection.execute("DELETE FROM conversations WHERE owner = ? AND id = ?", (owner, conversation_id))
+        self._blobs.delete_references(conversation_id)
 
     def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
         statement = "DELETE FROM conversation_items WHERE owner = ? AND conversation = ? AND id = ?"
-        return self._connection.execute(statement, (owner, conversation_id, item_id)).rowcount > 0
+        if self._connection.execute(statement, (owner, conversation_id, item_id)).rowcount == 0:
+            return False
+        self._blobs.delete_references(conversation_id, item_key(item_id))
+        return True
+
+    def _lock_conversation(self, owner: str, conversation_id: str) -> bool:
+        """Keeps other servers from deleting a conversation until the commit. Returns whether it exists."""
+        statement = "UPDATE conversations SET created = created WHERE owner = ? AND id = ?"
+        return self._connection.execute(statement, (owner, conversation_id)).rowcount == 1
 
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Returns the owner's conversation with this id."""

@@ -15,19 +15,20 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from antiphon.app.base.blob_urls import find_blobs
 from antiphon.app.base.event_log import EventLog, LogEntry, TokenDetail, is_terminal
 from antiphon.app.store.batches.batch_tables import BatchTables
 from antiphon.app.store.batches.file_tables import FileTables
 from antiphon.app.store.batches.records import StoredBatch
-from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
+from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
+from antiphon.app.store.blobs.evictions import StoreLimits, evict_responses
+from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
 from antiphon.events import stream as ev
 from antiphon.events.response import Response
 
-MAX_DELETES_PER_TRANSACTION = 200
-"""Responses deleted in one transaction. The limit keeps it short, since it blocks all other writes."""
 _SIZE = """
     length(input_items)
     + coalesce((SELECT length(messages) FROM chat_completions WHERE chat_completions.id = responses.id), 0)
@@ -96,7 +97,8 @@ class Database:
 
     def __init__(self, connection: SqlConnection, completions: CompletionTables) -> None:
         self._connection, self.completions = connection, completions
-        self.conversations, self.turns = ConversationTables(connection), TurnTables(connection)
+        self.blobs = BlobTables(connection)
+        self.conversations, self.turns = ConversationTables(connection, self.blobs), TurnTables(connection)
         self.files, self.batches = FileTables(connection), BatchTables(connection)
 
     def close(self) -> None:
@@ -126,9 +128,12 @@ class Database:
     # Writes, to be called between `begin` and `commit`
 
     def insert_responses(self, logs: Sequence[EventLog], writer: str) -> None:
-        """Inserts new responses with their input items, before their first events."""
+        """Inserts new responses with their input items and blobs, before their first events."""
         self._insert_rows("responses", RESPONSE_COLUMNS, [_encode_response(log, writer) for log in logs])
         self._insert_items((log.owner, item.id, log.id) for log in logs for item in log.input_items if item.id)
+        for log in logs:
+            holder = BlobHolder(log.owner, "response", log.id)
+            self.blobs.add_references(holder, find_blobs(log.input_items), log.blobs)
 
     def append_steps(self, steps: Sequence[NewStep], writer: str) -> set[str]:
         """Inserts steps. Returns the ids of responses whose writer is not `writer`; nothing is inserted for them."""
@@ -184,15 +189,21 @@ class Database:
         statement = f"UPDATE {table} SET writer = ? WHERE id = ? AND writer = ?"  # noqa: S608
         return self._connection.execute(statement, (new, row_id, old)).rowcount == 1
 
-    def delete_response(self, response_id: str) -> None:
-        """Deletes a response, and with it the whole chat completion that it is a choice of."""
+    def delete_response(self, response_id: str) -> int:
+        """Deletes a response, and with it the whole chat completion that it is a choice of.
+
+        Returns the size of the blobs that no other response refers to.
+        """
+        blob_bytes = 0
         for each in self.completions.delete_with_choice(response_id):
+            blob_bytes += self.blobs.delete_references(each)
             for statement in (
                 "DELETE FROM items WHERE response = ?",
                 "DELETE FROM events WHERE response = ?",
                 "DELETE FROM responses WHERE id = ?",
             ):
                 self._connection.execute(statement, (each,))
+        return blob_bytes
 
     def start_batch(self, owner: str, batch: StoredBatch, writer: str) -> bool:
         """Inserts a batch. Returns False if its input file does not exist any more."""
@@ -237,27 +248,14 @@ class Database:
         """Deletes the heartbeat of a writer that exits."""
         self._connection.execute("DELETE FROM writers WHERE name = ?", (writer,))
 
-    def delete_expired(self, before: int, max_bytes: int) -> int:
+    def delete_expired(self, before: int, max_bytes: int) -> bool:
         """Deletes finished responses: those created before `before`, then the oldest until the rest fits.
 
-        The limits are `max_bytes` and `max_responses`. Deletes at most `MAX_DELETES_PER_TRANSACTION` in a call.
-        Returns the number deleted.
+        The limits are `max_bytes`, blobs included, and `max_responses`. One call deletes a limited number. Returns
+        whether none is left to delete.
         """
-        totals = "SELECT count(*), coalesce(sum(size), 0) FROM responses"
-        num_left, bytes_left = self._connection.execute(totals).fetchone()
-        query = f"""
-            SELECT id, created, size FROM responses WHERE writer IS NULL AND {FREE_OF_RUNNING_CHOICES}
-            ORDER BY created LIMIT ?
-        """  # noqa: S608
-        deleted: list[str] = []
-        for response_id, created, size in self._connection.execute(query, (MAX_DELETES_PER_TRANSACTION,)).fetchall():
-            if created >= before and bytes_left <= max_bytes and num_left <= self.max_responses:
-                break
-            deleted.append(response_id)
-            num_left, bytes_left = num_left - 1, bytes_left - size
-        for response_id in deleted:
-            self.delete_response(response_id)
-        return len(deleted)
+        limits = StoreLimits(oldest=before, max_bytes=max_bytes, max_responses=self.max_responses)
+        return evict_responses(self._connection, limits, self.blobs.count_bytes(), self.delete_response)
 
     # Reads
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
 from antiphon.app.base.event_log import EventLog, is_terminal
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion, StoredConversation
@@ -191,9 +192,11 @@ class ResponseStore:
         """Deletes a conversation and its items."""
         await self.change(lambda database: database.conversations.delete_conversation(owner, conversation_id))
 
-    async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
-        """Appends items to a conversation."""
-        await self.change(lambda database: database.conversations.add_items(owner, conversation_id, items))
+    async def add_items(
+        self, owner: str, conversation_id: str, items: Sequence[AnyInput], blobs: BlobContents = NO_BLOBS
+    ) -> None:
+        """Appends items to a conversation. `blobs` has the contents that they refer to, unless they are stored."""
+        await self.change(lambda database: database.conversations.add_items(owner, conversation_id, items, blobs))
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
@@ -206,6 +209,13 @@ class ResponseStore:
         """
         now = time.time()
         return await self.change(lambda database: database.use_approvals(owner, nonces, now))
+
+    async def read_blob(self, owner: str, sha256: bytes) -> bytes | None:
+        """Returns the content of a blob that a response or a conversation of the owner refers to. A thread reads it."""
+        for log in self._logs.list_running(owner):
+            if (content := log.blobs.get(sha256)) is not None:
+                return content
+        return await self.read(lambda database: database.blobs.load_blob(owner, sha256))
 
     async def read(self, query: Callable[[Database], T]) -> T:
         """Returns the result of a query, which runs in a thread."""

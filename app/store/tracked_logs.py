@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec
 
+from antiphon.app.base.blob_urls import NO_BLOBS
 from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store.database import Database
 from antiphon.app.store.recent_logs import RecentLogs
@@ -123,6 +124,7 @@ class TrackedLogs:
                 self._queue.put(AppendEvents(log, missing, is_repair=True))
             else:  # the database has never contained it
                 del self._failed[key]
+                log.blobs = NO_BLOBS
                 self.recent.add(log)
 
     @_on_event_loop
@@ -134,6 +136,7 @@ class TrackedLogs:
                 continue
             log, entries = op.log, op.entries
             self._persisted.add(log.id)
+            log.blobs = NO_BLOBS
             num_committed = entries[-1].event.sequence_number + 1 if entries else 0
             log.mark_kept(num_committed)
             log.publish(num_committed)

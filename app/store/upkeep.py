@@ -60,18 +60,20 @@ class StoreUpkeep:
         batches.purge_lines(MAX_PURGED_LINES)
         self._database.commit()
 
-    def delete_expired(self, now: float, retention_s: float, max_bytes: int) -> None:
+    def delete_expired(self, now: float, retention_s: float, max_bytes: int) -> bool:
         """Deletes responses and batches that are older than `retention_s`, excess responses, and expired files.
 
-        Also deletes the records of used approvals that have expired, so that nobody can use them again.
+        Also deletes the records of used approvals that have expired, so that nobody can use them again. Returns
+        whether no responses are left to delete.
         """
         oldest = int(max(now - retention_s, 0))
         self._database.begin(sync=False)
-        self._database.delete_expired(oldest, max_bytes)
+        is_done = self._database.delete_expired(oldest, max_bytes)
         self._database.files.delete_expired(now)
         self._database.batches.delete_expired(oldest)
         self._database.delete_used_approvals(now - MAX_APPROVAL_AGE_S - MAX_CLOCK_DIFFERENCE_S)
         self._database.commit()
+        return is_done
 
     def _end_orphan(self, owner: str, response_id: str, writer: str) -> None:
         """Ends a response whose writer is dead as failed, unless another process has taken it over."""

@@ -228,7 +228,7 @@ class StoreWriter:
         self._database.insert_responses([op.log for op in ops if op.is_first], self._name)
         for op in ops:
             if op.completion is not None:
-                self._database.completions.insert_completion(op.log.owner, *op.completion)
+                self._database.completions.insert_completion(op.log.owner, *op.completion, op.log.blobs)
         steps = [NewStep(op.log.owner, op.log.id, op.entries, op.log.keeps_details) for op in ops]
         lost_ids = self._database.append_steps(steps, self._name)
         for op in ops:
@@ -248,8 +248,8 @@ class StoreWriter:
         self._upkeep.claim_orphans(with_batches=self.runs_batches)
         self._upkeep.purge_rows()
         if time.monotonic() - self._last_sweep >= self._timings.sweep_interval_s or not self._last_sweep:
-            self._last_sweep = time.monotonic()
-            self._upkeep.delete_expired(time.time(), self._timings.retention_s, self._max_bytes)
+            is_done = self._upkeep.delete_expired(time.time(), self._timings.retention_s, self._max_bytes)
+            self._last_sweep = time.monotonic() if is_done else 0.0  # else the next heartbeat goes on
 
     def _deregister(self) -> None:
         self._database.begin(sync=True)

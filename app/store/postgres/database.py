@@ -174,10 +174,10 @@ class PostgresDatabase(PostgresReads):
         self._name = ""
         super().delete_writer(writer)
 
-    def delete_expired(self, before: int, max_bytes: int) -> int:
+    def delete_expired(self, before: int, max_bytes: int) -> bool:
         """Deletes expired responses and excess ones, unless another server is doing so."""
         if not self._connection.execute("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)).fetchone()[0]:
-            return 0
+            return True
         self._connection.execute(f"DELETE FROM writers WHERE heartbeat < {_NOW} - ?", (WRITER_LIFETIME_S,))  # noqa: S608
         return super().delete_expired(before, max_bytes)
 

@@ -6,12 +6,13 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MIGRATION_LOCK = 0x616E7469_70686F6E
 """Key of the advisory lock that a server holds while it migrates."""
 TABLES = (
     "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions",
-    "chat_choices", "files", "file_pieces", "batches", "batch_lines", "used_approvals",
+    "chat_choices", "files", "file_pieces", "batches", "batch_lines", "used_approvals", "blobs",
+    "blob_pieces", "blob_references", "uploads",
 )  # fmt: skip
 # Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
 SCHEMA = """
@@ -86,7 +87,28 @@ CREATE TABLE used_approvals (
 CREATE INDEX approvals_by_age ON used_approvals (used);
 """
 """Approvals of tool calls, by the nonces of their ids, with the time of their use."""
-MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA)
+BLOB_SCHEMA = """
+CREATE TABLE blobs (owner TEXT NOT NULL, sha256 BYTEA NOT NULL, size BIGINT NOT NULL, PRIMARY KEY (owner, sha256));
+CREATE TABLE blob_pieces (
+    owner TEXT NOT NULL, sha256 BYTEA NOT NULL, number INTEGER NOT NULL, data BYTEA NOT NULL,
+    PRIMARY KEY (owner, sha256, number)
+);
+ALTER TABLE blob_pieces ALTER COLUMN data SET STORAGE EXTERNAL;
+CREATE TABLE blob_references (
+    holder TEXT NOT NULL, item TEXT NOT NULL, kind TEXT NOT NULL, owner TEXT NOT NULL, sha256 BYTEA NOT NULL,
+    PRIMARY KEY (holder, item, owner, sha256)
+);
+CREATE INDEX references_by_blob ON blob_references (owner, sha256, kind);
+ALTER TABLE files ADD COLUMN media_type TEXT NOT NULL DEFAULT '';
+ALTER TABLE files ADD COLUMN upload TEXT;
+CREATE INDEX parts_by_upload ON files (upload) WHERE upload IS NOT NULL;
+CREATE TABLE uploads (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, expires BIGINT NOT NULL, status TEXT NOT NULL, data BYTEA NOT NULL
+);
+CREATE INDEX uploads_by_end ON uploads (expires);
+"""
+"""Contents of pictures and files that other rows refer to, not compressed, and uploads, whose parts are files."""
+MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA)
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 
 

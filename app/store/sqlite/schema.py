@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.app.store.base import StoreError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 _VERSION_4 = """
 CREATE TABLE chat_completions (
     position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
@@ -53,6 +53,28 @@ CREATE TABLE used_approvals (
 CREATE INDEX approvals_by_age ON used_approvals (used)
 """
 """Additions of version 6: approvals of tool calls, by the nonces of their ids, with the time of their use."""
+_VERSION_7 = """
+CREATE TABLE blobs (
+    owner TEXT NOT NULL, sha256 BLOB NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (owner, sha256)
+) WITHOUT ROWID;
+CREATE TABLE blob_pieces (
+    owner TEXT NOT NULL, sha256 BLOB NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (owner, sha256, number)
+);
+CREATE TABLE blob_references (
+    holder TEXT NOT NULL, item TEXT NOT NULL, kind TEXT NOT NULL, owner TEXT NOT NULL, sha256 BLOB NOT NULL,
+    PRIMARY KEY (holder, item, owner, sha256)
+) WITHOUT ROWID;
+CREATE INDEX references_by_blob ON blob_references (owner, sha256, kind);
+ALTER TABLE files ADD COLUMN media_type TEXT NOT NULL DEFAULT '';
+ALTER TABLE files ADD COLUMN upload TEXT;
+CREATE INDEX parts_by_upload ON files (upload) WHERE upload IS NOT NULL;
+CREATE TABLE uploads (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, expires INTEGER NOT NULL, status TEXT NOT NULL, data BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX uploads_by_end ON uploads (expires)
+"""
+"""Additions of version 7: blobs, which other rows refer to, and uploads, whose parts are files."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
@@ -79,7 +101,8 @@ CREATE INDEX by_item ON conversation_items (owner, id);
 CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT ROWID;
 {_VERSION_4};
 {_VERSION_5};
-{_VERSION_6}"""
+{_VERSION_6};
+{_VERSION_7}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -93,6 +116,7 @@ MIGRATIONS: tuple[str, ...] = (
     _VERSION_4,
     _VERSION_5,
     _VERSION_6,
+    _VERSION_7,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 
@@ -110,6 +134,7 @@ def open_connection(path: Path) -> sqlite3.Connection:
             stack.callback(connection.close)
             connection.text_factory = decode_text
             connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA secure_delete = ON")
             _migrate(connection)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from None
