@@ -33,12 +33,12 @@ class BlobHolder(Struct, frozen=True):
     """Id of the item in a conversation."""
 
     def key(self) -> tuple[str, str, str]:
-        """Returns the values of the columns `kind`, `holder` and `item`."""
+        """Returns the values of the columns for the kind, the holder and its item."""
         return self.kind, self.id, item_key(self.item_id) if self.item_id else ""
 
 
 def item_key(item_id: str) -> str:
-    """Returns the value of the column `item`. Clients choose ids of items, which may be too long for an index."""
+    """Returns what stands for an item in its column. Clients choose ids, which may be too long for an index."""
     return hashlib.sha256(item_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -120,8 +120,9 @@ class BlobTables:
         rows = self._connection.execute(query, (owner, sha256)).fetchall()
         if not rows and not self.has_blob(owner, sha256):
             return None
-        content = b"".join(bytes(data) for (data,) in rows)
-        if hashlib.sha256(content).digest() != sha256:
+        are_bytes = all(isinstance(data, bytes) for (data,) in rows)
+        content = b"".join(data for (data,) in rows) if are_bytes else b""
+        if not are_bytes or hashlib.sha256(content).digest() != sha256:
             _log.error("stored blob is unreadable", sha256=sha256.hex()[:8])
             return None
         return content

@@ -1,0 +1,369 @@
+"""Blobs: each is stored once for an owner, as long as a row refers to it, in every store."""
+
+import itertools
+import random
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import json, structs
+
+from antiphon.app.base.blob_urls import find_blobs, format_blob_url, refer_to
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.reply_form import ChatForm
+from antiphon.app.requests.chat.stored import ChatMessages
+from antiphon.app.store.base import StoredCompletion, StoredConversation
+from antiphon.app.store.blobs.blob_tables import BLOB_PIECE_BYTES, BlobHolder
+from antiphon.app.store.database import Database
+from antiphon.app.store.recent_logs import RecentLogs
+from antiphon.app.store.sqlite.schema import MIGRATIONS
+from antiphon.app.store.sqlite.store import MemoryStore
+from antiphon.app.store.store import ResponseStore
+from antiphon.app.turns.stored_history import with_ids
+from antiphon.events.inputs import InputFile, InputImage, InputMessage
+from antiphon.events.response import ConversationRef
+from tests.app.store.store_helpers import (
+    SqlitePlace,
+    StorePlace,
+    make_response,
+    make_steps,
+    open_test_store,
+)
+from tests.app.store.test_sqlite import VERSION_2_SQL
+
+PICTURE = b"\x89PNG of a cat " * 1000
+DOCUMENT = b"%PDF of a letter " * 1000
+TABLES = ("blobs", "blob_pieces", "blob_references")
+
+
+class MemoryPlace:
+    """A store in memory in place of a file: each one is new."""
+
+    @asynccontextmanager
+    async def open(self, **options: Any) -> AsyncIterator[MemoryStore]:
+        store = MemoryStore(**options)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+AnyPlace = StorePlace | MemoryPlace
+
+
+@pytest.fixture(params=["sqlite", "postgres", "memory"])
+def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> AnyPlace:
+    if request.param == "memory":
+        return MemoryPlace()
+    if request.param == "sqlite":
+        return SqlitePlace(tmp_path / "store" / "responses.db")
+    found: StorePlace = request.getfixturevalue("postgres_place")
+    return found
+
+
+def picture_message(*contents: bytes, media_type: str = "image/png") -> InputMessage:
+    images = [InputImage(image_url=format_blob_url(refer_to(content, media_type))) for content in contents]
+    return InputMessage(role="user", content=tuple(images))
+
+
+def contents_of(*contents: bytes) -> Mapping[bytes, bytes]:
+    return {refer_to(content, "").sha256: content for content in contents}
+
+
+async def add_picture_log(
+    store: ResponseStore,
+    name: str,
+    *contents: bytes,
+    owner: str = "me",
+    conversation: str | None = None,
+    created: int = 2_000_000_000,
+    sends: bool = True,
+) -> EventLog:
+    """Stores a finished response whose input has these pictures, and sends their bytes or not."""
+    base: Any = make_response(name, created=created)
+    if conversation is not None:
+        base = structs.replace(base, conversation=ConversationRef(id=conversation))
+    blobs = contents_of(*contents) if sends else {}
+    log = EventLog(base, owner, with_ids((picture_message(*contents),), base.id), blobs=blobs)
+    log.append_step(make_steps()[0])
+    store.add_log(log)
+    for step in make_steps()[1:]:
+        log.append_step(step)
+    log.end_log()
+    await log.wait_published()
+    return log
+
+
+def count_rows(store: ResponseStore) -> tuple[int, ...]:
+    """Returns the numbers of rows of `TABLES`."""
+    queries = [f"SELECT count(*) FROM {table}" for table in TABLES]
+    return tuple(store._database._connection.execute(query).fetchone()[0] for query in queries)
+
+
+def find_faults(database: Database) -> list[str]:
+    """Returns what is wrong: blobs without references or all their pieces, references without blobs or holders."""
+    queries = {
+        "blob without reference": """
+            SELECT count(*) FROM blobs WHERE NOT EXISTS (SELECT 1 FROM blob_references AS held
+            WHERE held.owner = blobs.owner AND held.sha256 = blobs.sha256)""",
+        "reference without blob": """
+            SELECT count(*) FROM blob_references AS held WHERE NOT EXISTS (SELECT 1 FROM blobs
+            WHERE held.owner = blobs.owner AND held.sha256 = blobs.sha256)""",
+        "pieces without blob": """
+            SELECT count(*) FROM blob_pieces AS piece WHERE NOT EXISTS (SELECT 1 FROM blobs
+            WHERE piece.owner = blobs.owner AND piece.sha256 = blobs.sha256)""",
+        "blob without all pieces": """
+            SELECT count(*) FROM blobs WHERE size <> (SELECT coalesce(sum(length(data)), 0) FROM blob_pieces AS piece
+            WHERE piece.owner = blobs.owner AND piece.sha256 = blobs.sha256)""",
+        "reference of a row that does not exist": """
+            SELECT count(*) FROM blob_references WHERE
+            (kind = 'response' AND NOT EXISTS (SELECT 1 FROM responses WHERE id = holder)) OR
+            (kind = 'completion' AND NOT EXISTS (SELECT 1 FROM chat_completions WHERE id = holder)) OR
+            (kind = 'conversation' AND NOT EXISTS (SELECT 1 FROM conversation_items WHERE conversation = holder))""",
+    }
+    found = {name: database._connection.execute(query).fetchone()[0] for name, query in queries.items()}
+    return [f"{count} × {name}" for name, count in found.items() if count]
+
+
+async def test_picture_of_50_turns_is_stored_once_until_the_last_one_is_deleted(any_place: AnyPlace) -> None:
+    async with any_place.open() as store:
+        logs = [await add_picture_log(store, f"r{number}", PICTURE) for number in range(50)]
+        assert count_rows(store) == (1, 1, 50)
+        sha256 = refer_to(PICTURE, "").sha256
+        for log in logs:
+            assert await store.read_blob("me", sha256) == PICTURE and not find_faults(store._database)
+            assert await store.delete_response("me", log.id)
+        assert count_rows(store) == (0, 0, 0) and await store.read_blob("me", sha256) is None
+
+
+async def test_blob_of_many_pieces_is_read_as_it_was_sent(any_place: AnyPlace) -> None:
+    dice = random.Random(1)
+    contents = [dice.randbytes(size) for size in (1, BLOB_PIECE_BYTES, BLOB_PIECE_BYTES + 1, 5 * BLOB_PIECE_BYTES)]
+    async with any_place.open() as store:
+        log = await add_picture_log(store, "a", *contents, b"")
+        for content in (*contents, b""):
+            assert await store.read_blob("me", refer_to(content, "").sha256) == content
+        assert count_rows(store) == (5, 1 + 1 + 2 + 5, 5) and not find_faults(store._database)
+        await store.delete_response("me", log.id)
+        assert count_rows(store) == (0, 0, 0)
+
+
+async def test_owners_share_no_blob(any_place: AnyPlace) -> None:
+    async with any_place.open() as store:
+        await add_picture_log(store, "a", PICTURE)
+        sha256 = refer_to(PICTURE, "").sha256
+        assert await store.read_blob("you", sha256) is None
+        log = await add_picture_log(store, "b", PICTURE, owner="you")
+        assert count_rows(store) == (2, 2, 2)
+        await store.delete_response("you", log.id)
+        assert await store.read_blob("you", sha256) is None and await store.read_blob("me", sha256) == PICTURE
+
+
+async def test_content_is_known_before_it_is_written(any_place: AnyPlace) -> None:
+    async with any_place.open() as store:
+        log = EventLog(make_response("a"), "me", (picture_message(PICTURE),), blobs=contents_of(PICTURE))
+        log.append_step(make_steps()[0])
+        store.add_log(log)
+        assert log.blobs and await store.read_blob("me", refer_to(PICTURE, "").sha256) == PICTURE
+        for step in make_steps()[1:]:
+            log.append_step(step)
+        log.end_log()
+        await log.wait_published()
+        assert not log.blobs, "a log that is in the database keeps none in memory"
+
+
+async def test_content_that_nobody_sends_makes_no_reference(any_place: AnyPlace) -> None:
+    async with any_place.open() as store:
+        await add_picture_log(store, "a", PICTURE, sends=False)
+        assert count_rows(store) == (0, 0, 0)
+        await add_picture_log(store, "b", PICTURE)
+        again = await add_picture_log(store, "c", PICTURE, sends=False)
+        await store.delete_response("me", "resp_b")
+        assert await store.read_blob("me", refer_to(PICTURE, "").sha256) == PICTURE, f"{again.id} refers to it"
+
+
+async def test_items_of_conversations_hold_their_blobs(any_place: AnyPlace) -> None:
+    async with any_place.open() as store:
+        await store.save_conversation("me", StoredConversation(id="conv_1", created_at=1))
+        document = InputFile(file_data=format_blob_url(refer_to(DOCUMENT, "application/pdf")), filename="a.pdf")
+        items = with_ids((picture_message(PICTURE), InputMessage(role="user", content=(document,))), "items")
+        await store.add_items("me", "conv_1", items, contents_of(PICTURE, DOCUMENT))
+        await store.add_items("me", "conv_2", items, contents_of(PICTURE))
+        assert count_rows(store) == (2, 2, 2), "nothing is added to a conversation that does not exist"
+        log = await add_picture_log(store, "a", PICTURE, conversation="conv_1")
+        assert count_rows(store) == (2, 2, 4) and not find_faults(store._database)
+        await store.delete_response("me", log.id)
+        assert await store.delete_item("me", "conv_1", items[0].id or "")
+        assert count_rows(store) == (2, 2, 2), "the response has added an item of its own"
+        assert await store.delete_item("me", "conv_1", items[1].id or "")
+        assert not await store.delete_item("me", "conv_1", items[1].id or "")
+        assert count_rows(store) == (1, 1, 1) and not find_faults(store._database)
+        await store.delete_conversation("me", "conv_1")
+        assert count_rows(store) == (0, 0, 0)
+
+
+async def test_messages_of_chat_completions_hold_their_blobs(any_place: AnyPlace) -> None:
+    url = format_blob_url(refer_to(PICTURE, "image/png"))
+    messages: ChatMessages = (
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]},
+        {"role": "user", "content": [{"type": "file", "file": {"file_data": url}}]},
+    )
+    ids = ("chatcmpl_a0", "chatcmpl_a1")
+    async with any_place.open() as store:
+        responses = [structs.replace(make_response("a"), id=choice_id) for choice_id in ids]
+        logs = [EventLog(response, "me", keeps_details=True, blobs=contents_of(PICTURE)) for response in responses]
+        completion = StoredCompletion(id=ids[0], created_at=1, model="m", metadata={}, choice_ids=ids, form=ChatForm())
+        for log in logs:
+            log.append_step(make_steps()[0])
+        store.add_completion(completion, messages, logs)
+        for log in logs:
+            for step in make_steps()[1:]:
+                log.append_step(step)
+            log.end_log()
+            await log.wait_published()
+        assert store.completion_messages("me", ids[0]) == messages
+        assert count_rows(store) == (1, 1, 1) and not find_faults(store._database)
+        assert await store.read_blob("me", refer_to(PICTURE, "").sha256) == PICTURE
+        assert await store.delete_completion("me", ids[0])
+        assert count_rows(store) == (0, 0, 0)
+
+
+async def test_another_server_reads_the_blobs_of_a_response(place: StorePlace) -> None:
+    async with place.open() as first, place.open() as second:
+        log = await add_picture_log(first, "a", PICTURE, DOCUMENT)
+        found = await second.read_log("me", log.id)
+        assert found is not None
+        references = list(find_blobs(found.input_items))
+        assert [await second.read_blob("me", each.sha256) for each in references] == [PICTURE, DOCUMENT]
+        assert [each.media_type for each in references] == ["image/png"] * 2
+        assert await second.delete_response("me", log.id) and count_rows(first) == (0, 0, 0)
+    async with place.open() as store:
+        assert count_rows(store) == (0, 0, 0)
+
+
+async def test_blobs_count_for_the_limit_of_the_store(any_place: AnyPlace) -> None:
+    """A blob counts once, and as long as a response has it; one that only a conversation has does not."""
+    dice = random.Random(2)
+    shared, single = dice.randbytes(300_000), [dice.randbytes(200_000) for _ in range(3)]
+    async with any_place.open() as store:
+        await store.save_conversation("me", StoredConversation(id="conv_1", created_at=1))
+        items = with_ids((picture_message(single[0]),), "items")
+        await store.add_items("me", "conv_1", items, contents_of(single[0]))
+        assert store._database.blobs.count_bytes() == 0
+        for age, content in enumerate(single):
+            await add_picture_log(store, f"r{age}", shared, content, created=2_000_000_000 + age)
+        assert store._database.blobs.count_bytes() == 900_000
+
+        async def names_after(max_bytes: int) -> list[str]:
+            await store.change(lambda database: database.delete_expired(0, max_bytes))
+            store._logs.recent = RecentLogs()
+            ids = [f"resp_r{age}" for age in range(3)]
+            return [each for each in ids if store._database.find_log("me", each) is not None]
+
+        def size_of_rows() -> int:
+            return int(store._database._connection.execute("SELECT sum(size) FROM responses").fetchone()[0])
+
+        rows = size_of_rows()
+        assert await names_after(900_000 + rows) == ["resp_r0", "resp_r1", "resp_r2"]
+        assert await names_after(899_999 + rows) == ["resp_r1", "resp_r2"], "one byte too many costs one response"
+        assert store._database.blobs.count_bytes() == 700_000
+        assert await store.read_blob("me", refer_to(single[0], "").sha256) == single[0], "the conversation has it"
+        assert await names_after(500_000 + size_of_rows() // 2) == ["resp_r2"]
+        assert await names_after(0) == [] and count_rows(store) == (1, 1, 1) and not find_faults(store._database)
+
+
+def read_files(folder: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in folder.iterdir())
+
+
+async def test_deleted_blob_is_gone_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    secret = b"secret picture " * 100_000
+    async with open_test_store(path) as store:
+        log = await add_picture_log(store, "a", secret)
+        await add_picture_log(store, "b", PICTURE)
+        store._database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert b"secret picture" in read_files(tmp_path)
+        await store.delete_response("me", log.id)
+    assert b"secret picture" not in read_files(tmp_path) and PICTURE[:500] in read_files(tmp_path)
+
+
+async def test_damaged_blob_is_none(place: StorePlace) -> None:
+    async with place.open() as store:
+        await add_picture_log(store, "a", PICTURE, DOCUMENT)
+        place.read_rows("UPDATE blob_pieces SET data = 'x' WHERE length(data) < 15000")
+        sha256s = [refer_to(content, "").sha256 for content in (PICTURE, DOCUMENT)]
+        contents = [await store.read_blob("me", sha256) for sha256 in sha256s]
+        assert sorted(content is None for content in contents) == [False, True]
+
+
+@pytest.mark.parametrize("version", [6])
+async def test_data_url_in_a_row_of_an_older_version_is_read(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "responses.db"
+    item = InputMessage(role="user", content=(InputImage(image_url="data:image/png;base64,iVBORw0KGgo="),), id="msg_1")
+    with sqlite3.connect(path) as connection:
+        connection.executescript(VERSION_2_SQL + ";".join(MIGRATIONS[1 : version - 1]))
+        connection.execute("UPDATE responses SET input_items = ?", (json.encode((item,)),))
+        connection.execute("UPDATE conversation_items SET data = ?", (json.encode(item),))
+        connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+    async with open_test_store(path) as store:
+        found = await store.read_log("me", "resp_old")
+        assert found is not None and found.input_items == (item,)
+        assert set(store.history.load_conversation("me", "conv_1")) == {item}
+        await add_picture_log(store, "a", PICTURE)
+        assert count_rows(store) == (1, 1, 1)
+        assert await store.delete_response("me", "resp_old") and not find_faults(store._database)
+
+
+async def test_two_servers_add_and_delete_the_same_blobs(place: StorePlace) -> None:
+    """Transactions of two connections on three blobs, in any order: no reference without a blob, no blob without one."""
+    async with place.open():
+        pass
+    contents = [bytes([number]) * 10 for number in range(3)]
+    failures: list[BaseException] = []
+
+    def run(writer: str, seed: int) -> None:
+        dice, database, numbers = random.Random(seed), place.open_database(), itertools.count()
+        held: list[str] = []
+        try:
+            for _ in range(150):
+                chosen = [refer_to(each, "image/png") for each in dice.sample(contents, dice.randrange(1, 4))]
+                try:
+                    database.begin(sync=False)
+                    if held and dice.random() < 0.5:
+                        database.blobs.delete_references(held.pop(dice.randrange(len(held))))
+                    else:
+                        name = f"{writer}{next(numbers)}"
+                        database.blobs.add_references(
+                            BlobHolder("me", "response", name), chosen, contents_of(*contents)
+                        )
+                        held.append(name)
+                    database.commit()
+                except Exception as error:
+                    database.rollback()
+                    if "deadlock" not in str(error):
+                        raise
+            for name in held:
+                database.begin(sync=False)
+                database.blobs.delete_references(name)
+                database.commit()
+        except BaseException as error:  # noqa: BLE001  # shown by the test
+            failures.append(error)
+        finally:
+            database.close()
+
+    database = place.open_database()
+    threads = [threading.Thread(target=run, args=(name, seed)) for seed, name in enumerate("ab")]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found = [each for each in find_faults(database) if "does not exist" not in each]
+        assert not found, found
+    assert not failures
+    assert [database._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES] == [0] * 3
+    database.close()
