@@ -39,7 +39,7 @@ STRUCTS: dict[type[Struct], str] = {
 }
 """Structs whose annotated fields are options, and what precedes the fields' names in those of the parameters."""
 GROUPS = (
-    *("Model", "Server", "Keys and TLS", "Replies", "Engine"),
+    *("Model", "Server", "Keys and TLS", "Replies", "Images and files", "Engine"),
     *("Memory", "Storage", "Remote engines", "Adapters", "Tools", "Logging"),
 )
 """Headings of `--help`, in order."""
@@ -169,7 +169,7 @@ class ServeCommand(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
 
-BATCH_GROUPS = ("Model", "Replies", "Engine", "Memory", "Remote engines", "Tools")
+BATCH_GROUPS = ("Model", "Replies", "Images and files", "Engine", "Memory", "Remote engines", "Tools")
 """Headings of the options of `antiphon serve` that `antiphon batch` has, too."""
 
 

@@ -24,6 +24,7 @@ _replies, _storage = partial(Option, "Replies"), partial(Option, "Storage")
 
 
 _tools = partial(Option, "Tools")
+_images = partial(Option, "Images and files")
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -111,6 +112,25 @@ class Settings(Struct, frozen=True, kw_only=True):
     store_max_gib: Annotated[
         float, _storage("Maximum size of stored responses in GiB; the oldest are deleted first.", minimum=0)
     ] = 4.0
+    images: Annotated[
+        Literal["auto", "off"],
+        _images("Images in the input: shown to models that can see, if the extra `vision` is installed; or to none."),
+    ] = "auto"
+    image_tokens: Annotated[
+        int | None,
+        _images("Maximum number of tokens of an image. Default: 1024 on an accelerator, 512 on a CPU.", minimum=1),
+    ] = None
+    """Of an image with `detail: high`, twice as many."""
+    max_image_tokens: Annotated[
+        int | None,
+        _images(
+            "Maximum number of tokens of an image with `detail: original`. Default: 4096 on an accelerator, 1024 on a "
+            "CPU.",
+            minimum=1,
+        ),
+    ] = None
+    max_images: Annotated[int, _images("Maximum number of images in a conversation.", minimum=1)] = 100
+    max_image_mib: Annotated[int, _images("Maximum size of an image in MiB.", minimum=1)] = 20
     allow_lora_updates: Annotated[
         bool,
         Option(

@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 from antiphon.app.base.reply_form import ChatForm, ReplyForm
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import CheckedConstraint
+from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.requests.server_tools import ServerToolsRequest
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
@@ -90,6 +91,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """True if the turn only prefills the prompt for a later turn and returns no output."""
     logprobs: bool = False
     """True if events carry log probabilities; `sampling.top_logprobs` is then not None."""
+    media: tuple[SentMedia, ...] = ()
+    """Images and files that the client sent with this request."""
     text_completion: CompletionTurn | None = None
     """The prompt of a text completion, which takes the place of `prompt_input`."""
     details: TokenDetailRequest = TokenDetailRequest()

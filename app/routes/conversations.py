@@ -15,9 +15,10 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.item_lists import build_item_page, listed_item
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
-from antiphon.app.requests import media
 from antiphon.app.requests.fields import AnyBody, decode_body
 from antiphon.app.requests.fields.checks import require_value
+from antiphon.app.requests.media.sent_media import MediaTaker
+from antiphon.app.requests.media.vision import refuses_media
 from antiphon.app.requests.pagination import ListPage, select_page
 from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
@@ -109,10 +110,12 @@ async def _read_body(request: AnyRequest, kind: type[AnyBody]) -> AnyBody:
 
 async def _parse_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
     context = server_context(request)
+    is_refused = all(refuses_media(model, context.settings) for model in context.models.served)
+    taker = MediaTaker("responses", "items", context.settings, refused=is_refused)
 
     def read(history: StoredHistory) -> tuple[AnyInput, ...]:
-        parsed = items_of.read_input(sent, history.find_item, "items") if sent else items_of.RequestInput(())
-        media.check_media(sent, "items", refused=context.settings.unsupported_media == "refuse")
+        entries = taker.take_entries(sent)
+        parsed = items_of.read_input(entries, history.find_item, "items") if sent else items_of.RequestInput(())
         if parsed.compact:
             raise invalid_value(
                 "items", "To compact a conversation, send the 'compaction_trigger' item to POST /v1/responses."

@@ -125,6 +125,11 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "deterministic": (["--deterministic"], {"engine.deterministic": True}),
     "reasoning_output": (["--reasoning-output", "both"], {"settings.reasoning_output": "both"}),
     "apply_patch_diffs": (["--apply-patch-diffs"], {"settings.apply_patch_diffs": True}),
+    "images": (["--images", "off"], {"settings.images": "off"}),
+    "image_tokens": (["--image-tokens", "99"], {"settings.image_tokens": 99}),
+    "max_image_tokens": (["--max-image-tokens", "999"], {"settings.max_image_tokens": 999}),
+    "max_images": (["--max-images", "9"], {"settings.max_images": 9}),
+    "max_image_mib": (["--max-image-mib", "3"], {"settings.max_image_mib": 3}),
     "store": (["--store", "a/b.db"], {"settings.store_file": Path("a/b.db")}),
     "tool_servers": (
         ["--tool-server", "a=http://x/mcp", "--tool-server", "b=http://y/mcp"],

@@ -104,7 +104,7 @@ def test_row_17_markers_in_names_ids_and_outputs_are_text(server: RunningServer)
         "arguments": json.dumps({"a": CONTROL_MARKERS}),
     }
     output = {"type": "function_call_output", "call_id": f"c{CONTROL_MARKERS}", "output": CONTROL_MARKERS}
-    file = {"type": "input_file", "filename": f"a{CONTROL_MARKERS}.txt", "file_data": "x"}
+    file = {"type": "input_file", "filename": f"a{CONTROL_MARKERS}.txt", "file_data": "QQ=="}
     items = [{"role": "user", "content": [{"type": "input_text", "text": CONTROL_MARKERS}, file]}, call, output]
     tokens: list[tuple[int, ...]] = []
     generate = server.engine.generate

@@ -137,7 +137,7 @@ def test_image_data_does_not_reach_the_prompt(server: RunningServer) -> None:
     ("path", "body", "param"),
     [
         ("/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE_URL}]}]}, "input[0].content[0]"),
-        ("/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "x", "filename": "a"}]}]}, "input[0].content[0]"),
+        ("/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "QQ==", "filename": "a"}]}]}, "input[0].content[0]"),
         ("/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE_URL}}]}]}, "messages[0].content[0]"),
     ],
     ids=str,

@@ -7,7 +7,7 @@ from antiphon.app.base.errors import clip_text, invalid_value, missing_field, un
 from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.requests import media, shared, tools
+from antiphon.app.requests import shared, tools
 from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.chat.body import ChatBody, NamedFunction
 from antiphon.app.requests.chat.hosted_tools import OfferedTools, read_server_tools
@@ -18,6 +18,7 @@ from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import NOT_SUPPORTED, decode_body, refuse_unsupported
 from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
 from antiphon.app.requests.fields.vllm import UsageOptions
+from antiphon.app.requests.media.vision import take_media
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.server_tools import ServerToolsRequest, list_hosted_types
 from antiphon.app.requests.structure import read_constraint
@@ -41,8 +42,8 @@ def read_chat_request(
     server_tools = read_server_tools(body, sent, offered, settings)
     if body.messages is None:
         raise missing_field("messages")
-    items = read_messages(body.messages)
-    media.check_media(body.messages, "messages", refused=settings.unsupported_media == "refuse")
+    body, media = take_media("chat", body, "messages", model, settings)
+    items = read_messages(body.messages or ())
     top_logprobs, effort = _top_logprobs(body), read_effort(body)
     template, form = read_template_options(body, items, settings), _read_form(body, items, offered, settings)
     tool_choice, constraint = _read_choice(offered, server_tools), read_constraint(body)
@@ -59,8 +60,7 @@ def read_chat_request(
         template=template,
         keep_special_tokens=body.skip_special_tokens is False,
     )
-    scored = 0 if top_logprobs is None and form.options.num_returned is not None else top_logprobs
-    sampling = _read_sampling(body, model.engine.info, settings, scored)
+    sampling = _read_sampling(body, model.engine.info, settings, form, top_logprobs)
     base_response = _base_response(body, model.engine.info, sampling, offered.tools, effort)
     spec = TurnSpec(
         base_response=base_response,
@@ -77,6 +77,7 @@ def read_chat_request(
         details=chat_details(form),
         stored_chat=StoredChat(messages_to_store(body), form) if body.store else None,
         cache_salt=body.cache_salt or "",
+        media=media,
         priority=min(shared.read_priority(body), shared.tier_priority(base_response.service_tier)),
     )
     return accept_spec(model, spec, form, constraint_param=constraint.param)
@@ -86,8 +87,12 @@ def _read_choice(offered: OfferedTools, server_tools: ServerToolsRequest | None)
     return read_tool_choice(early_choice(offered.choice, has_server_tools=server_tools is not None), offered.tools)
 
 
-def _read_sampling(body: ChatBody, info: EngineInfo, settings: Settings, top_logprobs: int | None) -> Sampling:
+def _read_sampling(
+    body: ChatBody, info: EngineInfo, settings: Settings, form: ChatForm, top_logprobs: int | None
+) -> Sampling:
     """Returns the sampling parameters. Raises `ApiError` 400."""
+    if top_logprobs is None and form.options.num_returned is not None:
+        top_logprobs = 0
     sent = _token_limit(body)
     limit = sent if sent is not None else settings.default_max_output_tokens
     return shared.read_engine_fields(body, info, shared.read_sampling(body, info, limit, top_logprobs))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
-from antiphon.app.requests import media
 from antiphon.app.requests.fields.checks import (
     check_boolean,
     check_choice,
@@ -53,9 +52,9 @@ SentBlock = Mapping[str, Any]
 class ConversationReader:
     """Reads the messages of one request. `items` are those read so far."""
 
-    def __init__(self, decrypt: Decrypt, *, refuse_media: bool = False) -> None:
+    def __init__(self, decrypt: Decrypt) -> None:
         self.items: list[AnyInput] = []
-        self._decrypt, self._refuse_media = decrypt, refuse_media
+        self._decrypt = decrypt
         self._open_calls: dict[str, str] = {}
 
     def read_messages(self, messages: Sequence[SentBlock]) -> tuple[AnyInput, ...]:
@@ -95,7 +94,7 @@ class ConversationReader:
                 check_choice(
                     block["type"], ("text", "image", "document", "search_result", "tool_result"), f"{block_path}.type"
                 )
-                parts += self._check_media(_read_part(block, block_path), block_path)
+                parts += _read_part(block, block_path)
         self._check_answered()
         if parts or not blocks:
             item_role: Any = role
@@ -112,9 +111,7 @@ class ConversationReader:
         parts = [
             part
             for index, inner in enumerate(content)
-            for part in self._check_media(
-                _read_part(inner, f"{path}.content[{index}]", in_result=True), f"{path}.content[{index}]"
-            )
+            for part in _read_part(inner, f"{path}.content[{index}]", in_result=True)
         ]
         if block.get("is_error") is not None:
             check_boolean(block["is_error"], f"{path}.is_error")
@@ -122,17 +119,6 @@ class ConversationReader:
             first = parts.pop(0).text if parts and isinstance(parts[0], InputText) else ""
             parts.insert(0, InputText(text=ERROR_PREFIX + first))
         self.items.append(InputFunctionOutput(call_id=call_id, output=tuple(parts)))
-
-    def _check_media(self, parts: list[Any], path: str) -> list[Any]:
-        """Returns the parts. Raises `ApiError` 400 for media if the server refuses them, and for a malformed URL."""
-        for part in parts:
-            if isinstance(part, InputImage | InputFile) and self._refuse_media:
-                raise media.refused_media(path)
-            if isinstance(part, InputImage) and part.image_url is not None:
-                media.check_url(part.image_url, f"{path}.source", pictured=True)
-            elif isinstance(part, InputFile) and part.file_url is not None:
-                media.check_url(part.file_url, f"{path}.source", pictured=False)
-        return parts
 
     def _read_assistant(self, blocks: Sequence[SentBlock], path: str) -> None:
         num_items = len(self.items)
@@ -251,7 +237,7 @@ def _read_image(block: SentBlock, path: str) -> InputImage:
     media_type, data = (require_key(source, key, f"{path}.source") for key in ("media_type", "data"))
     check_choice(media_type, IMAGE_TYPES, f"{path}.source.media_type")
     check_string(data, f"{path}.source.data")
-    return InputImage(image_url=f"data:{media_type};base64,{data}")
+    return InputImage(image_url=data)
 
 
 def _read_document(block: SentBlock, path: str) -> list[Any]:

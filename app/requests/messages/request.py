@@ -14,6 +14,7 @@ from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.checks import check_choice, check_object, check_string, require_key
+from antiphon.app.requests.media.vision import take_media
 from antiphon.app.requests.messages.body import CountTokensBody, JsonFormat, MessagesBody, ToolChoiceSettings
 from antiphon.app.requests.messages.conversation import ConversationReader, Decrypt, read_system
 from antiphon.app.requests.messages.hosted_tools import find_choice, read_server_tools
@@ -53,8 +54,8 @@ def read_messages_request(
     _check_thinking(body)
     _check_begun_answer(body)
     request_tools, choice, server_tools = _read_offered_tools(body, settings)
-    reader = ConversationReader(decrypt, refuse_media=settings.unsupported_media == "refuse")
-    items = reader.read_messages(body.messages)
+    body, media = take_media("messages", body, "messages", model, settings)
+    items = ConversationReader(decrypt).read_messages(body.messages or ())
     tool_choice = read_tool_choice(early_choice(choice, has_server_tools=server_tools is not None), request_tools)
     prompt_input = _prompt_input(body, items, tool_choice, settings)
     refuse_unsupported(body)
@@ -77,9 +78,9 @@ def read_messages_request(
         single_call=prompt_input.single_call,
         server_tools=server_tools,
         encrypt_reasoning=True,
+        media=media,
     )
-    is_hidden = body.thinking is not None and body.thinking.display == "omitted"
-    form = MessagesForm(stream=bool(body.stream), show_thinking=not is_hidden)
+    form = MessagesForm(stream=bool(body.stream), show_thinking=_shows_thinking(body))
     return accept_spec(model, spec, form, constraint_param="output_config.format")
 
 
@@ -98,6 +99,10 @@ def _prompt_input(
         unknown_tools=settings.unknown_tools,
         template=TemplateOptions(continue_final_message=_is_begun(body)),
     )
+
+
+def _shows_thinking(body: MessagesBody) -> bool:
+    return body.thinking is None or body.thinking.display != "omitted"
 
 
 def _check_thinking(body: MessagesBody) -> None:

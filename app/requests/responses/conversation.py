@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct, structs
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
-from antiphon.app.requests.media import check_media
 from antiphon.app.requests.responses.body import ConversationReference, ResponsesBody
 from antiphon.app.requests.responses.compaction import expand_compacted
 from antiphon.app.requests.responses.duplicates import check_resent
@@ -47,10 +46,9 @@ class Conversation(Struct, frozen=True):
     """True if an item updates the settings."""
 
 
-def read_conversation(body: ResponsesBody, history: History, *, refuse_media: bool) -> Conversation:
+def read_conversation(body: ResponsesBody, history: History) -> Conversation:
     """Returns the conversation of a request. Raises `ApiError`: 400 with the path of the fault, 404 for a lost item."""
     sent = _read_input(body, history)
-    check_media(body.input, "input", refused=refuse_media)
     conversation_id = (
         body.conversation.id if isinstance(body.conversation, ConversationReference) else body.conversation
     )

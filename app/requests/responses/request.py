@@ -14,6 +14,7 @@ from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.common import PlainTextFormat
+from antiphon.app.requests.media.vision import take_media
 from antiphon.app.requests.responses.body import ReasoningSettings, ResponsesBody, ResponsesCacheOptions
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS, ask_for_summary
 from antiphon.app.requests.responses.configuration import apply_updates
@@ -46,7 +47,8 @@ def read_responses_request(
     model = models.find_model(body.model)
     _check_combinations(body)
     request_tools = tools.read_tools(body.tools or (), "tools")
-    conversation = read_conversation(body, history, refuse_media=settings.unsupported_media == "refuse")
+    body, media = take_media("responses", body, "input", model, settings)
+    conversation = read_conversation(body, history)
     if conversation.has_updates:
         body, sent = apply_updates(body, sent, conversation.items, conversation.sent_items)
     all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
@@ -56,7 +58,6 @@ def read_responses_request(
     )
     refuse_unsupported(body)
     prompt_input, form = _prompt_input(body, conversation, tool_choice, settings), _reply_form(body)
-    compact_threshold = None if conversation.compact else _compact_threshold(body, model.engine.info.max_model_len)
     sampling = _read_sampling(body, model, settings, compact=conversation.compact)
     capabilities, cache_options = model.engine.info.capabilities, body.prompt_cache_options or ResponsesCacheOptions()
     base_response = _base_response(body, sent, sampling, capabilities, request_tools.echo, conversation.id)
@@ -78,12 +79,12 @@ def read_responses_request(
         truncate=body.truncation == "auto",
         encrypt_reasoning=INCLUDE_ENCRYPTED_REASONING in (body.include or ()),
         compact=conversation.compact,
-        compact_threshold=compact_threshold,
+        compact_threshold=None if conversation.compact else _compact_threshold(body, model.engine.info.max_model_len),
         comparison_id=cache_options.comparison_response_id,
+        media=media,
     )
     check_capabilities(spec, capabilities, constraint_param="text.format")
-    spec = _prewarm(spec) if cache_options.prewarm else spec
-    return ParsedRequest(model, spec, form, conversation.earlier_items)
+    return ParsedRequest(model, _prewarm(spec) if cache_options.prewarm else spec, form, conversation.earlier_items)
 
 
 def _reply_form(body: ResponsesBody) -> ReplyForm:

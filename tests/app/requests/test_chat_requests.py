@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.app.base.blob_urls import format_blob_url, refer_to
 from antiphon.app.base.errors import ApiError
 from antiphon.events.inputs import (
     InputCustomCall,
@@ -27,6 +28,8 @@ TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "ar
 CALL_MESSAGE = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
 TOOL_MESSAGE = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
 USER_MESSAGE = {"role": "user", "content": "hi"}
+IMAGE_BLOB = format_blob_url(refer_to(bytes(3), "image/png"))
+FILE_BLOB = format_blob_url(refer_to(b"A", ""))
 
 INVALID_REQUESTS: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"model": ...}, 400, "missing_required_parameter", "model"),
@@ -107,7 +110,7 @@ def test_every_role_and_part_becomes_an_item() -> None:
                 "content": [
                     {"type": "text", "text": "look"},
                     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
-                    {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:,"}},
+                    {"type": "file", "file": {"filename": "a.pdf", "file_data": "QQ=="}},
                 ],
             },
             {"role": "assistant", "content": "I see.", "refusal": None, "annotations": [], "reasoning_content": "hm"},
@@ -122,8 +125,8 @@ def test_every_role_and_part_becomes_an_item() -> None:
             content=(
                 InputText(text="ann: "),
                 InputText(text="look"),
-                InputImage(image_url="data:image/png;base64,AAAA", detail="low"),
-                InputFile(filename="a.pdf", file_data="data:,"),
+                InputImage(image_url=IMAGE_BLOB, detail="low"),
+                InputFile(filename="a.pdf", file_data=FILE_BLOB),
             ),
         ),
         InputReasoning(content=(ReasoningText(text="hm"),)),

@@ -27,7 +27,7 @@ GRAMMAR = {"syntax": "lark", "definition": "start: /a/"}
 PART = {"type": "input_text", "text": "x"}
 FULL_RESPONSES: dict[str, Any] = {
     "input": [
-        {"role": "user", "content": [PART, {"type": "input_image", "image_url": "data:image/png;base64,"}, {"type": "input_file", "file_data": "x"}]},
+        {"role": "user", "content": [PART, {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}, {"type": "input_file", "file_data": "QQ=="}]},
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}], "content": [{"type": "reasoning_text", "text": "t"}]},
         {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}", "namespace": "n"},
         {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "x"},
@@ -51,7 +51,7 @@ FULL_RESPONSES: dict[str, Any] = {
 FULL_CHAT: dict[str, Any] = {
     "messages": [
         {"role": "system", "content": "x", "name": "n"},
-        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, {"type": "file", "file": {"file_data": "x"}}]},
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "file", "file": {"file_data": "QQ=="}}]},
         {
             "role": "assistant", "content": [{"type": "text", "text": "x"}], "refusal": "n", "reasoning_content": "r",
             "tool_calls": [

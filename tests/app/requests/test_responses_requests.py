@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.app.base.blob_urls import format_blob_url, refer_to
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses.request import MAX_SUMMARY_TOKENS
 from antiphon.engine.protocol import Sampling
@@ -291,7 +292,7 @@ def test_output_items_are_accepted_as_input() -> None:
     assert isinstance(items[7], InputMessage)
     assert items[7].content == (
         InputText(text="x"),
-        InputImage(image_url="data:image/png;base64,AAAA", detail="high"),
+        InputImage(image_url=format_blob_url(refer_to(bytes(3), "image/png")), detail="high"),
     )
 
 

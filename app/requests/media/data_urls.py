@@ -1,0 +1,66 @@
+"""Decodes images and files that a request holds as base64: data URLs, and base64 alone."""
+
+import binascii
+
+from msgspec import Struct
+
+from antiphon.app.base.blob_urls import BlobReference, refer_to
+from antiphon.app.requests.media.errors import MediaPlace, invalid_data_url, invalid_image
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+TYPE_ALIASES = {"image/jpg": "image/jpeg"}
+DATA_SCHEME = "data:"
+SLICE_CHARS = 1 << 20
+"""Characters that one call decodes, which takes three milliseconds: no other thread runs meanwhile."""
+
+
+class SentData(Struct, frozen=True):
+    """The bytes of an image or a file, and the reference that takes their place in items."""
+
+    reference: BlobReference
+    data: bytes
+
+
+def is_data_url(text: str) -> bool:
+    """Tells whether a text is a data URL."""
+    return text[: len(DATA_SCHEME)].lower() == DATA_SCHEME
+
+
+def read_data_url(url: str, place: MediaPlace) -> SentData:
+    """Returns the content of a data URL: of an image, the type must be one that is read. Raises `ApiError` 400."""
+    header, comma, encoded = url[len(DATA_SCHEME) :].partition(",")
+    media_type, *parameters = header.lower().split(";")
+    if not comma or "base64" not in parameters:
+        raise invalid_data_url(place, "invalid base64")
+    return read_base64(encoded, media_type, place)
+
+
+def read_base64(encoded: str, media_type: str, place: MediaPlace) -> SentData:
+    """Returns the decoded bytes with their type, which is empty if the request names none. Raises `ApiError` 400."""
+    media_type = TYPE_ALIASES.get(media_type, media_type)
+    if place.is_image and media_type not in IMAGE_TYPES:
+        if place.api == "chat" and media_type.startswith("image/"):
+            raise invalid_image(place, is_format=True)
+        raise invalid_data_url(place, f"the MIME type '{media_type[:100]}'")
+    if not encoded:
+        raise invalid_data_url(place, "empty base64-encoded bytes")
+    data = _decode(encoded)
+    if data is None:
+        raise invalid_data_url(place, "invalid base64")
+    try:
+        return SentData(refer_to(data, media_type), data)
+    except ValueError:
+        raise invalid_data_url(place, f"the MIME type '{media_type[:100]}'") from None
+
+
+def _decode(encoded: str) -> bytes | None:
+    """Returns the bytes of base64 with its padding and without white space; None for any other text."""
+    if "=" in encoded[:-2]:
+        return None
+    decoded = bytearray()
+    try:
+        for start in range(0, len(encoded), SLICE_CHARS):
+            decoded += binascii.a2b_base64(encoded[start : start + SLICE_CHARS], strict_mode=True)
+    except ValueError:
+        return None
+    return bytes(decoded)
