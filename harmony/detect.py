@@ -23,6 +23,7 @@ from antiphon.harmony.dialects import DIALECTS, GPT_OSS, NAMES
 from antiphon.harmony.dialects.headers import HARMONY
 from antiphon.harmony.dialects.plain import PLAIN
 from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.images import read_image_tokens
 from antiphon.harmony.model_files import (
     MAX_TEMPLATE_BYTES,
     MAX_TOKENIZER_BYTES,
@@ -126,6 +127,7 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
     if not templates.default and own_template is None:
         templates = ModelTemplates(_CHATML.read_text("utf-8"), templates.for_tools)
         reason = f"{reason}; it has no chat template, so ChatML is used"
+    token_files = (tokenizer_config, read_json_object(folder / "processor_config.json"))
     try:
         model_format = TemplateFormat(
             declaration,
@@ -133,6 +135,7 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
             ChatTemplate(templates.default),
             _token_names(tokenizer_config),
             ChatTemplate(templates.for_tools) if templates.for_tools else None,
+            read_image_tokens(config, token_files, vocabulary.added_tokens),
         )
     except RenderError as error:
         place = "" if own_template is not None else f"{folder}: "

@@ -14,11 +14,14 @@ from antiphon.events.inputs import AnyInput
 from antiphon.events.items import Logprob
 from antiphon.events.tools import GrammarFormat
 from antiphon.harmony.grammar import AnswerConstraints, OutputConstraint
+from antiphon.harmony.images import PromptImage
 from antiphon.harmony.passthrough import Passthrough
-from antiphon.harmony.rendered_prompt import RenderedPrompt
+from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt
 from antiphon.harmony.tokens.detokenizer import TokenVocabulary
 from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.segments import Segment
+
+ImageRole = Literal["user", "system", "tool"]
 
 
 class RequestTemplate(Protocol):
@@ -90,6 +93,8 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     template: TemplateOptions = TemplateOptions()
     keep_special_tokens: bool = False
     """True if control tokens of the output that the dialect does not read are part of its text."""
+    images: Mapping[tuple[str, str | None], PromptImage] = {}
+    """Pictures that the model sees, by the URL or file id and the detail of their parts. Other ones are "[image]"."""
 
     @property
     def callable_tools(self) -> tuple[ToolSpec, ...]:
@@ -174,6 +179,17 @@ class VocabularyCodec:
         return raw.decode("utf-8", "replace"), raw
 
 
+class TextOnlyFormat:
+    """The part of a `ModelFormat` that shows no pictures."""
+
+    image_roles: frozenset[ImageRole] = frozenset()
+    image_refusal = ""
+
+    def find_images(self, tokens: Sequence[int], images: Sequence[PromptImage]) -> tuple[ImageSpan, ...]:  # noqa: ARG002 - it has none
+        """Returns nothing."""
+        return ()
+
+
 class ModelFormat(Protocol):
     """Dialect of a model, together with its vocabulary and its prompt template."""
 
@@ -200,6 +216,20 @@ class ModelFormat(Protocol):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Token ids that end a message in a prompt: `stop_ids`, and the ids that replace them in the history."""
+
+    @property
+    def image_roles(self) -> frozenset[ImageRole]:
+        """Roles in which the model's template shows pictures; without "user", it shows none at all.
+
+        Pictures of other roles follow in a message of the user.
+        """
+
+    @property
+    def image_refusal(self) -> str:
+        """Why a model that has tokens for pictures shows none, in one line; empty if it does, or has none."""
+
+    def find_images(self, tokens: Sequence[int], images: Sequence[PromptImage]) -> tuple[ImageSpan, ...]:
+        """Returns where the pictures are among a prompt's ids, in order. Raises `RenderError` if they are not there."""
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation as a prompt. Raises `RenderError`.

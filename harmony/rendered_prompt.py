@@ -3,6 +3,22 @@
 from msgspec import Struct
 
 
+class ImageSpan(Struct, frozen=True, kw_only=True):
+    """Place of a picture among the tokens of a prompt."""
+
+    key: bytes
+    """Identity of the prepared picture."""
+    offset: int
+    """Index of its first token."""
+    length: int
+    """Number of tokens from its first to its last one, with those of another kind between them."""
+    rows: int
+    """Number of its soft tokens."""
+    grid: tuple[int, ...] = ()
+    soft_id: int = -1
+    """Id of these tokens."""
+
+
 class RenderedPrompt(Struct, frozen=True):
     """Prompt of a turn. `in_reasoning`: the answer begins inside reasoning, because the prompt ends there."""
 
@@ -13,6 +29,8 @@ class RenderedPrompt(Struct, frozen=True):
     """Offset of each token's first character in `text`, for a raw prompt whose tokens were to be located."""
     in_text: bool = False
     """True if the answer begins inside text for the user, because it continues a message."""
+    media: tuple[ImageSpan, ...] = ()
+    """Pictures in the prompt, in order."""
 
 
 class RenderError(ValueError):

@@ -1,6 +1,6 @@
 """Format of a model whose prompt comes from a chat template and whose output is parsed by a declared dialect."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import product
@@ -10,12 +10,20 @@ import msgspec
 from antiphon.harmony import grammar
 from antiphon.harmony.calls.builtin.reader import read_builtin_calls
 from antiphon.harmony.dialect import Dialect, DialectReader
-from antiphon.harmony.format import OutputReader, PromptInput, RequestTemplate, VocabularyCodec, answer_constraints
+from antiphon.harmony.format import (
+    ImageRole,
+    OutputReader,
+    PromptInput,
+    RequestTemplate,
+    VocabularyCodec,
+    answer_constraints,
+)
+from antiphon.harmony.images import ImageExpander, ImageTokens, PromptImage, can_repeat
 from antiphon.harmony.passthrough import Passthrough, SpelledVocabulary
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.shown_items import show_items
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
-from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError, UnsupportedOptionError
+from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens import special_tokens
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.encode_cache import CachedEncoder
@@ -28,7 +36,7 @@ class TemplateFormat(VocabularyCodec):
     """Implements `ModelFormat`.
 
     `token_names` are the tokenizer's own names for its tokens (`bos_token`, …), which templates use. `tool_template`
-    is the template for requests with tools, if the model has two.
+    is the template for requests with tools, if the model has two. `image_tokens` stand for pictures, if it sees them.
     """
 
     def __init__(
@@ -38,7 +46,9 @@ class TemplateFormat(VocabularyCodec):
         template: ChatTemplate,
         token_names: Mapping[str, str] | None = None,
         tool_template: ChatTemplate | None = None,
+        image_tokens: ImageTokens | None = None,
     ) -> None:
+        self._image_tokens = image_tokens
         self.name = dialect.name
         self.has_reasoning, self.has_calls = dialect.think is not None, bool(dialect.calls)
         self._dialect, self._vocabulary = dialect, vocabulary
@@ -49,14 +59,10 @@ class TemplateFormat(VocabularyCodec):
         self._special_tokens = special_tokens.SpecialTokens(
             [*vocabulary.added_tokens, *(marker for pair in dialect.think_markers for marker in pair)]
         )
-        self._renderer = TemplateRenderer(dialect, template, token_names, self._special_tokens)
-        self._tool_renderer = (
-            TemplateRenderer(dialect, tool_template, token_names, self._special_tokens, for_tools=True)
-            if tool_template
-            else self._renderer
-        )
         self._token_names = token_names
-        self._request_renderer = lru_cache(maxsize=MAX_REQUEST_TEMPLATES)(self._create_renderer)
+        self._renderer = self._create_renderer(template)
+        self._tool_renderer = self._create_renderer(tool_template, for_tools=True) if tool_template else self._renderer
+        self._request_renderer = lru_cache(maxsize=MAX_REQUEST_TEMPLATES)(self._create_request_renderer)
         end_texts = (*dialect.stop, token_names.get("eos_token", ""))
         self.stop_ids = tuple(
             dict.fromkeys(vocabulary.added_tokens[text] for text in end_texts if text in vocabulary.added_tokens)
@@ -69,10 +75,36 @@ class TemplateFormat(VocabularyCodec):
         end_texts = (text for text, token in vocabulary.added_tokens.items() if token in self.end_ids)
         return CachedEncoder(vocabulary.encode, end_texts, vocabulary.added_tokens)
 
+    @property
+    def image_roles(self) -> frozenset[ImageRole]:
+        """Roles in which all templates of the model show pictures; empty if they show none of the user."""
+        roles = self._renderer.image_shape.roles & self._tool_renderer.image_shape.roles
+        return frozenset() if self.image_refusal or "user" not in roles else roles
+
+    @cached_property
+    def image_refusal(self) -> str:
+        """Why a model that has tokens for pictures shows none, in one line."""
+        if self._image_tokens is None:
+            return ""
+        if not can_repeat(self._image_tokens, self._vocabulary.encode):
+            return "its tokenizer does not keep the tokens of an image apart"
+        return self._renderer.image_shape.refusal or self._tool_renderer.image_shape.refusal
+
+    def find_images(self, tokens: Sequence[int], images: Sequence[PromptImage]) -> tuple[ImageSpan, ...]:
+        """Returns where the pictures are among a prompt's ids, in order. Raises `RenderError` if they are not there."""
+        return self._create_expander(self._renderer).find_images(tokens, images) if images else ()
+
+    def _create_expander(self, renderer: TemplateRenderer) -> ImageExpander:
+        placeholder = renderer.image_shape.placeholder
+        if self._image_tokens is None or not placeholder:
+            raise RenderError("The model's chat template shows no images.")
+        return ImageExpander(self._image_tokens, placeholder, self._vocabulary.added_tokens[placeholder])
+
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation as a prompt. Raises `RenderError`."""
         items = show_items(prompt_input.items, prompt_input.tools)
-        prompt_input = msgspec.structs.replace(prompt_input, items=items)
+        images = prompt_input.images if prompt_input.images and self.image_roles else {}
+        prompt_input = msgspec.structs.replace(prompt_input, items=items, images=images)
         options = prompt_input.template
         offers_tools = len(prompt_input.tools) > 0 and prompt_input.tool_choice != "none"
         renderer = self._tool_renderer if offers_tools else self._renderer
@@ -82,11 +114,7 @@ class TemplateFormat(VocabularyCodec):
             message = "The control tokens of this model's dialect are syntax, so they cannot be part of the text."
             raise UnsupportedOptionError(message, "skip_special_tokens")
         try:
-            escaper = special_tokens.SpecialTokenEscaper(
-                self._special_tokens, [*_client_texts(prompt_input), renderer.source]
-            )
-            rendered = renderer.render(prompt_input, escaper, now)
-            tokens, text = escaper.encode(rendered, lambda text: self._encoder.encode(text, owner))
+            return self._render_with(renderer, prompt_input, now, owner)
         except RenderError as error:
             if options.source is None or error.param is not None:
                 raise
@@ -95,15 +123,43 @@ class TemplateFormat(VocabularyCodec):
             raise RenderError("The conversation contains JSON that is nested too deeply.", "input") from error
         except (TypeError, UnicodeError) as error:  # an unpaired surrogate
             raise RenderError("The conversation contains text that is not valid Unicode.", "input") from error
+
+    def _render_with(
+        self, renderer: TemplateRenderer, prompt_input: PromptInput, now: datetime, owner: str
+    ) -> RenderedPrompt:
+        """Renders a prompt with one template, and puts the pictures into it."""
+        texts = [*_client_texts(prompt_input), renderer.source]
+        escaper = special_tokens.SpecialTokenEscaper(self._special_tokens, texts)
+        rendered, images = renderer.render(prompt_input, escaper, now)
+        options = prompt_input.template
+        expander = self._create_expander(renderer) if prompt_input.images else None
+        full, short, lengths = expander.replace_placeholders(rendered, images) if expander else (rendered, rendered, [])
+        ids, text = escaper.encode(short, lambda text: self._encoder.encode(text, owner))
+        if expander:
+            ids, text = expander.repeat_soft_ids(ids, lengths), full.replace(escaper.sentinel, "")
+        elif self._image_tokens is not None and self._image_tokens.soft_id in ids:
+            raise RenderError("The model's chat template writes a token for an image where there is none.")
         before, after = self._vocabulary.boundary_ids if options.add_special_tokens else ((), ())
+        tokens = (*before, *ids, *after)
         return RenderedPrompt(
-            (*before, *tokens, *after),
+            tokens,
             text,
             in_reasoning=not options.continue_final_message and self._ends_in_reasoning(rendered),
             in_text=options.continue_final_message,
+            media=expander.find_images(tokens, images) if expander else (),
         )
 
-    def _create_renderer(
+    def _create_renderer(self, template: RequestTemplate, *, for_tools: bool = False) -> TemplateRenderer:
+        return TemplateRenderer(
+            self._dialect,
+            template,
+            self._token_names,
+            self._special_tokens,
+            for_tools=for_tools,
+            image_tokens=self._image_tokens,
+        )
+
+    def _create_request_renderer(
         self, source: str, compile_source: Callable[[str], RequestTemplate] | None, *, for_tools: bool
     ) -> TemplateRenderer:
         """Returns the renderer of a request's own template."""
@@ -111,7 +167,7 @@ class TemplateFormat(VocabularyCodec):
             template = (compile_source or ChatTemplate)(source)
         except RenderError as error:
             raise _request_template_error(error) from error
-        return TemplateRenderer(self._dialect, template, self._token_names, self._special_tokens, for_tools=for_tools)
+        return self._create_renderer(template, for_tools=for_tools)
 
     def _ends_in_reasoning(self, rendered: str) -> bool:
         """Tells whether the prompt ends inside reasoning: decided by the last marker in the last turn."""

@@ -27,7 +27,14 @@ from antiphon.events.inputs import (
 )
 from antiphon.harmony import grammar
 from antiphon.harmony.calls.builtin.reader import read_builtin_calls
-from antiphon.harmony.format import THINKING_SWITCHES, OutputReader, PromptInput, VocabularyCodec, answer_constraints
+from antiphon.harmony.format import (
+    THINKING_SWITCHES,
+    OutputReader,
+    PromptInput,
+    TextOnlyFormat,
+    VocabularyCodec,
+    answer_constraints,
+)
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
 from antiphon.harmony.passthrough import Passthrough
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK
@@ -106,7 +113,7 @@ class GptOssVocabulary:
         return ids
 
 
-class GptOssFormat(VocabularyCodec):
+class GptOssFormat(TextOnlyFormat, VocabularyCodec):
     """The `ModelFormat` of gpt-oss."""
 
     name = "gpt-oss"

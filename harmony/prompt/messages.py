@@ -24,17 +24,34 @@ from antiphon.events.inputs import (
     OutputTextInput,
     RefusalInput,
 )
-from antiphon.harmony.format import PromptInput
+from antiphon.harmony.format import ImageRole, PromptInput
 from antiphon.harmony.prompt.call_arguments import read_arguments
+from antiphon.harmony.prompt.images import ImageMarks
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage
 from antiphon.harmony.prompt.tool_instructions import WriteCalls
-from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper
 from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec, ToolTable
 
 
 def content_text(content: str | Sequence[InputPart]) -> str:
     """Returns a message's text. Parts that are not text become placeholders, so that the model knows of them."""
     return content if isinstance(content, str) else "\n".join(map(_part_text, content))
+
+
+def marked_text(content: str | Sequence[InputPart], marks: ImageMarks) -> str:
+    """Returns a message's text with a mark for each picture that the model sees.
+
+    Templates write parts without anything between them, so there is no line break beside a picture.
+    """
+    if isinstance(content, str):
+        return content
+    pieces, texts = list[str](), list[str]()
+    for part in content:
+        if (image := marks.find_image(part)) is None:
+            texts.append(_part_text(part))
+        else:
+            pieces += ("\n".join(texts), marks.add_mark(image))
+            texts = []
+    return "".join((*pieces, "\n".join(texts)))
 
 
 def _part_text(part: InputPart) -> str:
@@ -86,11 +103,13 @@ class MessageBuilder:
     template. `arguments_as_objects` wraps arguments that are not an object in one. `join_user_messages` joins adjacent
     user messages. `write_calls` is for a template that shows no calls: it writes them into the assistant's text.
     `user_outputs` tells which outputs become user messages: none, those of calls written with `freeform_call`, or all.
+    `marks` are those of the conversation's pictures, and escape its texts. Pictures in a role that has none follow in a
+    user message, after all outputs of the same turn.
     """
 
     def __init__(
         self,
-        escaper: SpecialTokenEscaper,
+        marks: ImageMarks,
         tools: ToolTable,
         *,
         freeform_call: str = "",
@@ -100,14 +119,11 @@ class MessageBuilder:
         write_calls: WriteCalls | None = None,
         user_outputs: Literal["none", "freeform", "all"] = "none",
     ) -> None:
+        self._marks, self._escaper = marks, marks.escaper
+        self._held_images: list[str] = []
         self._write_calls, self._user_outputs = write_calls, user_outputs
         self._freeform_ids: set[str] = set()
-        self._escaper, self._tools, self._freeform_call, self._native_custom_tools = (
-            escaper,
-            tools,
-            freeform_call,
-            native_custom_tools,
-        )
+        self._tools, self._freeform_call, self._native_custom_tools = tools, freeform_call, native_custom_tools
         self._arguments_as_objects, self._join_user_messages = arguments_as_objects, join_user_messages
         self._messages: list[ChatMessage] = []
         self._names: dict[str, str] = {}
@@ -116,18 +132,40 @@ class MessageBuilder:
 
     def build_messages(self, conversation: PromptInput, extra_system_text: str = "") -> list[ChatMessage]:
         """Returns the messages. `extra_system_text`, the dialect's own, joins the system message without escaping."""
-        texts = [self._escaper.escape_text(system_text(conversation)), extra_system_text]
+        system = (self._show_content(item.content, "system") for item in conversation.items if is_instruction(item))
+        text = PARAGRAPH_BREAK.join(filter(None, (conversation.instructions, *system)))
+        texts = [self._marks.escape_text(text), extra_system_text]
         if any(texts):
             self._messages.append({"role": "system", "content": PARAGRAPH_BREAK.join(filter(None, texts))})
         for item in conversation.items:
             if not is_instruction(item):
                 self._add_item(item)
+        self._add_held_images()
         return self._messages
 
+    def _show_content(
+        self, content: str | Sequence[InputPart], role: ImageRole, label: str = "the system message"
+    ) -> str:
+        """Returns content as text that is not yet escaped, and holds its pictures back if the role has none."""
+        if role in self._marks.roles:
+            return marked_text(content, self._marks)
+        for part in () if isinstance(content, str) else content:
+            if (image := self._marks.find_image(part)) is not None:
+                self._held_images.append(f"Image of {label}:\n{self._marks.add_mark(image)}")
+        return content_text(content)
+
+    def _add_held_images(self) -> None:
+        if self._held_images:
+            text = self._marks.escape_text("\n".join(self._held_images))
+            self._held_images = []
+            self._add_user_text(text)
+
     def _add_item(self, item: AnyInput) -> None:
+        if not isinstance(item, InputFunctionOutput | InputCustomOutput):
+            self._add_held_images()
         match item:
             case InputMessage(role="user"):
-                self._add_user_text(self._escaper.escape_text(content_text(item.content)))
+                self._add_user_text(self._marks.escape_text(self._show_content(item.content, "user")))
             case InputMessage():
                 self._add_assistant_text(self._escaper.escape_text(content_text(item.content)))
             case InputReasoning():
@@ -221,9 +259,10 @@ class MessageBuilder:
     def _add_output(self, item: InputFunctionOutput | InputCustomOutput) -> None:
         if self._user_outputs == "all" or (self._user_outputs == "freeform" and item.call_id in self._freeform_ids):
             label = f"Output of {self._names.get(item.call_id, 'the tool')}:\n"
-            self._add_user_text(label + self._escaper.escape_text(content_text(item.output)))
+            self._add_user_text(label + self._marks.escape_text(self._show_content(item.output, "user")))
             return
-        message = {"role": "tool", "content": self._escaper.escape_text(content_text(item.output))}
+        text = self._show_content(item.output, "tool", item.call_id)
+        message = {"role": "tool", "content": self._marks.escape_text(text)}
         message["tool_call_id"] = self._escaper.escape_text(item.call_id)
         if item.call_id in self._names:
             message["name"] = self._names[item.call_id]

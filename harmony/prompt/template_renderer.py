@@ -13,8 +13,10 @@ from msgspec.structs import replace
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import PromptInput, RequestTemplate, TemplateOptions
+from antiphon.harmony.images import ImageTokens, PromptImage
 from antiphon.harmony.prompt import request_options, tool_instructions
 from antiphon.harmony.prompt.call_arguments import read_arguments
+from antiphon.harmony.prompt.images import ImageMarks, ImageSearch, ImageShape
 from antiphon.harmony.prompt.jinja import RefusedError
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage, MessageShape, apply_shape
 from antiphon.harmony.prompt.messages import MessageBuilder
@@ -34,6 +36,7 @@ _NEAREST_EFFORTS = {
 }
 """Efforts to use in place of one that a template refuses, in order."""
 _NO_OPTIONS = TemplateOptions()
+_NO_IMAGES = ImageShape()
 PROBE_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - prompts hold a date without a time zone
 
 
@@ -69,7 +72,9 @@ class TemplateRenderer:
         tokens: SpecialTokens,
         *,
         for_tools: bool = False,
+        image_tokens: ImageTokens | None = None,
     ) -> None:
+        self._image_tokens = image_tokens
         self.source = template.source
         self._dialect, self._template, self._token_names, self._tokens = dialect, template, token_names, tokens
         self._for_tools = for_tools
@@ -89,22 +94,48 @@ class TemplateRenderer:
         except RenderError:  # a limit on the template's work
             return MessageShape()
 
+    @cached_property
+    def image_shape(self) -> ImageShape:
+        """How the template takes pictures, found by rendering small conversations."""
+        if self._image_tokens is None:
+            return ImageShape()
+        search = ImageSearch(
+            lambda conversation, image_shape: self._render_probe(conversation, self.shape, image_shape=image_shape),
+            self._image_tokens,
+            self._tokens.texts,
+            has_tools=self._for_tools,
+        )
+        try:
+            return search.find_shape()
+        except RenderError as error:  # a limit on the template's work
+            return ImageShape(refusal=error.message)
+
     def _render_probe(
-        self, conversation: PromptInput, shape: MessageShape, variables: Mapping[str, Any] | None = None
+        self,
+        conversation: PromptInput,
+        shape: MessageShape,
+        variables: Mapping[str, Any] | None = None,
+        image_shape: ImageShape = _NO_IMAGES,
     ) -> str | None:
         escaper = SpecialTokenEscaper(self._tokens, [self.source])
-        context = {**self._build_context(conversation, escaper, shape, ShapeVariant()), **(variables or {})}
+        context, _ = self._build_context(conversation, escaper, shape, ShapeVariant(), image_shape)
+        context |= variables or {}
         try:
             return self._template.render(context, now=PROBE_TIME).replace(escaper.sentinel, "")
         except RefusedError:
             return None
 
-    def render(self, conversation: PromptInput, escaper: SpecialTokenEscaper, now: datetime) -> str:
-        """Renders the first variant that the template accepts. Raises `RenderError` if it refuses all."""
+    def render(
+        self, conversation: PromptInput, escaper: SpecialTokenEscaper, now: datetime
+    ) -> tuple[str, tuple[PromptImage, ...]]:
+        """Renders the first variant that the template accepts. Raises `RenderError` if it refuses all.
+
+        Returns the text, and the pictures in the order of their placeholders.
+        """
         options = conversation.template
         variables = {**self._find_effort_variables(conversation.effort), **self._read_options(options, escaper)}
-        rendered = self._render_variants(conversation, escaper, now, variables)
-        return request_options.cut_at_mark(rendered, escaper) if options.continue_final_message else rendered
+        rendered, images = self._render_variants(conversation, escaper, now, variables)
+        return request_options.cut_at_mark(rendered, escaper) if options.continue_final_message else rendered, images
 
     def _read_options(self, options: TemplateOptions, escaper: SpecialTokenEscaper) -> dict[str, Any]:
         """Returns the variables that the request sets. Raises `UnsupportedOptionError`."""
@@ -121,14 +152,15 @@ class TemplateRenderer:
 
     def _render_variants(
         self, conversation: PromptInput, escaper: SpecialTokenEscaper, now: datetime, variables: Mapping[str, Any]
-    ) -> str:
+    ) -> tuple[str, tuple[PromptImage, ...]]:
+        image_shape = self.image_shape if conversation.images else _NO_IMAGES
         variants = [variant for variant in VARIANTS if self.shape.separate_calls or not variant.joins_calls]
         for variant in variants[:-1]:
             with contextlib.suppress(RefusedError):
-                context = self._build_context(conversation, escaper, self.shape, variant)
-                return self._template.render({**context, **variables}, now=now)
-        context = self._build_context(conversation, escaper, self.shape, variants[-1])
-        return self._template.render({**context, **variables}, now=now)
+                context, images = self._build_context(conversation, escaper, self.shape, variant, image_shape)
+                return self._template.render({**context, **variables}, now=now), images
+        context, images = self._build_context(conversation, escaper, self.shape, variants[-1], image_shape)
+        return self._template.render({**context, **variables}, now=now), images
 
     def _find_effort_variables(self, effort: str | None) -> dict[str, Any]:
         """Returns the reasoning effort as variables of the template; the nearest one if it refuses the value."""
@@ -156,12 +188,19 @@ class TemplateRenderer:
         yield switch
 
     def _build_context(
-        self, conversation: PromptInput, escaper: SpecialTokenEscaper, shape: MessageShape, variant: ShapeVariant
-    ) -> dict[str, Any]:
+        self,
+        conversation: PromptInput,
+        escaper: SpecialTokenEscaper,
+        shape: MessageShape,
+        variant: ShapeVariant,
+        image_shape: ImageShape,
+    ) -> tuple[dict[str, Any], tuple[PromptImage, ...]]:
+        """Returns the template's variables, and the pictures in the order of the messages."""
+        marks = ImageMarks(escaper, conversation.images, image_shape.roles)
         tools = conversation.tools.listed if conversation.tool_choice != "none" else ToolTable()
         freeform_call = "" if self._has_custom_tools else self._dialect.freeform_call
         builder = MessageBuilder(
-            escaper,
+            marks,
             conversation.tools,
             freeform_call=freeform_call,
             native_custom_tools=self._has_custom_tools,
@@ -184,12 +223,14 @@ class TemplateRenderer:
         options = conversation.template
         if options.continue_final_message:
             request_options.mark_final_message(messages, escaper)
+        messages = apply_shape(messages, shape)
+        images = marks.place_images(messages, image_shape.part)
         context = {
-            "messages": apply_shape(messages, shape),
+            "messages": messages,
             "documents": None,
             "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
         }
-        return {**self._token_names, **context, **variables}
+        return {**self._token_names, **context, **variables}, images
 
     def _write_instructions(
         self, tools: ToolTable, escaper: SpecialTokenEscaper, shape: MessageShape, *, custom: bool

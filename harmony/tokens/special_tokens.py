@@ -21,6 +21,7 @@ class SpecialTokens:
     def __init__(self, texts: Iterable[str]) -> None:
         # Added tokens of white space are ordinary vocabulary; a token of one character cannot be broken.
         self._texts = {text for text in texts if len(text) > 1 and not text.isspace()}
+        self.texts = tuple(sorted(self._texts))
         self._lengths: dict[str, set[int]] = {}
         for word in self._texts:
             self._lengths.setdefault(word[0], set()).add(len(word))
@@ -57,13 +58,13 @@ def _inner_parts(word: str) -> Iterator[str]:
 class SpecialTokenEscaper:
     """Breaks the given tokens in the strings of one conversation. `texts`: every text that may occur in the prompt.
 
-    `end_mark` is another character that occurs nowhere in the conversation.
+    `end_mark` and `image_mark` are other characters that occur nowhere in the conversation.
     """
 
     def __init__(self, tokens: SpecialTokens, texts: Iterable[str]) -> None:
         used_letters = {letter for text in texts for letter in _PRIVATE.findall(text)}
         unused_letters = (letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in used_letters)
-        self.sentinel, self.end_mark = next(unused_letters), next(unused_letters)
+        self.sentinel, self.end_mark, self.image_mark = (next(unused_letters) for _ in range(3))
         self._tokens = tokens
 
     def contains_token(self, text: str) -> bool:

@@ -30,6 +30,7 @@ from antiphon.events.base import InputItem
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem, PromptCacheDiagnostics
 from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.images import find_spans
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 
 MAX_OMITTED_TOKENS = 32
@@ -168,7 +169,9 @@ class TokenHistory:
                 best = prefix
         if best is None:
             return prompt
-        return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.original + packed[len(best.rendered) :])))
+        tokens = tuple(array("I", best.original + packed[len(best.rendered) :]))
+        # Generated ids have another number of tokens than rendered ones, and none of a picture.
+        return msgspec.structs.replace(prompt, tokens=tokens, media=find_spans(tokens, prompt.media))
 
     def _find_candidates(self, starts: list[_PrefixKey]) -> list["_HistoryEntry"]:
         """Returns turns whose prompt, up to the end of its last message, has one of these keys; the latest first."""
