@@ -5,18 +5,11 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.requests.pagination import ListPage
 from antiphon.events.hosted_inputs import InputHostedItem
 from antiphon.events.inputs import AnyInput, HostedInput, InputMessage
 
 _WITHOUT_STATUS = ("reasoning", "additional_tools", "compaction", "configuration_update")
 """Types of items that get no status from the list."""
-
-
-def build_item_page(items: Sequence[AnyInput], part: ListPage) -> dict[str, Any]:
-    """Returns the page in the list format of the API."""
-    ordered = items[::-1] if part.descending else items
-    return build_list([listed_item(item) for item in ordered[part.start : part.end]], has_more=part.end < len(items))
 
 
 def build_list(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
@@ -29,10 +22,13 @@ def build_list(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, A
 def listed_item(item: AnyInput) -> dict[str, Any]:
     """Returns an item as lists show it: text content as a part, with a status, without null keys.
 
-    Items of hosted tools have the status that the client sent: some types have none.
+    Items of hosted tools have the status that the client sent: some types have none. The caller may change the objects
+    of its parts.
     """
     if isinstance(item, HostedInput):
-        return {**item.payload, "id": item.id, "type": item.kind}
+        output = item.payload.get("output")
+        copied = {"output": dict(output)} if isinstance(output, dict) else {}
+        return {**item.payload, **copied, "id": item.id, "type": item.kind}
     fields: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
     if isinstance(item, InputMessage):
         if isinstance(item.content, str):

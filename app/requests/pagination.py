@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
+from litestar.datastructures import MultiDict
 from msgspec import Meta, Struct
 
 from antiphon.app.base.errors import clip_text, invalid_type, invalid_value
 from antiphon.app.requests.fields.checks import build_check, check_choice
+from antiphon.app.requests.responses.body import Includable
 from antiphon.events.inputs import AnyInput
 
 MAX_LIMIT = 100
@@ -42,6 +44,14 @@ def select_ids(query: Mapping[str, str], ids: Sequence[str | None], default_orde
             raise invalid_value("after", f"Invalid 'after': item '{clip_text(after)}' is not in this list.")
         start = ordered.index(after) + 1
     return ListPage(start, start + read_limit(query), is_descending)
+
+
+def read_include(query: MultiDict[str]) -> frozenset[str]:
+    """Returns the values of `include`, which SDKs also send as `include[]`. Raises `ApiError` 400."""
+    sent = [value for name in ("include", "include[]") for value in query.getall(name, [])]
+    for value in sent:
+        check_choice(value, get_args(Includable), "include")
+    return frozenset(sent)
 
 
 def read_order(query: Mapping[str, str], default_order: str) -> str:

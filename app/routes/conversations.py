@@ -12,8 +12,8 @@ from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_fou
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
-from antiphon.app.projections.item_lists import build_item_page, listed_item
 from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.replies.listed_items import item_page_reply, item_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.fields import AnyBody, decode_body
 from antiphon.app.requests.fields.checks import require_value
@@ -73,14 +73,14 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, NewItemsBody)
     items = await _parse_items(request, require_value(body.items, "items"))
     await server_context(request).store.add_items(request_owner(request), conversation.id, items)
-    return json_reply(build_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
+    return await item_page_reply(request, items, ListPage(0, MAX_ITEMS, descending=False))
 
 
 @get("/v1/conversations/{conversation_id:str}/items", before_request=prepare_read)
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
     items = await _load_items(request, conversation_id)
-    return json_reply(build_item_page(items, select_page(request.query_params, items)))
+    return await item_page_reply(request, items, select_page(request.query_params, items))
 
 
 @get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)
@@ -88,7 +88,7 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
     """Returns an item of a conversation."""
     for item in await _load_items(request, conversation_id):
         if item.id == item_id:
-            return json_reply(listed_item(item))
+            return await item_reply(request, item)
     raise _item_not_found(item_id)
 
 

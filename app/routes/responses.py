@@ -14,9 +14,9 @@ from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
-from antiphon.app.projections.item_lists import build_item_page
 from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
+from antiphon.app.replies.listed_items import item_page_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.pagination import select_page
 from antiphon.app.requests.responses.body import RESPONSE_ID
@@ -87,7 +87,7 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Lists the input items of a stored response, latest first by default."""
     log = await _find_log(request, response_id)
-    return json_reply(build_item_page(log.input_items, select_page(request.query_params, log.input_items)))
+    return await item_page_reply(request, log.input_items, select_page(request.query_params, log.input_items))
 
 
 async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest[ReplyForm]:

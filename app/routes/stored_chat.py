@@ -15,6 +15,7 @@ from antiphon.app.projections.chat.stored import stored_completion, stored_messa
 from antiphon.app.projections.chat.stream import chat_id
 from antiphon.app.projections.item_lists import build_list
 from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.replies.listed_items import message_page_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.chat.body import StoredCompletionBody
 from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
@@ -81,7 +82,7 @@ async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Re
     listed = stored_messages(completion, messages)
     page = select_ids(request.query_params, [message["id"] for message in listed], "asc")
     ordered = listed[::-1] if page.descending else listed
-    return json_reply(build_list(ordered[page.start : page.end], has_more=page.end < len(listed)))
+    return await message_page_reply(request, ordered[page.start : page.end], has_more=page.end < len(listed))
 
 
 async def _find_completion(request: AnyRequest, sent_id: str) -> tuple[StoredCompletion, dict[str, Any]]:

@@ -1,0 +1,66 @@
+"""Replies that list items or chat messages, with the pictures that they show."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from litestar.response import Response
+
+from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.projections.item_lists import build_list, listed_item
+from antiphon.app.projections.listed_media import (
+    MediaSlot,
+    encode_content,
+    fitting_length,
+    open_item_slots,
+    open_message_slots,
+)
+from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.requests.pagination import ListPage, read_include
+from antiphon.events.inputs import AnyInput
+
+
+async def item_page_reply(request: AnyRequest, items: Sequence[AnyInput], page: ListPage) -> Response[bytes]:
+    """Returns the page of a list of items. It ends early where its pictures would become too large."""
+    include = read_include(request.query_params)
+    ordered = items[::-1] if page.descending else items
+    listed = [listed_item(item) for item in ordered[page.start : page.end]]
+    slots = [open_item_slots(fields, include) for fields in listed]
+    return await _page_reply(request, listed, slots, has_more=page.end < len(items))
+
+
+async def item_reply(request: AnyRequest, item: AnyInput) -> Response[bytes]:
+    """Returns one item as lists show it."""
+    fields = listed_item(item)
+    await _fill_slots(request, open_item_slots(fields, read_include(request.query_params)))
+    return json_reply(fields)
+
+
+async def message_page_reply(
+    request: AnyRequest, messages: Sequence[Mapping[str, Any]], *, has_more: bool
+) -> Response[bytes]:
+    """Returns a page of listed chat messages with their pictures and files. It ends early where they are too large."""
+    slots = [open_message_slots(({"content": message["content_parts"]},)) for message in messages]
+    return await _page_reply(request, [dict(message) for message in messages], slots, has_more=has_more)
+
+
+async def _page_reply(
+    request: AnyRequest, listed: list[dict[str, Any]], slots: Sequence[Sequence[MediaSlot]], *, has_more: bool
+) -> Response[bytes]:
+    length = fitting_length(slots)
+    await _fill_slots(request, [slot for of_entry in slots[:length] for slot in of_entry])
+    return json_reply(build_list(listed[:length], has_more=has_more or length < len(listed)))
+
+
+async def _fill_slots(request: AnyRequest, slots: Sequence[MediaSlot]) -> None:
+    """Loads the contents, each once. One that was deleted meanwhile stays null."""
+    store, owner = server_context(request).store, request_owner(request)
+    encoded: dict[object, msgspec.Raw | None] = {}
+    for slot in slots:
+        if slot.reference not in encoded:
+            content = await store.read_blob(owner, slot.reference.sha256)
+            encoded[slot.reference] = (
+                None if content is None else await asyncio.to_thread(encode_content, slot.reference, content)
+            )
+        slot.fill(encoded[slot.reference])
