@@ -74,7 +74,11 @@ EXTERNAL_IMPORTS = {
 }
 """Third-party packages that each package may import besides the standard library."""
 
-ROOM_IMPORTS = {"app/tools/mcp": {"mcp", "httpx2", "anyio", "pydantic"}}
+ROOM_IMPORTS = {
+    "app/media": {"httpx"},
+    "app/sandbox/media": {"PIL", "numpy", "pypdfium2", "transformers"},
+    "app/tools/mcp": {"mcp", "httpx2", "anyio", "pydantic"},
+}
 """Third-party packages that only one room may import: they come with an extra."""
 
 PURE_PACKAGES = ("events", "state", "harmony")

@@ -1,0 +1,71 @@
+"""Why a picture or a file cannot be used. The text of a fault holds only numbers and words of this project."""
+
+from antiphon.app.sandbox.media.messages import FaultCode, FaultReply, Measure
+
+
+class MediaFault(Exception):  # noqa: N818  it is a property of the picture
+    """A picture or file cannot be used. `detail` continues a sentence such as "Image at 'input[0]'"."""
+
+    def __init__(
+        self,
+        code: FaultCode,
+        measure: Measure = "",
+        *,
+        found: int = 0,
+        allowed: int = 0,
+        width: int = 0,
+        height: int = 0,
+    ) -> None:
+        self.code = code
+        self.measure = measure
+        """Which limit was exceeded: the numbers are its."""
+        self.found = found
+        self.allowed = allowed
+        self.width = width
+        self.height = height
+        self.detail = _describe(self)
+        super().__init__(f"{code}: {self.detail}")
+
+
+def raise_fault(reply: FaultReply) -> None:
+    """Raises the `MediaFault` of a reply."""
+    raise MediaFault(
+        reply.code,
+        reply.measure,
+        found=reply.found,
+        allowed=reply.allowed,
+        width=reply.width,
+        height=reply.height,
+    )
+
+
+def _describe(fault: MediaFault) -> str:
+    size = f"{fault.width}x{fault.height} pixels"
+    match fault.measure:
+        case "pixels":
+            return f"is {size}; at most {fault.allowed} pixels are read."
+        case "side":
+            return f"is {size}; at most {fault.allowed} pixels a side are read."
+        case "ratio":
+            return f"is {size}; one side may be at most {fault.allowed} times as long as the other."
+        case "size":
+            return f"is {size}, which is less than the model takes."
+        case "bytes":
+            return f"has {fault.found} bytes; at most {fault.allowed} are read."
+        case "pages":
+            return f"has {fault.found} pages; at most {fault.allowed} are read."
+    return _DETAILS[fault.code]
+
+
+_DETAILS: dict[FaultCode, str] = {
+    "unreadable": "is damaged or cut.",
+    "unsupported_format": "is not a PNG, JPEG, GIF or WebP image.",
+    "too_large": "is too large.",
+    "too_small": "is too small.",
+    "too_slow": "takes too much time or memory to read.",
+    "busy": "cannot be read now: too many pictures wait.",
+    "pdf_password": "is password protected.",
+    "pdf_damaged": "is not a valid PDF.",
+    "pdf_pages": "has too many pages.",
+    "unavailable": "cannot be read: the server's log has the reason.",
+}

@@ -1,0 +1,59 @@
+"""Pictures and models for the tests: bytes from generators, without an image library."""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+QWEN3_VL_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "patch_size": 16,
+    "merge_size": 2,
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+}
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    """Returns a chunk of a PNG."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def make_png(
+    width: int,
+    height: int,
+    pixels: bytes | None = None,
+    *,
+    depth: int = 8,
+    color: int = 2,
+    extra: bytes = b"",
+    after: bytes = b"",
+) -> bytes:
+    """Returns a PNG. `pixels` are its rows without filter bytes; None: gray of one colour. `extra`: chunks before IDAT."""
+    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
+    row_bytes = (width * channels * depth + 7) // 8
+    rows = pixels if pixels is not None else b"\x80" * (row_bytes * height)
+    raw = b"".join(b"\0" + rows[row_bytes * row : row_bytes * (row + 1)] for row in range(height))
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
+    return PNG_MAGIC + header + extra + png_chunk(b"IDAT", zlib.compress(raw, 1)) + after + png_chunk(b"IEND", b"")
+
+
+def write_model(
+    folder: Path,
+    model_type: str = "qwen3_vl",
+    image_processor: dict[str, object] | None = None,
+    processor: dict[str, object] | None = None,
+    tokens: dict[str, object] | None = None,
+) -> Path:
+    """Writes the files of a model that configure its processor. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "config.json": {"model_type": model_type},
+        "preprocessor_config.json": image_processor or QWEN3_VL_PROCESSOR,
+        "processor_config.json": processor,
+        "tokenizer_config.json": tokens,
+    }
+    for name, content in files.items():
+        if content is not None:
+            (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder

@@ -1,0 +1,81 @@
+"""The preparer: what is cached, for whom, and what its faults say."""
+
+import asyncio
+import hashlib
+import mmap
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from antiphon.app.media.budget import MediaLimits
+from antiphon.app.media.media_fault import MediaFault
+from antiphon.app.media.media_preparer import MediaEvent, MediaPreparer
+from antiphon.app.sandbox.media.messages import ImageFacts
+from tests.app.media.pictures import make_png, write_model
+
+PICTURE = make_png(96, 64)
+SHA256 = hashlib.sha256(PICTURE).digest()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the qwen3_vl family."""
+    return write_model(tmp_path_factory.mktemp("qwen3_vl"))
+
+
+@pytest.fixture
+async def events() -> list[MediaEvent]:
+    """What the preparer has reported."""
+    return []
+
+
+@pytest.fixture
+async def preparer(events: list[MediaEvent]) -> AsyncIterator[MediaPreparer]:
+    """A preparer that is closed after the test."""
+    preparer = MediaPreparer(MediaLimits(image_tokens=512), events.append)
+    yield preparer
+    await preparer.close()
+
+
+async def test_picture_is_prepared_once(preparer: MediaPreparer, events: list[MediaEvent], folder: Path) -> None:
+    assert await preparer.inspect("a", SHA256, PICTURE) == ImageFacts("image/png", 96, 64)
+    asked = [preparer.prepare("a", SHA256, PICTURE, folder=folder, detail=None) for _ in range(3)]
+    first, second, third = await asyncio.gather(*asked)
+    assert first == second == third == preparer.find("a", SHA256, folder=folder, detail=None)
+    assert first.rows == first.replacement.count("<|image_pad|>") == first.grid[1] * first.grid[2] // 4
+    assert await preparer.prepare("a", SHA256, b"", folder=folder, detail=None) == first
+    assert [event.result for event in events] == ["prepared", "known"]
+
+
+async def test_arrays_are_in_a_sealed_file(preparer: MediaPreparer, folder: Path) -> None:
+    image = await preparer.prepare("a", SHA256, PICTURE, folder=folder, detail=None)
+    arrays = preparer.load_arrays("a", image.key)
+    assert arrays is not None
+    try:
+        assert [array.name for array in arrays.arrays] == ["pixel_values", "image_grid_thw"]
+        with pytest.raises(OSError, match="not permitted"):
+            os.pwrite(arrays.descriptor, b"x", 0)
+        with mmap.mmap(arrays.descriptor, arrays.size, prot=mmap.PROT_READ) as mapped:
+            grid = np.frombuffer(mapped, np.int64, 3, arrays.arrays[1].offset).copy()
+        assert tuple(grid) == image.grid
+    finally:
+        os.close(arrays.descriptor)
+
+
+async def test_owners_share_nothing(preparer: MediaPreparer, events: list[MediaEvent], folder: Path) -> None:
+    image = await preparer.prepare("a", SHA256, PICTURE, folder=folder, detail=None)
+    assert preparer.find("b", SHA256, folder=folder, detail=None) is None
+    assert preparer.load_arrays("b", image.key) is None
+    await preparer.prepare("b", SHA256, PICTURE, folder=folder, detail=None)
+    assert [event.result for event in events] == ["prepared", "prepared"]
+
+
+async def test_fault_is_remembered(preparer: MediaPreparer, events: list[MediaEvent], folder: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(MediaFault) as caught:
+            await preparer.prepare("a", b"\0" * 32, PICTURE[:60], folder=folder, detail=None)
+        assert (caught.value.code, caught.value.detail) == ("unreadable", "is damaged or cut.")
+    assert [event.result for event in events] == ["unreadable"]
