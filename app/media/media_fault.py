@@ -15,6 +15,7 @@ class MediaFault(Exception):  # noqa: N818  it is a property of the picture
         allowed: int = 0,
         width: int = 0,
         height: int = 0,
+        found_type: str = "",
     ) -> None:
         self.code = code
         self.measure = measure
@@ -23,6 +24,8 @@ class MediaFault(Exception):  # noqa: N818  it is a property of the picture
         self.allowed = allowed
         self.width = width
         self.height = height
+        self.found_type = found_type
+        """Media type of a file that is not read; empty for pictures."""
         self.detail = _describe(self)
         super().__init__(f"{code}: {self.detail}")
 
@@ -40,6 +43,8 @@ def raise_fault(reply: FaultReply) -> None:
 
 
 def _describe(fault: MediaFault) -> str:
+    if fault.found_type:
+        return f"is {fault.found_type!r}; PDF and UTF-8 text are read."
     size = f"{fault.width}x{fault.height} pixels"
     match fault.measure:
         case "pixels":

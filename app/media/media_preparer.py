@@ -6,16 +6,15 @@ are kept while there is memory. Two owners share nothing, even if they send the 
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
-
-import structlog
-from msgspec import Struct
 
 from antiphon.app.media.array_checks import take_arrays
 from antiphon.app.media.budget import MediaLimits, find_budget
-from antiphon.app.media.media_fault import MediaFault, raise_fault
-from antiphon.app.media.media_queue import MediaQueue
+from antiphon.app.media.file_text import PdfPage
+from antiphon.app.media.media_client import MediaClient, refuse
+from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event
+from antiphon.app.media.media_fault import MediaFault
+from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.prepared_image import (
     CompactImage,
     EncodedImage,
@@ -26,12 +25,11 @@ from antiphon.app.media.prepared_image import (
 )
 from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages, read_processor_files
 from antiphon.app.media.shared_work import SharedWork
-from antiphon.app.sandbox.media.media_process import IMAGE_MODULE, MediaAnswer, MediaProcess
+from antiphon.app.sandbox.media.media_process import IMAGE_MODULE, MediaAnswer
 from antiphon.app.sandbox.media.messages import (
     DescribeRequest,
     EncodedReply,
     EncodeRequest,
-    FaultReply,
     ImageFacts,
     InspectRequest,
     MediaRequest,
@@ -44,21 +42,6 @@ from antiphon.app.sandbox.media.messages import (
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.engine.media_messages import MediaArrays
 
-MAX_KNOWN_FAULTS = 4096
-LASTING_FAULTS = frozenset({"unreadable", "unsupported_format", "too_large", "too_small", "too_slow"})
-"""Faults that the same bytes have again, so that they are not decoded again."""
-_log = structlog.get_logger(__name__)
-
-
-class MediaEvent(Struct, frozen=True, kw_only=True):
-    """A picture or PDF that was read, for the metrics."""
-
-    kind: str
-    """`image` or `pdf`."""
-    result: str
-    """`prepared`, `known` (it was not read again) or the code of a fault."""
-    elapsed_s: float
-
 
 class MediaPreparer:
     """Prepares pictures. One for each server; it belongs to one event loop.
@@ -69,24 +52,23 @@ class MediaPreparer:
     def __init__(
         self,
         limits: MediaLimits | None = None,
-        observe: Callable[[MediaEvent], None] = lambda _event: None,
+        observe: Observe = ignore_event,
         module: str = IMAGE_MODULE,
     ) -> None:
         self.limits = limits or MediaLimits()
         self.memory = MediaMemory(self.limits.memory_bytes)
-        self._queue = MediaQueue([MediaProcess(module) for _ in range(self.limits.num_workers)])
+        self._client = MediaClient(module, self.limits.num_workers, self.limits.cpu_limit_s)
         self._observe = observe
         self._known: KnownImages[CompactImage] = KnownImages()
         self._facts: KnownImages[ImageFacts] = KnownImages()
-        self._faults: KnownImages[FaultReply] = KnownImages(MAX_KNOWN_FAULTS)
         self._processors: dict[bytes, ProcessorFacts] = {}
         self._shared = SharedWork()
-        self._has_told = False
+        self.pdfs = PdfReader(self.limits, observe)
 
     @property
     def num_restarts(self) -> int:
         """How often a process has ended during a message."""
-        return sum(process.num_restarts for process in self._queue.processes)
+        return self._client.num_restarts + self.pdfs.num_restarts
 
     async def inspect(self, owner: str, sha256: bytes, data: bytes) -> ImageFacts:
         """Returns format and size of a picture from its first bytes, without decoding it."""
@@ -94,7 +76,7 @@ class MediaPreparer:
         if (facts := self._facts.get(place)) is not None:
             return facts
         self._check_bytes(data)
-        answer = await self._ask(owner, place, InspectRequest(self.limits.image), data)
+        answer = await self._client.ask(owner, place, InspectRequest(self.limits.image), data)
         if not isinstance(answer.reply, ImageFacts):
             raise MediaFault("unavailable")
         self._facts.put(place, answer.reply)
@@ -107,13 +89,15 @@ class MediaPreparer:
         try:
             files = await asyncio.to_thread(read_processor_files, folder)
             return await self._describe(files)
-        except (OSError, ValueError, SandboxError) as error:
+        except (OSError, ValueError) as error:
             return ProcessorFacts(error=f"its processor cannot be loaded: {error}")
+        except MediaFault as fault:
+            return ProcessorFacts(error=f"its processor cannot be loaded: {fault.detail}")
 
     async def _describe(self, files: ProcessorFiles) -> ProcessorFacts:
         facts = self._processors.get(files.fingerprint)
         if facts is None:
-            answer = await self._queue.exchange("", DescribeRequest(files), b"")
+            answer = await self._client.ask("", derive_key(files.fingerprint), DescribeRequest(files), b"")
             if not isinstance(answer.reply, ProcessorFacts):
                 raise MediaFault("unavailable")
             facts = self._processors[files.fingerprint] = answer.reply
@@ -149,8 +133,7 @@ class MediaPreparer:
         files = await self._read_files(folder)
         facts = await self._describe(files)
         if facts.error:
-            _log.error(f"Media   : {facts.error}")
-            raise MediaFault("unavailable")
+            raise refuse(facts.error)
         place = self._place(owner, sha256, files, facts, detail, num_images)
         known = self._known.get(place)
         if known is not None and (not with_arrays or self.memory.has(owner, known.image.key)):
@@ -173,14 +156,14 @@ class MediaPreparer:
         answer = await self._ask(owner, place, request, data)
         reply = answer.reply
         if not isinstance(reply, PreparedReply) or reply.rows < 1:
-            raise self._refuse(SandboxError("image_worker sent a picture without tokens"))
+            raise refuse("image_worker sent a picture without tokens")
         size = reply.width.to_bytes(4, "big") + reply.height.to_bytes(4, "big")
         variant = reply.variant.encode() + bytes([request.num_images])
         key = derive_key(sha256, request.files.fingerprint, size, variant)
         try:
             arrays = take_arrays(reply, answer)
         except SandboxError as error:
-            raise self._refuse(error) from error
+            raise refuse(str(error)) from error
         self.memory.keep(owner, arrays, key)
         image = PreparedImage(
             key=key,
@@ -217,7 +200,7 @@ class MediaPreparer:
         answer = await self._ask(owner, place, request, data)
         reply = answer.reply
         if not isinstance(reply, EncodedReply):
-            raise self._refuse(SandboxError("image_worker sent no picture"))
+            raise refuse("image_worker sent no picture")
         size = reply.width.to_bytes(4, "big") + reply.height.to_bytes(4, "big")
         encoded = EncodedImage(
             key=derive_key(b"png", sha256, size),
@@ -229,6 +212,13 @@ class MediaPreparer:
         self.memory.keep(owner, encoded, place)
         return encoded
 
+    async def read_pdf(
+        self, owner: str, sha256: bytes, data: bytes, *, render: bool, max_tokens: int | None = None
+    ) -> tuple[PdfPage, ...]:
+        """Returns the pages of a PDF, rendered for `max_tokens` each if `render` is set; None: the usual budget."""
+        page_tokens = (max_tokens or self.limits.image_tokens) if render else 0
+        return (await self.pdfs.read(owner, sha256, data, page_tokens=page_tokens)).pages
+
     def load_arrays(self, owner: str, key: bytes) -> MediaArrays | None:
         """Returns the arrays of a prepared picture; the caller closes the descriptor. None if they were dropped."""
         return self.memory.load_arrays(owner, key)
@@ -236,14 +226,15 @@ class MediaPreparer:
     async def close(self) -> None:
         """Ends the processes and drops all pictures."""
         self._shared.cancel()
-        await self._queue.close()
+        await self.pdfs.close()
+        await self._client.close()
         self.memory.clear()
 
     async def _read_files(self, folder: Path) -> ProcessorFiles:
         try:
             return await asyncio.to_thread(read_processor_files, folder)
         except (OSError, ValueError) as error:
-            raise self._refuse(SandboxError(f"the processor of {folder.name} cannot be read: {error}")) from error
+            raise refuse(f"the processor of {folder.name} cannot be read: {error}") from error
 
     def _place(
         self,
@@ -264,38 +255,12 @@ class MediaPreparer:
             raise MediaFault("too_large", "bytes", found=len(data), allowed=self.limits.max_image_bytes)
 
     async def _ask(self, owner: str, place: bytes, request: MediaRequest, data: bytes) -> MediaAnswer:
-        """Returns the answer to a message about a picture. Faults that last are remembered."""
-        if (fault := self._faults.get(place)) is not None:
-            raise_fault(fault)
-        started_s = time.monotonic()
-        result = "prepared"
+        """Returns the answer to a message about a picture, and reports what became of it."""
+        started_s, result = time.monotonic(), "prepared"
         try:
-            answer = await self._queue.exchange(owner, request, data)
-            self._tell_missing()
-            if isinstance(answer.reply, FaultReply):
-                if answer.reply.code in LASTING_FAULTS:
-                    self._faults.put(place, answer.reply)
-                raise_fault(answer.reply)
-        except MediaFault as fault_found:
-            result = fault_found.code
+            return await self._client.ask(owner, place, request, data)
+        except MediaFault as fault:
+            result = fault.code
             raise
-        except SandboxError as error:
-            result = "unavailable"
-            raise self._refuse(error) from error
         finally:
-            if not isinstance(request, InspectRequest):
-                self._observe(MediaEvent(kind="image", result=result, elapsed_s=time.monotonic() - started_s))
-        return answer
-
-    def _refuse(self, error: SandboxError) -> MediaFault:
-        _log.error(f"Media   : {error}")
-        return MediaFault("unavailable")
-
-    def _tell_missing(self) -> None:
-        """Logs once which limits the system does not offer to the processes."""
-        if self._has_told:
-            return
-        self._has_told = True
-        missing = next((process.missing for process in self._queue.processes if process.pid is not None), ())
-        if missing:
-            _log.info(f"Media   : this system does not offer {', '.join(missing)} to the process that reads pictures")
+            self._observe(MediaEvent(kind="image", result=result, elapsed_s=time.monotonic() - started_s))

@@ -14,6 +14,7 @@ from antiphon.engine.media_messages import MediaArray, MediaArrays
 MAX_KNOWN_IMAGES = 20_000
 """Pictures whose counts are kept. Each takes about a kilobyte."""
 
+MAX_KNOWN_BYTES = 32 << 20
 Kept = TypeVar("Kept")
 
 
@@ -55,22 +56,27 @@ def derive_key(*parts: bytes) -> bytes:
 class KnownImages(Generic[Kept]):
     """What is known of pictures, by the digest of all that it depends on. The least recently used is dropped."""
 
-    def __init__(self, max_entries: int = MAX_KNOWN_IMAGES) -> None:
-        self._entries: OrderedDict[bytes, Kept] = OrderedDict()
-        self._max_entries = max_entries
+    def __init__(self, max_entries: int = MAX_KNOWN_IMAGES, max_bytes: int = MAX_KNOWN_BYTES) -> None:
+        self._entries: OrderedDict[bytes, tuple[Kept, int]] = OrderedDict()
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._num_bytes = 0
 
     def get(self, key: bytes) -> Kept | None:
         """Returns what is known; None if nothing."""
-        if key in self._entries:
-            self._entries.move_to_end(key)
-        return self._entries.get(key)
-
-    def put(self, key: bytes, value: Kept) -> None:
-        """Keeps a value."""
-        self._entries[key] = value
+        if key not in self._entries:
+            return None
         self._entries.move_to_end(key)
-        if len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
+        return self._entries[key][0]
+
+    def put(self, key: bytes, value: Kept, size: int = 0) -> None:
+        """Keeps a value that takes `size` bytes, unless it alone is larger than the limit."""
+        self._num_bytes -= self._entries.pop(key, (None, 0))[1]
+        if size > self._max_bytes:
+            return
+        self._entries[key] = value, size
+        self._num_bytes += size
+        while len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._entries.popitem(last=False)[1][1]
 
 
 class CompactImage(Struct, frozen=True):

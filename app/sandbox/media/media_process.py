@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 import msgspec
 
 from antiphon.app.sandbox.media.messages import (
+    CPU_LIMIT_S,
     LENGTHS,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -56,8 +57,8 @@ class MediaAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class MediaProcess:
     """Sends messages to a process that runs `module`, one at a time. Any thread may call it; it blocks."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, module: str, cpu_limit_s: float = CPU_LIMIT_S) -> None:
+        self._module, self._cpu_limit_s = module, cpu_limit_s
         self._lock = threading.Lock()
         self._worker: _MediaWorker | None = None
         self._is_closed = False
@@ -84,7 +85,7 @@ class MediaProcess:
             for is_last in (True,) if self._worker is None else (False, True):
                 try:
                     if self._worker is None:
-                        self._worker = _MediaWorker(self._module)
+                        self._worker = _MediaWorker(self._module, self._cpu_limit_s)
                     return self._worker.exchange(msgspec.msgpack.encode(request), payload)
                 except _EndedError as end:
                     self._worker = None
@@ -101,7 +102,7 @@ class MediaProcess:
         """Starts the next process at once, so that the next message does not wait for it."""
         self.num_restarts += 1
         with suppress(SandboxError):
-            self._worker = _MediaWorker(self._module)
+            self._worker = _MediaWorker(self._module, self._cpu_limit_s)
 
     def close(self) -> None:
         """Kills the process and lets no other start. A message that is being answered fails."""
@@ -122,7 +123,7 @@ class _EndedError(Exception):
 class _MediaWorker:
     """A running process and the socket that is its standard input. Raises `SandboxError` at its creation."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, cpu_limit_s: float) -> None:
         self._name = module.rpartition(".")[2]
         self.missing: tuple[str, ...] = ()
         self._has_greeted = False
@@ -132,7 +133,7 @@ class _MediaWorker:
                 self._socket, theirs = map(undo.enter_context, socket.socketpair())
                 self._errors = undo.enter_context(tempfile.TemporaryFile())
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [sys.executable, "-P", "-m", module],
+                    [sys.executable, "-P", "-m", module, str(cpu_limit_s)],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=self._errors,

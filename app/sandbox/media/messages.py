@@ -114,10 +114,10 @@ class PdfRequest(Struct, frozen=True, array_like=True, tag=True):
     """Index of the first page."""
     count: int
     max_pages: int
+    """Pages that a document may have."""
     max_page_chars: int
-    max_side: int = 0
-    """Longest side in pixels of a rendered page; 0: pages are not rendered."""
     max_pixels: int = 0
+    """Pixels of a rendered page; 0: pages are not rendered."""
 
 
 class ImageFacts(Struct, frozen=True, array_like=True, tag=True):
@@ -174,6 +174,8 @@ class PageFacts(Struct, frozen=True, array_like=True):
     number: int
     """Beginning with 1."""
     text: str
+    is_cut: bool = False
+    """Whether the page has more text."""
     png_bytes: int = 0
     """Length of the rendered page. The payload has the pages one after the other."""
 
@@ -183,6 +185,8 @@ class PdfReply(Struct, frozen=True, array_like=True, tag=True):
 
     num_pages: int
     pages: tuple[PageFacts, ...]
+    cpu_s: float
+    """CPU time that the message took."""
 
 
 class FaultReply(Struct, frozen=True, array_like=True, tag=True):

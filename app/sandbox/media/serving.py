@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from antiphon.app.sandbox.media.confinement import confine_process
-from antiphon.app.sandbox.media.messages import CPU_LIMIT_S, LENGTHS, MediaReply, MediaRequest, WorkerGreeting
+from antiphon.app.sandbox.media.messages import LENGTHS, MediaReply, MediaRequest, WorkerGreeting
 
 Answer = tuple[MediaReply, bytes, int | None]
 """Reply, payload, and a descriptor that is sent with it and then closed."""
@@ -18,9 +18,13 @@ Handle = Callable[[MediaRequest, bytes], Answer]
 
 
 def serve_media(prepare: Callable[[], Handle]) -> None:
-    """Serves until the server closes the socket, which is standard input. `prepare` imports the libraries."""
+    """Serves until the server closes the socket, which is standard input. `prepare` creates the handler.
+
+    The first argument of the command line is the CPU time for each message in seconds.
+    """
     try:
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # no file can be opened below
+        cpu_limit_s = float(sys.argv[1])
         missing = confine_process()
         handle = prepare()
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the default action ends the process
@@ -29,7 +33,7 @@ def serve_media(prepare: Callable[[], Handle]) -> None:
             _silence(null)
             decode = msgspec.msgpack.Decoder(MediaRequest).decode
             while (message := _receive(connection)) is not None:
-                signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
+                signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
                 reply, payload, descriptor = handle(decode(message[0]), message[1])
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 _send(connection, msgspec.msgpack.encode(reply), payload, descriptor)

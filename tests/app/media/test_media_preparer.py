@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from antiphon.app.media.budget import MediaLimits
+from antiphon.app.media.media_event import MediaEvent
 from antiphon.app.media.media_fault import MediaFault
-from antiphon.app.media.media_preparer import MediaEvent, MediaPreparer
+from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.sandbox.media.messages import ImageFacts
 from tests.app.media.pictures import make_png, write_model
 
@@ -74,8 +75,8 @@ async def test_owners_share_nothing(preparer: MediaPreparer, events: list[MediaE
 
 
 async def test_fault_is_remembered(preparer: MediaPreparer, events: list[MediaEvent], folder: Path) -> None:
-    for _ in range(2):
+    for data in (PICTURE[:60], b"not sent"):
         with pytest.raises(MediaFault) as caught:
-            await preparer.prepare("a", b"\0" * 32, PICTURE[:60], folder=folder, detail=None)
+            await preparer.prepare("a", b"\0" * 32, data, folder=folder, detail=None)
         assert (caught.value.code, caught.value.detail) == ("unreadable", "is damaged or cut.")
-    assert [event.result for event in events] == ["unreadable"]
+    assert [event.result for event in events] == ["unreadable"] * 2

@@ -1,0 +1,22 @@
+"""What the preparation of pictures and PDFs reports to the metrics."""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+
+class MediaEvent(Struct, frozen=True, kw_only=True):
+    """A picture or PDF that a request needed."""
+
+    kind: str
+    """`image` or `pdf`."""
+    result: str
+    """`prepared`, `known` (it was not read again) or the code of a fault."""
+    elapsed_s: float
+
+
+Observe = Callable[[MediaEvent], None]
+
+
+def ignore_event(_: MediaEvent) -> None:
+    """Reports nothing."""
