@@ -9,6 +9,7 @@ one and two pictures in each role, and a role has pictures only if the prompt ha
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -41,6 +42,7 @@ _IMAGES: Mapping[ImageKey, PromptImage] = {("qhu:picture", None): PromptImage(ke
 _WORDS = ("Qhufirst", "Qhusecond", "Qhuthird")
 _CALL_ID = "call_0123456789abcdef"
 _TOOLS = ToolTable.from_request([FunctionTool(name="qhutool", description="Qhu.")])
+_NEXT_TURN = (InputMessage(role="assistant", content="Qhu."), InputMessage(role="user", content="Qhu."))
 
 
 class ImageShape(Struct, frozen=True, kw_only=True):
@@ -95,21 +97,22 @@ class ImageSearch:
 
     def _shows_all(self, shape: ImageShape, role: ImageRole) -> bool:
         """Tells whether the template writes one placeholder for each picture of a role, and all texts around them."""
-        for count in range(3):
-            rendered = self._render(self._converse(role, count), shape)
+        for count, is_over in product(range(3), (False, True)):
+            rendered = self._render(self._converse(role, count, is_over=is_over), shape)
             if rendered is None or rendered.count(shape.placeholder) != count:
                 return False
             if not all(word in rendered for word in _WORDS[: count + 1]):
                 return False
         return True
 
-    def _converse(self, role: ImageRole, count: int) -> PromptInput:
-        """Returns a conversation with `count` pictures in a message of a role."""
+    def _converse(self, role: ImageRole, count: int, *, is_over: bool = False) -> PromptInput:
+        """Returns a conversation with `count` pictures in a message of a role. `is_over`: another turn follows."""
         parts: list[InputText | InputImage] = [InputText(text=_WORDS[0])]
         for word in _WORDS[1 : count + 1]:
             parts += (_PICTURE, InputText(text=word))
+        items = tuple(_list_items(role, tuple(parts)))
         tools = _TOOLS if self._has_tools or role == "tool" else ToolTable()
-        return PromptInput(items=tuple(_list_items(role, tuple(parts))), tools=tools, images=_IMAGES)
+        return PromptInput(items=(*items, *_NEXT_TURN) if is_over else items, tools=tools, images=_IMAGES)
 
 
 def _list_items(role: ImageRole, parts: tuple[InputText | InputImage, ...]) -> Iterator[AnyInput]:
@@ -121,9 +124,6 @@ def _list_items(role: ImageRole, parts: tuple[InputText | InputImage, ...]) -> I
     if role == "tool":
         yield InputFunctionCall(call_id=_CALL_ID, name="qhutool", arguments="{}")
         yield InputFunctionOutput(call_id=_CALL_ID, output=parts)
-        return
-    yield InputMessage(role="assistant", content="Qhu.")
-    yield InputMessage(role="user", content="Qhu.")
 
 
 def image_key(part: InputImage) -> ImageKey:
@@ -134,7 +134,8 @@ def image_key(part: InputImage) -> ImageKey:
 class ImageMarks:
     """Marks for the pictures of one conversation. `shown` are the pictures that have one, in order of their marks.
 
-    `roles` are those whose messages may have pictures.
+    `roles` are those whose messages may have pictures. `answers_outputs` puts an empty message of the assistant between
+    outputs and the message with their pictures.
     """
 
     def __init__(
@@ -142,8 +143,10 @@ class ImageMarks:
         escaper: SpecialTokenEscaper,
         images: Mapping[ImageKey, PromptImage] | None = None,
         roles: frozenset[ImageRole] = frozenset(),
+        *,
+        answers_outputs: bool = False,
     ) -> None:
-        self.escaper, self.roles = escaper, roles
+        self.escaper, self.roles, self.answers_outputs = escaper, roles, answers_outputs
         self._images, self._mark = images if images and roles else {}, escaper.image_mark
         self._marks = re.compile(f"{self._mark}(\\d+){self._mark}")
         self.shown: list[PromptImage] = []

@@ -158,6 +158,8 @@ class MessageBuilder:
         if self._held_images:
             text = self._marks.escape_text("\n".join(self._held_images))
             self._held_images = []
+            if self._marks.answers_outputs and self._messages and self._messages[-1]["role"] == "tool":
+                self._messages.append({"role": "assistant", "content": ""})
             self._add_user_text(text)
 
     def _add_item(self, item: AnyInput) -> None:

@@ -49,6 +49,8 @@ class ShapeVariant(Struct, frozen=True, kw_only=True):
     """Joins adjacent user messages."""
     joins_calls: bool = False
     """Keeps a message's text and its calls together."""
+    answers_outputs: bool = False
+    """Puts an empty message of the assistant between outputs and a message of the user with their pictures."""
 
 
 VARIANTS = tuple(
@@ -100,25 +102,26 @@ class TemplateRenderer:
         if self._image_tokens is None:
             return ImageShape()
         search = ImageSearch(
-            lambda conversation, image_shape: self._render_probe(conversation, self.shape, image_shape=image_shape),
-            self._image_tokens,
-            self._tokens.texts,
-            has_tools=self._for_tools,
+            self._render_image_probe, self._image_tokens, self._tokens.texts, has_tools=self._for_tools
         )
         try:
             return search.find_shape()
         except RenderError as error:  # a limit on the template's work
             return ImageShape(refusal=error.message)
 
+    def _render_image_probe(self, conversation: PromptInput, image_shape: ImageShape) -> str | None:
+        escaper = SpecialTokenEscaper(self._tokens, [self.source])
+        try:
+            rendered, _ = self._render_variants(conversation, escaper, PROBE_TIME, {}, image_shape)
+        except RefusedError:
+            return None
+        return rendered.replace(escaper.sentinel, "")
+
     def _render_probe(
-        self,
-        conversation: PromptInput,
-        shape: MessageShape,
-        variables: Mapping[str, Any] | None = None,
-        image_shape: ImageShape = _NO_IMAGES,
+        self, conversation: PromptInput, shape: MessageShape, variables: Mapping[str, Any] | None = None
     ) -> str | None:
         escaper = SpecialTokenEscaper(self._tokens, [self.source])
-        context, _ = self._build_context(conversation, escaper, shape, ShapeVariant(), image_shape)
+        context, _ = self._build_context(conversation, escaper, shape, ShapeVariant(), _NO_IMAGES)
         context |= variables or {}
         try:
             return self._template.render(context, now=PROBE_TIME).replace(escaper.sentinel, "")
@@ -134,7 +137,8 @@ class TemplateRenderer:
         """
         options = conversation.template
         variables = {**self._find_effort_variables(conversation.effort), **self._read_options(options, escaper)}
-        rendered, images = self._render_variants(conversation, escaper, now, variables)
+        image_shape = self.image_shape if conversation.images else _NO_IMAGES
+        rendered, images = self._render_variants(conversation, escaper, now, variables, image_shape)
         return request_options.cut_at_mark(rendered, escaper) if options.continue_final_message else rendered, images
 
     def _read_options(self, options: TemplateOptions, escaper: SpecialTokenEscaper) -> dict[str, Any]:
@@ -151,10 +155,16 @@ class TemplateRenderer:
         return None if names is None else names - self._token_names.keys()
 
     def _render_variants(
-        self, conversation: PromptInput, escaper: SpecialTokenEscaper, now: datetime, variables: Mapping[str, Any]
+        self,
+        conversation: PromptInput,
+        escaper: SpecialTokenEscaper,
+        now: datetime,
+        variables: Mapping[str, Any],
+        image_shape: ImageShape,
     ) -> tuple[str, tuple[PromptImage, ...]]:
-        image_shape = self.image_shape if conversation.images else _NO_IMAGES
         variants = [variant for variant in VARIANTS if self.shape.separate_calls or not variant.joins_calls]
+        if image_shape.roles and "tool" not in image_shape.roles:
+            variants += [replace(variant, answers_outputs=True) for variant in variants]
         for variant in variants[:-1]:
             with contextlib.suppress(RefusedError):
                 context, images = self._build_context(conversation, escaper, self.shape, variant, image_shape)
@@ -196,7 +206,7 @@ class TemplateRenderer:
         image_shape: ImageShape,
     ) -> tuple[dict[str, Any], tuple[PromptImage, ...]]:
         """Returns the template's variables, and the pictures in the order of the messages."""
-        marks = ImageMarks(escaper, conversation.images, image_shape.roles)
+        marks = ImageMarks(escaper, conversation.images, image_shape.roles, answers_outputs=variant.answers_outputs)
         tools = conversation.tools.listed if conversation.tool_choice != "none" else ToolTable()
         freeform_call = "" if self._has_custom_tools else self._dialect.freeform_call
         builder = MessageBuilder(

@@ -1,4 +1,4 @@
-"""Files of the snapshots: one for each case, one for each dialect, one for each case with tools, named after it."""
+"""Files of the snapshots: one for each case, dialect, case with tools, and template with pictures, named after it."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 SNAPSHOT_FOLDER = Path(__file__).resolve().parents[2] / "snapshots"
 DIALECT_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "dialects"
 TOOL_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "tools"
+IMAGE_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "images"
 
 
 class CaseSnapshot(SingleFileSnapshotExtension):
@@ -39,3 +40,9 @@ class ToolSnapshot(CaseSnapshot):
     """One text file for each case with tools of the server: `snapshots/tools/NAME.txt`."""
 
     folder = TOOL_SNAPSHOT_FOLDER
+
+
+class ImagePromptSnapshot(CaseSnapshot):
+    """One text file for each template that shows pictures: `snapshots/images/NAME.txt`."""
+
+    folder = IMAGE_SNAPSHOT_FOLDER
