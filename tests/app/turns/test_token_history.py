@@ -38,6 +38,7 @@ from antiphon.events.inputs import (
     InputPatchOutput,
     InputReasoning,
     InputShellOutput,
+    InputText,
 )
 from antiphon.events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
 from antiphon.events.response import OutputItem
@@ -46,6 +47,7 @@ from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tools import ToolTable
+from tests.harmony.image_models import IMAGE_MODELS, list_pictures, load_image_model, picture
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TOOLS = ToolTable.from_request([FunctionTool(name="add", parameters={"type": "object"})])
@@ -375,3 +377,28 @@ def test_turn_without_output_or_without_a_message_end_is_not_remembered() -> Non
         prompt = render_prompt(history, cast("Any", model_format), Q)
         history.add_turn(FinishedTurn(prompt, tokens, say("a")))
         assert history._size == len(history._turns) == 0
+
+
+def test_pictures_are_found_again_after_generated_tokens() -> None:
+    """The picture of a later turn moves when an earlier answer has more tokens than its rendering."""
+    model = IMAGE_MODELS[1]
+    model_format, images, history = load_image_model(model), list_pictures(model), TokenHistory()
+    question = InputMessage(role="user", content=(picture(3), InputText(text="What is it?")))
+    answer = (Message(id="msg_1", status="completed", content=(OutputText(text="A\n\ncat."),)),)
+
+    def render(*items: AnyInput) -> TurnPrompt:
+        return history.render(model_format, "me", PromptInput(items=items, images=images), NOW)
+
+    first = render(question)
+    generated = tuple(token for text in ("A", "\n", "\n", "cat.<|im_end|>") for token in model_format.encode(text))
+    history.add_turn(FinishedTurn(first, generated, answer))
+    said = InputMessage(role="assistant", content="A\n\ncat.")
+    second = render(question, said, InputMessage(role="user", content=(InputText(text="And this?"), picture(2))))
+    prompt = second.prompt
+    assert prompt.tokens[: len(first.prompt.tokens) + len(generated)] == first.prompt.tokens + generated
+    assert len(prompt.tokens) == len(second.rendered_tokens) + 1
+    soft_id = model_format.encode(model.soft)[0]
+    assert [(span.rows, prompt.tokens[span.offset : span.offset + span.length]) for span in prompt.media] == [
+        (rows, (soft_id,) * rows) for rows in (3, 2)
+    ]
+    assert prompt.media[0] == first.prompt.media[0]
