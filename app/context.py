@@ -3,7 +3,7 @@
 from typing import Any
 
 from litestar import Request
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.base.encryption import open_sealer
@@ -11,16 +11,22 @@ from antiphon.app.base.settings import Settings
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
+from antiphon.app.media.budget import MediaLimits
+from antiphon.app.media.media_preparer import MediaPreparer
+from antiphon.app.media.processor_files import IMAGE_PACKAGES, PDF_PACKAGES, find_missing_packages
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager, new_id
+from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.state.drafts import OutputSettings
 
 AnyRequest = Request[Any, Any, Any]
+IMAGE_TOKENS, MAX_IMAGE_TOKENS = 512, 1024
+"""Tokens of an image by default, on a CPU, where the encoder of images is the cost of a turn."""
 
 
 class ServerContext(Struct, kw_only=True):
@@ -53,6 +59,18 @@ def request_owner(request: AnyRequest) -> str:
     return request_state(request.scope).owner
 
 
+def open_preparer(settings: Settings) -> MediaPreparer | None:
+    """Returns what prepares images and reads PDFs; None if it is switched off, or the extra `vision` is missing."""
+    if settings.images == "off" or find_missing_packages({**IMAGE_PACKAGES, **PDF_PACKAGES}):
+        return None
+    limits = MediaLimits(
+        max_image_bytes=settings.max_image_mib << 20,
+        image_tokens=settings.image_tokens or IMAGE_TOKENS,
+        max_image_tokens=settings.max_image_tokens or max(MAX_IMAGE_TOKENS, settings.image_tokens or 0),
+    )
+    return MediaPreparer(limits)
+
+
 def create_context(
     settings: Settings,
     models: ModelRegistry,
@@ -64,6 +82,13 @@ def create_context(
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models)
     capacity = TurnCapacity(model.engine for model in models.served)
+    preparer = open_preparer(settings)
+    if preparer is None:
+        settings = structs.replace(settings, images="off")
+    media = MediaResolver(store, preparer, settings)
+    for model in models.served:
+        if media.source is not None:
+            model.engine.attach_media(media.source)
     turn_manager = TurnManager(
         store,
         capacity,
@@ -71,6 +96,7 @@ def create_context(
         timeouts=timeouts,
         sealer=sealer,
         tool_host=create_tool_host(settings, store, sealer, new_id, metrics.on_tool_call),
+        media=media,
         on_turn_end=metrics.on_turn_end,
     )
     return ServerContext(

@@ -16,9 +16,12 @@ from antiphon.app.assembly.models import create_models
 from antiphon.app.base.encryption import KeyFileError
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext, create_context
+from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages
+from antiphon.app.models.status import loaded_info
 from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
+from antiphon.app.requests.media.vision import explain_blindness
 from antiphon.app.serve_options import LogFormat, ServeError, ServeOptions
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
@@ -104,8 +107,21 @@ def tune_gc() -> None:
 
 def _on_ready(display: startup.StartupDisplay, context: ServerContext, notes: dict[str, str], port: int) -> None:
     tune_gc()
-    display.show_ready(context.settings, context.models, port, notes)
+    display.show_ready(context.settings, context.models, port, notes | _explain_images(context))
     _show_grpc(display, context)
+
+
+def _explain_images(context: ServerContext) -> dict[str, str]:
+    """Returns why models that could see do not, by their first names."""
+    loaded = [(model, loaded_info(model)) for model in context.models.served]
+    missing = find_missing_packages(IMAGE_PACKAGES)
+    remedy = f"Images need {' and '.join(missing)}: install antiphon[vision]" if missing else ""
+    reasons = {
+        model.names[0]: explain_blindness(model, info) or (remedy if info.image_form != "none" else "")
+        for model, info in loaded
+        if info is not None
+    }
+    return {name: f"Images are not shown to this model: {reason}." for name, reason in reasons.items() if reason}
 
 
 def _show_grpc(display: startup.StartupDisplay, context: ServerContext) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from antiphon.app.base.settings import Settings
 from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.media.vision import sees_images
 
 CODEX_EFFORTS = (
     ("low", "Short reasoning, fast answers"),
@@ -22,7 +23,7 @@ CODEX_TOOL_OUTPUT_TOKENS = 10_000
 
 def codex_model(name: str, model: ServedModel, settings: Settings) -> dict[str, Any]:
     """Returns a model's entry, which Codex needs before it offers "apply_patch" and trusts the context window."""
-    context = model.engine.info.max_model_len
+    context, sees = model.engine.info.max_model_len, sees_images(model, settings)
     return {
         "slug": name,
         "display_name": name,
@@ -45,6 +46,7 @@ def codex_model(name: str, model: ServedModel, settings: Settings) -> dict[str, 
         "truncation_policy": {"mode": "tokens", "limit": min(CODEX_TOOL_OUTPUT_TOKENS, context // 4)},
         "supports_parallel_tool_calls": True,
         "context_window": context,
-        "input_modalities": ["text"],
+        "input_modalities": ["text", "image"] if sees else ["text"],
+        "supports_image_detail_original": sees,
         "experimental_supported_tools": [],
     }

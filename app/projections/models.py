@@ -3,8 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.model_registry import NamedModel, ServedModel
 from antiphon.app.models.status import known_info, shown_load_state
+from antiphon.app.requests.media.vision import sees_images, shows_images
 from antiphon.engine.protocol import Sampling
 
 _OLLAMA_PARAMETERS = {
@@ -17,18 +19,22 @@ _OLLAMA_PARAMETERS = {
 """Ollama's names of sampling parameters, and the fields of `Sampling`."""
 
 
-def openai_model(name: str, model: NamedModel) -> dict[str, Any]:
+def openai_model(name: str, model: NamedModel, settings: Settings) -> dict[str, Any]:
     """Returns a model's entry in OpenAI's list, with vLLM's `max_model_len` once the model has been loaded.
 
     As under vLLM, the `root` of an adapter is its folder, and its `parent` the base model. As under llama.cpp's server,
-    `status` tells whether the model is loaded.
+    `status` tells whether the model is loaded. `input_modalities` tells whether it sees images, once that is known.
     """
     entry: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
     entry["status"] = {"value": shown_load_state(model.engine)}
     if isinstance(model, ServedModel):
         entry |= {"root": model.root or model.names[0], "parent": model.parent}
-    context = context_length(model)
-    return entry if context is None else {**entry, "max_model_len": context}
+    info = known_info(model)
+    if info is None:
+        return entry
+    if isinstance(model, ServedModel):
+        entry["input_modalities"] = ["text", "image"] if shows_images(model, info, settings) else ["text"]
+    return {**entry, "max_model_len": info.max_model_len}
 
 
 def anthropic_model(name: str, model: ServedModel) -> dict[str, Any]:
@@ -50,14 +56,19 @@ def ollama_tag(name: str, model: ServedModel) -> dict[str, Any]:
     return {"name": name, "model": name, **_ollama_details(model), "size": 0, "digest": ""}
 
 
-def ollama_model(model: ServedModel) -> dict[str, Any]:
+def ollama_model(model: ServedModel, settings: Settings) -> dict[str, Any]:
     """Returns the description of a model for Ollama's clients, which read its context length and capabilities.
 
     The template is empty: Ollama's templates are in another language. Raises `EngineError` while the model is loading.
     """
     info = model.engine.info
     architecture = info.architecture or "unknown"
-    capabilities = {"completion": True, "tools": model.format.has_calls, "thinking": model.format.has_reasoning}
+    capabilities = {
+        "completion": True,
+        "vision": sees_images(model, settings),
+        "tools": model.format.has_calls,
+        "thinking": model.format.has_reasoning,
+    }
     return {
         **_ollama_details(model),
         "model_info": {"general.architecture": architecture, f"{architecture}.context_length": info.max_model_len},

@@ -37,7 +37,7 @@ async def create_message(request: AnyRequest) -> Response[Any]:
 async def count_message_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of tokens in the prompt of a request. Nothing is generated."""
     parsed = await _read_request(request, count_only=True)
-    rendering = server_context(request).turn_manager.render_prompt_tokens(
+    rendering = server_context(request).turn_manager.preparer.render_prompt_tokens(
         parsed.model, parsed.spec, request_owner(request)
     )
     try:

@@ -30,7 +30,8 @@ async def list_models(request: AnyRequest) -> Response[Any]:
     context = server_context(request)
     if _is_anthropic(request):
         return json_reply(_anthropic_page(context.models))
-    data = [openai_model(name, model) for name, model in (*context.models, *context.models.encoder_names)]
+    listed = (*context.models, *context.models.encoder_names)
+    data = [openai_model(name, model, context.settings) for name, model in listed]
     models = [
         codex_model(name, model, context.settings)
         for name, model in context.models
@@ -52,17 +53,19 @@ def _anthropic_page(models: ModelRegistry) -> dict[str, Any]:
 async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[Any]:
     """Returns one model. The name is a path parameter because hub ids contain a slash."""
     name = name.removeprefix("/")
-    encoder = server_context(request).models.get_encoder(name)
+    context = server_context(request)
+    encoder = context.models.get_encoder(name)
     if encoder is not None:
-        return json_reply(openai_model(name, encoder))
+        return json_reply(openai_model(name, encoder, context.settings))
     try:
-        model = server_context(request).models.find_model(name)
+        model = context.models.find_model(name)
     except ApiError as error:
         raise (
             AnthropicError(error, request_state(request.scope).request_id) if _is_anthropic(request) else error
         ) from None
-    describe = anthropic_model if _is_anthropic(request) else openai_model
-    return json_reply(describe(name, model))
+    if _is_anthropic(request):
+        return json_reply(anthropic_model(name, model))
+    return json_reply(openai_model(name, model, context.settings))
 
 
 @get("/api/version")
@@ -92,7 +95,7 @@ async def show_ollama_model(request: AnyRequest) -> Response[Any]:
     if model is None:
         return _ollama_error(request, 404, "model_not_found", f"model '{clip_text(name)}' not found")
     try:
-        return json_reply(ollama_model(model))
+        return json_reply(ollama_model(model, server_context(request).settings))
     except EngineError as error:
         return _ollama_error(request, 503, error.code, error.message)
 

@@ -40,10 +40,9 @@ async def create_response(request: AnyRequest) -> Response[Any]:
 async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of input tokens of a Responses request. Nothing is generated or stored."""
     parsed = await _read_request(request, generates=False)
-    tokens = await cancel_on_disconnect(
-        request,
-        server_context(request).turn_manager.render_prompt_tokens(parsed.model, parsed.spec, request_owner(request)),
-    )
+    preparer = server_context(request).turn_manager.preparer
+    rendering = preparer.render_prompt_tokens(parsed.model, parsed.spec, request_owner(request))
+    tokens = await cancel_on_disconnect(request, rendering)
     return json_reply({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 

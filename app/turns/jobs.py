@@ -10,9 +10,11 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ConversationRef, Response
+from antiphon.harmony.rendered_prompt import ImageSpan
 
 
 def build_job(
@@ -36,7 +38,12 @@ def build_job(
         deadline=_remaining_s(spec),
         prompt_logprobs=spec.details.prompt_logprobs,
         prefill_only=spec.prefill_only,
+        media=tuple(_media_span(span) for span in prompt.prompt.media),
     )
+
+
+def _media_span(span: ImageSpan) -> MediaSpan:
+    return MediaSpan(key=span.key, offset=span.offset, length=span.length, rows=span.rows, grid=span.grid)
 
 
 def build_summary_spec(spec: TurnSpec, model: ServedModel, prompt: TurnPrompt) -> TurnSpec:

@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from antiphon.app.base.blob_urls import NO_BLOBS
 from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, storage_unavailable
 from antiphon.app.base.event_log import EventLog
@@ -18,14 +19,15 @@ from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
 from antiphon.app.turns.first_step import wait_stored
 from antiphon.app.turns.jobs import build_job, build_summary_spec
+from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.cache_diagnostics import list_settings
+from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt
 from antiphon.app.turns.rounds import RoundPlanner
@@ -33,7 +35,6 @@ from antiphon.app.turns.stored_history import with_ids
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
 from antiphon.app.turns.turn_stats import turn_stats
 from antiphon.events.inputs import AnyInput
-from antiphon.events.response import CacheUnavailable, ComparisonNotFound
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 
@@ -63,15 +64,18 @@ class TurnManager:
         timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
         sealer: Sealer | None = None,
         tool_host: ToolHost | None = None,
+        media: MediaResolver | None = None,
         on_turn_end: Callable[[str, TurnStats], None] | None = None,
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end = capacity, on_turn_end
-        self._tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, store, self.sealer, new_id)
         self.clock, self._new_id = clock, new_id
         self._output_settings = output_settings
         self._timeouts = timeouts
         self._renderer = PromptRenderer(timeouts.render_cpu_limit_s)
+        tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, store, self.sealer, new_id)
+        media = media or MediaResolver(store, None, DEFAULT_SETTINGS)
+        self.preparer = TurnPreparer(store, self._renderer, tool_host, media, clock)
         self._running: dict[str, Turn] = {}
         self._shutting_down = False
         store.on_cancel_request(self.cancel_turn)
@@ -100,10 +104,10 @@ class TurnManager:
         turns: list[Turn] = []
         try:
             on_admitted()
-            choices = await self._prepare_choices(model, specs, owner, is_large=is_large)
-            identified = [await self._identify(each) for each, *_ in choices]
-            for (_, tools, prompt, number), (each, stored_input), slot in zip(choices, identified, slots, strict=True):
-                turns.append(self._create_turn(model, each, stored_input, prompt, number, slot, tools))
+            choices = await self.preparer.prepare_choices(model, specs, owner, is_large=is_large)
+            identified = [await self._identify(choice.spec) for choice in choices]
+            for choice, (each, stored_input), slot in zip(choices, identified, slots, strict=True):
+                turns.append(self._create_turn(model, choice, each, stored_input, slot))
             for turn in turns:
                 await asyncio.shield(turn.started)
         except BaseException:
@@ -116,41 +120,6 @@ class TurnManager:
         if spec.base_response.background:
             await wait_stored(turns)
         return [turn.log for turn in turns]
-
-    async def _open_tools(self, spec: TurnSpec, owner: str) -> tuple[TurnSpec, HostedTurn | None]:
-        """Returns the turn with the tools that the server runs. One that only prefills outputs nothing and runs none.
-
-        Raises `ApiError`.
-        """
-        spec, tools = await self._tool_host.open_tools(spec, owner, self.clock())
-        return spec, None if spec.prefill_only else tools
-
-    async def _prepare_choices(
-        self, model: ServedModel, specs: Sequence[TurnSpec], owner: str, *, is_large: bool
-    ) -> list[tuple[TurnSpec, HostedTurn | None, TurnPrompt, int]]:
-        """Returns the choices of each prompt, numbered. Raises `ApiError`."""
-        choices = []
-        for spec in specs:
-            numbers = range(spec.n)
-            # Tools of the server have a container, sources and limits for each choice.
-            for group in [numbers] if spec.server_tools is None else [[number] for number in numbers]:
-                opened, tools = await self._open_tools(spec, owner)
-                prompt = await self._render(model, opened, owner, is_large=is_large)
-                choices += [(opened, tools, prompt, number) for number in group]
-        return choices
-
-    async def _render(self, model: ServedModel, spec: TurnSpec, owner: str, *, is_large: bool) -> TurnPrompt:
-        """Returns the prompt of a turn. Raises `ApiError`."""
-        prompt = await self._renderer.render_and_check(model, spec, owner, self.clock(), is_large=is_large)
-        if spec.comparison_id is None or prompt.diagnostics is not None:
-            return prompt
-        try:
-            await self.store.prepare_read(owner, spec.comparison_id)
-            is_stored = await self.store.read_log(owner, spec.comparison_id) is not None
-        except ApiError:  # the store cannot be read now
-            is_stored = True
-        diagnostics = CacheUnavailable() if is_stored else ComparisonNotFound()
-        return msgspec.structs.replace(prompt, diagnostics=diagnostics)
 
     def _store_logs(self, spec: TurnSpec, logs: Sequence[EventLog]) -> None:
         """Stores the logs from now on: each as a response, or all of a chat request as one completion."""
@@ -200,7 +169,7 @@ class TurnManager:
         self._shutting_down = True
         running = list(self._running.values())
         if not running:
-            await self._tool_host.close()
+            await self.preparer.close()
             return
         _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
         for turn in running:
@@ -208,17 +177,12 @@ class TurnManager:
                 turn.fail_for_shutdown()
         if pending:
             await asyncio.wait(pending)
-        await self._tool_host.close()
+        await self.preparer.close()
         # A connection that closes now would miss the last event, which a store withholds until it is durable.
         publishing = [asyncio.ensure_future(turn.log.wait_published()) for turn in running]
         _, waiting = await asyncio.wait(publishing, timeout=MAX_PUBLISH_WAIT_S)
         for task in waiting:
             task.cancel()
-
-    async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
-        """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
-        spec, _ = await self._open_tools(spec, owner)
-        return (await self._renderer.render_in_thread(model, spec, owner, self.clock())).prompt.tokens
 
     async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
         """Returns the turn with the id of its response, and its input items as they are stored, each with an id."""
@@ -235,15 +199,13 @@ class TurnManager:
     def _create_turn(
         self,
         model: ServedModel,
+        choice: Choice,
         spec: TurnSpec,
         input_items: tuple[AnyInput, ...],
-        prompt: TurnPrompt,
-        number: int,
         slot: TurnSlot,
-        tools: HostedTurn | None,
     ) -> Turn:
-        base_response = spec.base_response
-        job = build_job(model, spec, prompt, number, input_items)
+        base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
+        job = build_job(model, spec, prompt, choice.number, input_items)
         processor = OutputProcessor(
             spec,
             prompt,
@@ -255,7 +217,13 @@ class TurnManager:
             tools=tools,
         )
         turn = Turn(
-            EventLog(base_response, prompt.owner, input_items, keeps_details=spec.stored_chat is not None),
+            EventLog(
+                base_response,
+                prompt.owner,
+                input_items,
+                keeps_details=spec.stored_chat is not None,
+                blobs=media.blobs if base_response.store else NO_BLOBS,
+            ),
             processor,
             model.engine,
             job,
@@ -265,6 +233,7 @@ class TurnManager:
             None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job),
         )
         self._running[base_response.id] = turn
+        turn.media = media
         turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
         return turn
 

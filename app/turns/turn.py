@@ -19,6 +19,7 @@ import structlog
 from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
+from antiphon.app.turns.media.resolver import NO_MEDIA
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
@@ -65,6 +66,8 @@ class Turn:
         self.log = log
         self.compacted: CompactedTurn | None = None
         """The turn after its compaction; None if it has not been compacted."""
+        self.media = NO_MEDIA
+        """Images of the prompt, for which the engine may ask until the turn has ended."""
         self._compaction, self._rounds = compaction, rounds
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processor, self._engine, self._job, self._timeouts = processor, engine, job, timeouts

@@ -8,14 +8,24 @@ from antiphon.app.base.settings import Settings
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.media.errors import MediaApi
 from antiphon.app.requests.media.sent_media import MediaTaker, SentMedia
+from antiphon.engine.protocol import EngineInfo
 
 AnyBody = TypeVar("AnyBody", bound=Struct)
 
 
 def sees_images(model: ServedModel, settings: Settings) -> bool:
-    """Tells whether images reach the model: its engine computes them, and its template has a place for them."""
-    has_place = bool(getattr(model.format, "image_roles", ()))
-    return settings.images == "auto" and model.engine.info.image_form != "none" and has_place
+    """Tells whether images reach a loaded model: its engine computes them, and its template has a place for them."""
+    return shows_images(model, model.engine.info, settings)
+
+
+def shows_images(model: ServedModel, info: EngineInfo, settings: Settings) -> bool:
+    """Tells the same of a model whose engine may be unloaded meanwhile. `info` is what it had."""
+    return settings.images == "auto" and info.image_form != "none" and "user" in model.format.image_roles
+
+
+def explain_blindness(model: ServedModel, info: EngineInfo) -> str:
+    """Returns in one line why a model that could see does not; empty if it sees, or could not."""
+    return info.image_refusal or (model.format.image_refusal if info.image_form != "none" else "")
 
 
 def refuses_media(model: ServedModel, settings: Settings) -> bool:

@@ -60,6 +60,8 @@ class PromptRenderer:
         length, limit = len(prompt.prompt.tokens), model.engine.info.max_model_len
         if length >= limit:
             message = f"This model's maximum context length is {limit} tokens, but the input has {length}."
+            if num_image_tokens := sum(span.rows for span in prompt.prompt.media):
+                message += f" {num_image_tokens} of them are images."
             raise ApiError(400, "context_length_exceeded", message, spec.prompt_param)
         return prompt
 

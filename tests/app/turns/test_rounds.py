@@ -89,7 +89,7 @@ class RoundProcessor:
         async with open_run(ToolCase("round", [Reply([])], dialect=self.case.dialect)) as run:
             body = {"model": "scripted", "input": QUESTION, "tools": [MCP, WEATHER]} | self.case.request
             request = responses.read_responses_request(body, run.registry)
-            spec, _ = await run.manager._open_tools(request.spec, "")
+            spec, _ = await run.manager.preparer.open_tools(request.spec, "")
         base_response = msgspec.structs.replace(spec.base_response, id="resp_1", created_at=1)
         self.format = request.model.format
         self.spec = msgspec.structs.replace(spec, base_response=base_response)

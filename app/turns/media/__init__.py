@@ -1,0 +1,1 @@
+"""Images and files of turns: read and prepared before the prompt is rendered, and given to the engine when it asks."""

@@ -1,0 +1,72 @@
+"""Gives the engine the arrays of images that it asks for, as long as a turn needs them."""
+
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from antiphon.app.base.errors import ApiError
+from antiphon.app.media.media_fault import MediaFault
+from antiphon.app.media.media_preparer import MediaPreparer
+from antiphon.app.store.store import ResponseStore
+from antiphon.engine.media_messages import MediaArrays, MediaUnavailable
+from antiphon.engine.protocol import Job
+
+GONE_MESSAGE = "an image of the conversation was deleted"
+
+
+class ImageRecipe(msgspec.Struct, weakref=True, kw_only=True):
+    """How an image is prepared again, after its arrays were dropped. Turns hold it while they run."""
+
+    sha256: bytes
+    folder: Path
+    detail: str | None
+    num_images: int
+    data: bytes | None
+    """The image as sent; None if it is in the store."""
+
+
+class ImageSource:
+    """The images of the turns that run. An engine's `MediaSource`."""
+
+    def __init__(self, preparer: MediaPreparer, store: ResponseStore) -> None:
+        self._preparer, self._store = preparer, store
+        self._recipes: WeakValueDictionary[tuple[str, bytes], ImageRecipe] = WeakValueDictionary()
+
+    def add_recipe(self, owner: str, key: bytes, recipe: ImageRecipe) -> ImageRecipe:
+        """Returns the recipe that is known from now on: another turn may have the same image."""
+        known = self._recipes.get((owner, key))
+        if known is None or known.data is None:
+            self._recipes[owner, key] = recipe
+            return recipe
+        return known
+
+    async def load_arrays(self, job: Job, key: bytes) -> MediaArrays:
+        """Returns the arrays of an image. Raises `MediaUnavailable`."""
+        arrays = self._preparer.load_arrays(job.owner, key)
+        if arrays is None:
+            await self._prepare(job.owner, key)
+            arrays = self._preparer.load_arrays(job.owner, key)
+        if arrays is None:
+            raise MediaUnavailable("an image of the conversation cannot be prepared now")
+        return arrays
+
+    async def _prepare(self, owner: str, key: bytes) -> None:
+        recipe = self._recipes.get((owner, key))
+        if recipe is None:
+            raise MediaUnavailable(GONE_MESSAGE)
+        try:
+            data = recipe.data or await self._store.read_blob(owner, recipe.sha256)
+            if data is None:
+                raise MediaUnavailable(GONE_MESSAGE)
+            await self._preparer.prepare(
+                owner,
+                recipe.sha256,
+                data,
+                folder=recipe.folder,
+                detail=recipe.detail,
+                num_images=recipe.num_images,
+                with_arrays=True,
+            )
+        except (MediaFault, ApiError):
+            raise MediaUnavailable("an image of the conversation cannot be prepared now") from None

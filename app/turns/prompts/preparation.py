@@ -1,0 +1,94 @@
+"""Prepares turns: opens their tools, reads their images and files, and renders their prompts."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from antiphon.app.base.errors import ApiError
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.store.store import ResponseStore
+from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.tools.tool_host import ToolHost
+from antiphon.app.turns.media.resolver import MediaResolver, TurnMedia
+from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
+from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.events.response import CacheUnavailable, ComparisonNotFound
+
+
+class Choice(NamedTuple):
+    """A turn to run: its tools, its prompt, its number among the choices of its prompt, and its images and files."""
+
+    spec: TurnSpec
+    tools: HostedTurn | None
+    prompt: TurnPrompt
+    number: int
+    media: TurnMedia
+
+
+class TurnPreparer:
+    """Prepares turns. `clock` returns seconds since 1970."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        renderer: PromptRenderer,
+        tool_host: ToolHost,
+        media: MediaResolver,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store, self._renderer, self._tool_host, self._media, self._clock = (
+            store,
+            renderer,
+            tool_host,
+            media,
+            clock,
+        )
+
+    async def close(self) -> None:
+        """Ends the processes and the connections of tools and media."""
+        await self._tool_host.close()
+        await self._media.close()
+
+    async def prepare_choices(
+        self, model: ServedModel, specs: Sequence[TurnSpec], owner: str, *, is_large: bool
+    ) -> list[Choice]:
+        """Returns the choices of each prompt, numbered. Raises `ApiError`."""
+        choices = []
+        for sent in specs:
+            spec, media = await self._media.resolve(model, sent, owner)
+            numbers = range(spec.n)
+            # Tools of the server have a container, sources and limits for each choice.
+            for group in [numbers] if spec.server_tools is None else [[number] for number in numbers]:
+                opened, tools = await self.open_tools(spec, owner)
+                prompt = await self._render(model, opened, owner, is_large=is_large)
+                choices += [Choice(opened, tools, prompt, number, media) for number in group]
+        return choices
+
+    async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
+        """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
+        spec, _ = await self._media.resolve(model, spec, owner)
+        spec, _ = await self.open_tools(spec, owner)
+        return (await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt.tokens
+
+    async def open_tools(self, spec: TurnSpec, owner: str) -> tuple[TurnSpec, HostedTurn | None]:
+        """Returns the turn with the tools that the server runs. One that only prefills outputs nothing and runs none.
+
+        Raises `ApiError`.
+        """
+        spec, tools = await self._tool_host.open_tools(spec, owner, self._clock())
+        return spec, None if spec.prefill_only else tools
+
+    async def _render(self, model: ServedModel, spec: TurnSpec, owner: str, *, is_large: bool) -> TurnPrompt:
+        """Returns the prompt of a turn. Raises `ApiError`."""
+        prompt = await self._renderer.render_and_check(model, spec, owner, self._clock(), is_large=is_large)
+        if spec.comparison_id is None or prompt.diagnostics is not None:
+            return prompt
+        try:
+            await self._store.prepare_read(owner, spec.comparison_id)
+            is_stored = await self._store.read_log(owner, spec.comparison_id) is not None
+        except ApiError:  # the store cannot be read now
+            is_stored = True
+        diagnostics = CacheUnavailable() if is_stored else ComparisonNotFound()
+        return msgspec.structs.replace(prompt, diagnostics=diagnostics)
