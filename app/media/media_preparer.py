@@ -25,7 +25,7 @@ from antiphon.app.media.prepared_image import (
 )
 from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages, read_processor_files
 from antiphon.app.media.shared_work import SharedWork
-from antiphon.app.sandbox.media.media_process import IMAGE_MODULE, MediaAnswer
+from antiphon.app.sandbox.media.media_process import IMAGE_MODULE, MediaAnswer, MediaProcess
 from antiphon.app.sandbox.media.messages import (
     DescribeRequest,
     EncodedReply,
@@ -64,6 +64,11 @@ class MediaPreparer:
         self._processors: dict[bytes, ProcessorFacts] = {}
         self._shared = SharedWork()
         self.pdfs = PdfReader(self.limits, observe)
+
+    @property
+    def processes(self) -> tuple[MediaProcess, ...]:
+        """The processes that decode pictures, running or not."""
+        return self._client.processes
 
     @property
     def num_restarts(self) -> int:
