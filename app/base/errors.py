@@ -1,12 +1,12 @@
 """Errors that the client receives over HTTP, before the first event of a response.
 
 The cause decides the shape: client errors are an `ApiError` with a 4xx status; engine errors are translated here once.
-Every body is `{"error": {"message", "type", "param", "code"}}`, always with all four keys, or under `/v1/messages`
-`{"type": "error", "error": {"type", "message"}, "request_id"}`.
+Every body is `{"error": {"message", "type", "param", "code"}}`, always with all four keys, or under `/v1/messages`,
+and for Anthropic's clients under `/v1/files`, `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import msgspec
@@ -88,13 +88,18 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 """Error types of the Messages API by status."""
+FILES_PATH = "/v1/files"
+ANTHROPIC_HEADER = "anthropic-version"
+"""Header of Anthropic's clients. At `/v1/files`, which both APIs have, it chooses theirs."""
 MESSAGES_PATH = "/v1/messages"
 
 
-def shape_error(error: ApiError, path: str, request_id: str) -> ApiError:
-    """Returns the error in the shape of the API that the path belongs to."""
+def shape_error(error: ApiError, path: str, request_id: str, headers: Mapping[str, str]) -> ApiError:
+    """Returns the error in the shape of the API that the path belongs to. `headers` are those of the request."""
     is_messages = path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
-    return AnthropicError(error, request_id) if is_messages else error
+    is_file = path == FILES_PATH or path.startswith(f"{FILES_PATH}/")
+    is_anthropic = is_messages or (is_file and ANTHROPIC_HEADER in headers)
+    return AnthropicError(error, request_id) if is_anthropic else error
 
 
 class RefusedJobError(EngineError):

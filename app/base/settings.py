@@ -131,6 +131,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = None
     max_images: Annotated[int, _images("Maximum number of images in a conversation.", minimum=1)] = 100
     max_image_mib: Annotated[int, _images("Maximum size of an image in MiB.", minimum=1)] = 20
+    max_file_mib: Annotated[
+        int, _images("Maximum size of an uploaded file in MiB; files of batches have 200.", minimum=1, maximum=4096)
+    ] = 64
     allow_lora_updates: Annotated[
         bool,
         Option(

@@ -27,10 +27,9 @@ class FileWriter:
     Only complete pieces are in the store, each written in a transaction of its own.
     """
 
-    def __init__(
-        self, store: ResponseStore, owner: str, file: StoredFile, *, max_owner_bytes: int | None = None
-    ) -> None:
-        self._store, self._owner, self._max_owner_bytes = store, owner, max_owner_bytes
+    def __init__(self, store: ResponseStore, owner: str, file: StoredFile, *, is_limited: bool = False) -> None:
+        """`is_limited`: the file must fit within what the store takes of this owner, and of all owners."""
+        self._store, self._owner, self._is_limited = store, owner, is_limited
         self.file = file
         self._pending = bytearray()
         self._num_pieces = 0
@@ -65,34 +64,42 @@ class FileWriter:
         await self._store.change(lambda database: database.files.discard_file(self.file.id, self._store.name))
 
     async def _append(self, piece: bytes) -> None:
-        is_appended, owner_bytes = await self._store.change(partial(self._append_to, piece))
+        is_appended, sizes = await self._store.change(partial(self._append_to, piece))
         if not is_appended:
             raise FileGoneError
-        self._check_storage(owner_bytes)
+        self._check_storage(sizes)
         self._num_pieces += 1
         self.file = structs.replace(self.file, size=self.file.size + len(piece))
 
-    def _check_storage(self, owner_bytes: int) -> None:
-        if self._max_owner_bytes is not None and owner_bytes > self._max_owner_bytes:
-            raise StorageLimitError(self._max_owner_bytes)
+    def _check_storage(self, sizes: tuple[int, int]) -> None:
+        """Checks the sizes of all files of the owner, and of all owners."""
+        if not self._is_limited:
+            return
+        if sizes[0] > self._store.max_owner_bytes:
+            message = f"The files of this API key would take more than {self._store.max_owner_bytes} bytes."
+            raise StorageLimitError(message)
+        if sizes[1] > self._store.max_kept_bytes:
+            message = f"The files of all API keys would take more than {self._store.max_kept_bytes} bytes."
+            raise StorageLimitError(message)
 
-    def _insert(self, database: Database) -> int:
-        """Returns the size of all files of the owner, this one included."""
+    def _insert(self, database: Database) -> tuple[int, int]:
         database.files.insert_file(self._owner, self.file, self._store.name)
-        return database.files.count_bytes(self._owner)
+        return self._count_bytes(database)
 
-    def _append_to(self, piece: bytes, database: Database) -> tuple[bool, int]:
-        """Returns whether the file belongs to this process, and the size of all files of its owner."""
+    def _append_to(self, piece: bytes, database: Database) -> tuple[bool, tuple[int, int]]:
+        """Returns whether the file belongs to this process, and the sizes of all files."""
         is_appended = database.files.append_piece(self.file.id, self._store.name, self._num_pieces, piece)
-        return is_appended, database.files.count_bytes(self._owner)
+        return is_appended, self._count_bytes(database)
+
+    def _count_bytes(self, database: Database) -> tuple[int, int]:
+        return database.files.count_bytes(self._owner), database.files.count_kept_bytes()
 
 
 class StorageLimitError(ApiError):
-    """The files of a key take as much storage as they may."""
+    """Files take as much storage as they may."""
 
-    def __init__(self, max_bytes: int) -> None:
-        message = f"The files of this API key would take more than {max_bytes} bytes. Delete some: DELETE /v1/files/ID."
-        super().__init__(400, "storage_limit_exceeded", message, "file")
+    def __init__(self, message: str) -> None:
+        super().__init__(400, "storage_limit_exceeded", f"{message} Delete some: DELETE /v1/files/ID.", "file")
 
 
 async def read_pieces(store: ResponseStore, file_id: str) -> AsyncIterator[bytes]:

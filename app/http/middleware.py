@@ -15,7 +15,7 @@ import structlog
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import matching_key
-from antiphon.app.base.errors import ApiError, clip_text, internal_error, shape_error
+from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, internal_error, shape_error
 from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
@@ -33,7 +33,6 @@ from antiphon.app.http.request_body import (
     parse_encoding,
 )
 from antiphon.app.http.request_state import RequestState, request_state
-from antiphon.app.requests.batches.body import MAX_FILE_BYTES
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
@@ -103,17 +102,17 @@ class RequestGuard:
             # An upload is stored while it arrives, so it is no part of the memory that bodies take.
             body = limit_body(
                 receive,
-                find_max_bytes(scope, self._settings.max_body_bytes),
+                find_max_bytes(scope, self._settings),
                 parse_encoding(headers.get("content-encoding", "")),
-                BodyReservation(BodyMemory(MAX_FILE_BYTES)) if is_upload(scope) else reservation,
+                BodyReservation(BodyMemory(find_max_bytes(scope, self._settings))) if is_upload(scope) else reservation,
             )
             await self._app(_as_get(scope), _count_bytes(body, state), response.send)
         except ApiError as error:
-            await response.send_error(shape_error(error, scope["path"], response.request_id))
+            await response.send_error(shape_error(error, scope["path"], response.request_id, headers))
         except Exception:  # noqa: BLE001 - nothing above this would catch it
             # A server bug. The exception's text may contain client data, so it goes to the log only.
             _log.exception("unhandled exception in request", request_id=response.request_id)
-            await response.send_error(shape_error(internal_error(), scope["path"], response.request_id))
+            await response.send_error(shape_error(internal_error(), scope["path"], response.request_id, headers))
         finally:
             reservation.release()
             self._memory_releaser.on_request_end(request_state(scope).body_bytes)
@@ -148,7 +147,7 @@ class RequestGuard:
                 error.code or "",
             )
         )
-        return shape_error(error, head.scope["path"], _request_id(reply_headers)), reply_headers
+        return shape_error(error, head.scope["path"], _request_id(reply_headers), headers), reply_headers
 
     def _inspect_head(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None]:
         """Returns the decoded headers, and the error of the first check that fails, if any."""
@@ -163,7 +162,7 @@ class RequestGuard:
     def _reply_headers(self, headers: dict[str, str]) -> HeaderPairs:
         """Returns the headers of every reply to this request: its id, also under Anthropic's name, and CORS's."""
         request_id = choose_request_id(headers).encode()
-        anthropic = ((b"request-id", request_id),) if "anthropic-version" in headers else ()
+        anthropic = ((b"request-id", request_id),) if ANTHROPIC_HEADER in headers else ()
         return ((b"x-request-id", request_id), *anthropic, *self._cors.reply_headers(headers.get("origin")))
 
     def _check_head(self, scope: AsgiScope, headers: dict[str, str]) -> None:
@@ -241,7 +240,7 @@ class RequestGuard:
             raise ApiError(415, "unsupported_media_type", message)
         parse_encoding(headers.get("content-encoding", ""))
         length = headers.get("content-length", "0")
-        max_bytes = find_max_bytes(scope, self._settings.max_body_bytes)
+        max_bytes = find_max_bytes(scope, self._settings)
         if length.isdecimal() and int(length[:20]) > max_bytes:
             raise body_too_large(max_bytes)
 

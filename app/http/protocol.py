@@ -18,7 +18,7 @@ from antiphon.app.http.admission import AdmissionController, AdmissionPermit
 from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.http.cors import CorsPolicy
-from antiphon.app.http.request_body import body_too_large, find_max_bytes
+from antiphon.app.http.request_body import body_too_large, find_max_bytes, is_upload
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
 
@@ -93,13 +93,13 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
             self._set_deadline("headers", self.settings.header_timeout)
         elif cycle.more_body:
             self._set_deadline("body", self._body_timeout(cycle.scope))
-            self._check_chunk_size(find_max_bytes(cycle.scope, self.settings.max_body_bytes))
+            self._check_chunk_size(find_max_bytes(cycle.scope, self.settings))
         else:
             self._set_deadline(None, 0)
 
     def _body_timeout(self, scope: Mapping[str, Any]) -> float:
         """Returns the seconds in which a body must arrive. Uploads get as many as a slow connection needs."""
-        upload_s = find_max_bytes(scope, 0) / MIN_UPLOAD_BYTES_PER_S
+        upload_s = find_max_bytes(scope, self.settings) / MIN_UPLOAD_BYTES_PER_S if is_upload(scope) else 0.0
         return self.settings.body_timeout + upload_s
 
     def _check_chunk_size(self, max_bytes: int) -> None:

@@ -5,6 +5,7 @@ bounded, too. It runs in a thread: decompressing megabytes on the event loop wou
 """
 
 import asyncio
+import re
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,10 @@ from typing import Any
 
 import zstandard
 
-from antiphon.app.base.errors import ApiError, clip_text, from_engine
+from antiphon.app.base.errors import FILES_PATH, ApiError, clip_text, from_engine
+from antiphon.app.base.settings import Settings
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
-from antiphon.app.requests.batches.body import MAX_FILE_BYTES
+from antiphon.app.requests.batches.body import MAX_BATCH_FILE_BYTES
 from antiphon.engine.protocol import overloaded_error
 
 MAX_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
@@ -27,8 +29,8 @@ MAX_GZIP_MEMBERS = 64
 """Maximum members of one gzip body: each has a cost, even if it is empty."""
 _DECOMPRESS_EXECUTOR = ThreadPoolExecutor(1, thread_name_prefix="unpack")
 """A single thread, because every thread that has decompressed a large body keeps its memory for the next one."""
-UPLOAD_PATH = "/v1/files"
-"""Path at which a POST is the upload of a file, a multipart form. It is processed while it arrives."""
+UPLOAD_PATH = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts")
+"""Paths at which a POST is the upload of a file, a multipart form. It is processed while it arrives."""
 MAX_FORM_BYTES = 64 << 10
 """Bytes of an upload besides the file itself."""
 MAX_BODIES = 8
@@ -51,14 +53,21 @@ def parse_encoding(header: str) -> str | None:
     return name
 
 
-def find_max_bytes(scope: Mapping[str, Any], max_body_bytes: int) -> int:
+def find_max_bytes(scope: Mapping[str, Any], settings: Settings) -> int:
     """Returns the largest size of a request's body: that of most requests, or that of an upload."""
-    return MAX_FILE_BYTES + MAX_FORM_BYTES if is_upload(scope) else max_body_bytes
+    if not is_upload(scope):
+        return settings.max_body_bytes
+    # The form says late which kind of file it has.
+    max_file_bytes = settings.max_file_mib << 20
+    return MAX_FORM_BYTES + (
+        max(max_file_bytes, MAX_BATCH_FILE_BYTES) if scope["path"] == FILES_PATH else max_file_bytes
+    )
 
 
 def is_upload(scope: Mapping[str, Any]) -> bool:
     """Tells whether a request uploads a file."""
-    return (scope["type"], scope.get("method"), scope["path"]) == ("http", "POST", UPLOAD_PATH)
+    is_post = (scope["type"], scope.get("method")) == ("http", "POST")
+    return is_post and UPLOAD_PATH.fullmatch(scope["path"]) is not None
 
 
 def check_upload_head(headers: Mapping[str, str], content_type: str) -> None:

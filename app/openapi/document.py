@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
+from typing import get_args
 
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import BaseRoute, HTTPRoute
@@ -13,11 +14,19 @@ from antiphon.app.http.middleware import OPEN_PATHS
 from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_schemas
 from antiphon.app.projections.chat.schema import ChatCompletion
 from antiphon.app.projections.completions.schema import TextCompletion
+from antiphon.app.projections.listed_media import INCLUDE_PICTURES, INCLUDE_SCREENSHOTS
 from antiphon.app.projections.messages.schema import AnthropicMessage
-from antiphon.app.requests.batches.body import FILE_PURPOSES, MAX_FILE_LIFETIME_S, MIN_FILE_LIFETIME_S, OUTPUT_PURPOSE
+from antiphon.app.requests.batches.body import (
+    FILE_PURPOSES,
+    LISTED_PURPOSES,
+    MAX_ANTHROPIC_LIFETIME_S,
+    MAX_FILE_LIFETIME_S,
+    MIN_FILE_LIFETIME_S,
+)
 from antiphon.app.requests.fields import RequestBody
 from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.app.requests.pagination import DEFAULT_LIMIT, MAX_FILES_LIMIT, MAX_LIMIT
+from antiphon.app.requests.responses.body import Includable
 from antiphon.events.response import Response
 
 
@@ -56,12 +65,23 @@ OTHER_BODIES: dict[str, Json] = {
                 "minimum": MIN_FILE_LIFETIME_S,
                 "maximum": MAX_FILE_LIFETIME_S,
             },
+            "expires_in_seconds": {
+                "type": "integer",
+                "minimum": MIN_FILE_LIFETIME_S,
+                "maximum": MAX_ANTHROPIC_LIFETIME_S,
+                "description": "With `anthropic-version`, which also makes `purpose` and `expires_after` unknown.",
+            },
         },
-        "required": ["file", "purpose"],
+        "required": ["file"],
+    },
+    "add_upload_part": {
+        "type": "object",
+        "properties": {"data": {"type": "string", "contentMediaType": "application/octet-stream"}},
+        "required": ["data"],
     },
 }
 """Bodies that no struct decodes, by the name of the handler."""
-BODY_TYPES = {"upload_file": "multipart/form-data"}
+BODY_TYPES = {"upload_file": "multipart/form-data", "add_upload_part": "multipart/form-data"}
 """Media types of bodies that are not JSON."""
 EMPTY_BODIES = frozenset({"/v1/conversations"})
 """Paths whose body may be left out."""
@@ -73,20 +93,29 @@ _PAGE = (
     ("after", _STRING, "Id of the entry before the page."),
     ("order", {"type": "string", "enum": ["asc", "desc"]}, "By time."),
 )
+_INCLUDE = (
+    "include",
+    {"type": "array", "items": {"type": "string", "enum": [*get_args(Includable)]}},
+    f"`{INCLUDE_PICTURES}` and `{INCLUDE_SCREENSHOTS}` show data URLs of pictures, which are null else.",
+)
 QUERY_PARAMETERS: dict[str, tuple[tuple[str, Json, str], ...]] = {
     "list_batches": _PAGE[:2],
     "list_files": (
         ("limit", {"type": "integer", "minimum": 1, "maximum": MAX_FILES_LIMIT, "default": MAX_FILES_LIMIT}, "Most."),
         *_PAGE[1:],
-        ("purpose", {"type": "string", "enum": [*FILE_PURPOSES, OUTPUT_PURPOSE]}, "Only files with this purpose."),
+        ("purpose", {"type": "string", "enum": [*LISTED_PURPOSES]}, "Only files with this purpose."),
+        ("page", _STRING, "With `anthropic-version`: the `next_page` of the page before."),
+        ("ids", {"type": "array", "items": _STRING}, "With `anthropic-version`: only these files."),
     ),
     "retrieve_response": (
         _STREAM,
         ("starting_after", {"type": "integer", "minimum": -1}, "With `stream`: the last event that is known already."),
         ("include_obfuscation", _STREAM[1], "With `stream`: pads every delta."),
     ),
-    "list_input_items": _PAGE,
-    "list_items": _PAGE,
+    "list_input_items": (*_PAGE, _INCLUDE),
+    "list_items": (*_PAGE, _INCLUDE),
+    "create_items": (_INCLUDE,),
+    "retrieve_item": (_INCLUDE,),
     "list_messages": _PAGE,
     "list_completions": (
         *_PAGE,

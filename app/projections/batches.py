@@ -1,27 +1,12 @@
-"""Files and batches as JSON."""
+"""Batches as JSON."""
 
 from typing import Any
 
 import msgspec
 
-from antiphon.app.store.batches.records import StoredBatch, StoredFile
+from antiphon.app.store.batches.records import StoredBatch
 
 _STATUS_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-
-
-def file_body(file: StoredFile) -> dict[str, Any]:
-    """Returns a file without its content."""
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.size,
-        "created_at": file.created_at,
-        "expires_at": file.expires_at,
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
 
 
 def batch_body(batch: StoredBatch) -> dict[str, Any]:

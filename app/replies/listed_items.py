@@ -30,10 +30,10 @@ async def item_page_reply(request: AnyRequest, items: Sequence[AnyInput], page: 
     return await _page_reply(request, listed, slots, has_more=page.end < len(items))
 
 
-async def item_reply(request: AnyRequest, item: AnyInput) -> Response[bytes]:
-    """Returns one item as lists show it."""
+async def item_reply(request: AnyRequest, item: AnyInput, include: frozenset[str]) -> Response[bytes]:
+    """Returns one item as lists show it. `include` names what the list shows besides."""
     fields = listed_item(item)
-    await _fill_slots(request, open_item_slots(fields, read_include(request.query_params)))
+    await _fill_slots(request, open_item_slots(fields, include))
     return json_reply(fields)
 
 

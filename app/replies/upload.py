@@ -1,24 +1,52 @@
 """Reads an upload while it arrives: the file goes to the store in pieces, the other fields of the form to memory."""
 
-from collections.abc import AsyncIterator
+import mimetypes
+from collections.abc import AsyncIterator, Callable, Mapping
 from email.message import Message
 
-from msgspec import structs
+from msgspec import Struct, structs
 from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
 from antiphon.app.batches.stored_files import FileGoneError, FileWriter
-from antiphon.app.requests.batches.body import MAX_FILE_BYTES, UploadFields, read_upload_fields
+from antiphon.app.requests.batches.body import (
+    MAX_BATCH_FILE_BYTES,
+    UploadFields,
+    clean_filename,
+    clean_media_type,
+    read_anthropic_fields,
+    read_part_fields,
+    read_upload_fields,
+)
 from antiphon.app.store.batches.records import StoredFile
 
 MAX_FIELD_BYTES = 1024
 MAX_FIELDS = 8
-MAX_FILENAME_CHARS = 255
 
 
-async def receive_upload(content_type: str, body: AsyncIterator[bytes], writer: FileWriter) -> StoredFile:
+class FormKind(Struct, frozen=True):
+    """A form of an upload: the field with the file, and the reader of the others."""
+
+    file_field: str
+    read_fields: Callable[[Mapping[str, str]], UploadFields]
+
+
+OPENAI_FORM = FormKind("file", read_upload_fields)
+ANTHROPIC_FORM = FormKind("file", read_anthropic_fields)
+PART_FORM = FormKind("data", read_part_fields)
+
+
+def max_file_bytes(purpose: str | None, max_file_mib: int) -> int:
+    """Returns the largest size of a file; of any kind, if its purpose is not known yet."""
+    limits = {"batch": MAX_BATCH_FILE_BYTES, None: max(max_file_mib << 20, MAX_BATCH_FILE_BYTES)}
+    return limits.get(purpose, max_file_mib << 20)
+
+
+async def receive_upload(
+    content_type: str, body: AsyncIterator[bytes], writer: FileWriter, kind: FormKind, max_file_mib: int
+) -> StoredFile:
     """Writes the file of a multipart form with `writer`. Returns it as it shall be completed. Raises `ApiError`."""
-    form = _UploadForm(writer)
+    form = _UploadForm(writer, kind, max_file_mib)
     try:
         await form.read(_make_parser(content_type), body)
         await writer.flush()
@@ -26,9 +54,7 @@ async def receive_upload(content_type: str, body: AsyncIterator[bytes], writer: 
         raise ApiError(400, "invalid_body", f"The form cannot be read: {clip_text(str(error))}.") from None
     except FileGoneError:
         raise ApiError(404, None, "The file was deleted while it was uploaded.") from None
-    if form.filename is None:
-        raise missing_field("file")
-    return _complete(writer.file, form.filename, read_upload_fields(form.fields))
+    return form.complete()
 
 
 def _make_parser(content_type: str) -> PushMultipartParser:
@@ -40,22 +66,22 @@ def _make_parser(content_type: str) -> PushMultipartParser:
     return PushMultipartParser(boundary, max_segment_count=MAX_FIELDS)
 
 
-def _complete(file: StoredFile, filename: str, fields: UploadFields) -> StoredFile:
-    expires_at = None if fields.lifetime_s is None else file.created_at + fields.lifetime_s
-    name = "".join(filter(str.isprintable, filename.replace("\\", "/").rpartition("/")[2]))[:MAX_FILENAME_CHARS]
-    return structs.replace(file, filename=name or "file", purpose=fields.purpose, expires_at=expires_at)
+def default_filename(kind: FormKind, media_type: str) -> str:
+    """Returns the name of a file that came without one."""
+    return f"unnamed{mimetypes.guess_extension(media_type) or ''}" if kind is ANTHROPIC_FORM else "file"
 
 
 class _UploadForm:
     """The parts of a form that have arrived."""
 
-    def __init__(self, writer: FileWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: FileWriter, kind: FormKind, max_file_mib: int) -> None:
+        self._writer, self._kind, self._max_file_mib = writer, kind, max_file_mib
         self._segment: MultipartSegment | None = None
         self._text = bytearray()
         self._file_bytes = 0
-        self.fields: dict[str, str] = {}
-        self.filename: str | None = None
+        self._fields: dict[str, str] = {}
+        self._file: StoredFile | None = None
+        """The file with its name and type, once it has begun."""
 
     async def read(self, parser: PushMultipartParser, body: AsyncIterator[bytes]) -> None:
         """Reads the whole form. Raises `ApiError` and the errors of the parser."""
@@ -71,25 +97,44 @@ class _UploadForm:
             for _ in parser.parse(b""):
                 pass
 
+    def complete(self) -> StoredFile:
+        """Returns the file of a form that has been read. Raises `ApiError`."""
+        if self._file is None:
+            raise missing_field(self._kind.file_field)
+        fields = self._kind.read_fields(self._fields)
+        self._check_size(fields.purpose)
+        file = structs.replace(self._writer.file, filename=self._file.filename, media_type=self._file.media_type)
+        expires_at = file.expires_at if fields.lifetime_s is None else file.created_at + fields.lifetime_s
+        return structs.replace(file, purpose=fields.purpose or file.purpose, expires_at=expires_at)
+
     def _begin_part(self, segment: MultipartSegment) -> None:
         self._segment = segment
         self._text.clear()
-        if segment.name == "file":
-            if self.filename is not None:
-                raise invalid_value("file", "Send one file in a request.")
-            self.filename = segment.filename or "file"
+        if segment.name == self._kind.file_field:
+            if self._file is not None:
+                raise invalid_value(segment.name, "Send one file in a request.")
+            media_type = clean_media_type(segment.content_type)
+            name = clean_filename(segment.filename or "", default_filename(self._kind, media_type))
+            self._file = structs.replace(self._writer.file, filename=name, media_type=media_type)
+        elif segment.name in self._fields:
+            raise invalid_value(clip_text(segment.name), "Send each field once.")
 
     async def _add_data(self, data: bytes | bytearray) -> None:
-        if self._segment is None or self._segment.name == "file":
+        if self._segment is None or self._segment.name == self._kind.file_field:
             self._file_bytes += len(data)
-            if self._file_bytes > MAX_FILE_BYTES:
-                raise ApiError(413, "file_too_large", f"A file may have at most {MAX_FILE_BYTES} bytes.", "file")
+            self._check_size(self._fields.get("purpose") if self._kind is OPENAI_FORM else "")
             await self._writer.write(data)
             return
         self._text += data
         if len(self._text) > MAX_FIELD_BYTES:
             raise invalid_value(clip_text(self._segment.name), "The value of this field is too long.")
 
+    def _check_size(self, purpose: str | None) -> None:
+        limit = max_file_bytes(purpose, self._max_file_mib)
+        if self._file_bytes > limit:
+            name = self._kind.file_field
+            raise ApiError(413, "file_too_large", f"A file may have at most {limit} bytes.", name)
+
     def _end_part(self) -> None:
-        if self._segment is not None and self._segment.name != "file":
-            self.fields[self._segment.name] = self._text.decode("utf-8", "replace")
+        if self._segment is not None and self._segment.name != self._kind.file_field:
+            self._fields[self._segment.name] = self._text.decode("utf-8", "replace")

@@ -15,6 +15,11 @@ from antiphon.events.inputs import AnyInput
 MAX_LIMIT = 100
 MAX_FILES_LIMIT = 10_000
 """Largest and default `limit` of a list of files."""
+MAX_ANTHROPIC_FILES = 1000
+"""Largest `limit` of a list of files in Anthropic's API."""
+MAX_LISTED_IDS = 100
+PAGE_PREFIX = "page_"
+"""Begins the name of a page in Anthropic's API. The rest is the id of the last entry before it."""
 DEFAULT_LIMIT = "20"
 
 
@@ -52,6 +57,26 @@ def read_include(query: MultiDict[str]) -> frozenset[str]:
     for value in sent:
         check_choice(value, get_args(Includable), "include")
     return frozenset(sent)
+
+
+def read_ids(query: MultiDict[str]) -> list[str]:
+    """Returns the ids that a list of Anthropic's API is limited to, each once; none if it is not. Raises `ApiError`."""
+    ids = [*dict.fromkeys(value for name in ("ids", "ids[]") for value in query.getall(name, []))]
+    if ids and ("page" in query or "limit" in query):
+        raise invalid_value("ids", "Invalid 'ids': it cannot be combined with 'page' or 'limit'.")
+    if len(ids) > MAX_LISTED_IDS:
+        raise invalid_value("ids", f"Invalid 'ids': at most {MAX_LISTED_IDS} are allowed.")
+    return ids
+
+
+def read_page(query: Mapping[str, str]) -> str | None:
+    """Returns the id of the last entry before a page of Anthropic's API. Raises `ApiError` 400."""
+    page = query.get("page")
+    if page is None:
+        return None
+    if not page.startswith(PAGE_PREFIX):
+        raise invalid_value("page", "Invalid 'page': it is not the 'next_page' of a list.")
+    return page.removeprefix(PAGE_PREFIX)
 
 
 def read_order(query: Mapping[str, str], default_order: str) -> str:

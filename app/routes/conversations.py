@@ -19,7 +19,7 @@ from antiphon.app.requests.fields import AnyBody, decode_body
 from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.media.sent_media import MediaTaker
 from antiphon.app.requests.media.vision import refuses_media
-from antiphon.app.requests.pagination import ListPage, select_page
+from antiphon.app.requests.pagination import ListPage, read_include, select_page
 from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
 from antiphon.app.requests.secrets import remove_secrets
@@ -86,9 +86,10 @@ async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Res
 @get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Returns an item of a conversation."""
+    include = read_include(request.query_params)
     for item in await _load_items(request, conversation_id):
         if item.id == item_id:
-            return await item_reply(request, item)
+            return await item_reply(request, item, include)
     raise _item_not_found(item_id)
 
 

@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 def _handle_api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[Any]:
     state = request_state(request.scope)
     state.error_code = error.code or ""
-    error = shape_error(error, request.url.path, state.request_id)
+    error = shape_error(error, request.url.path, state.request_id, request.headers)
     reply = json_reply(error.encoded_body, error.status)
     reply.headers.update(dict(error.headers))
     return reply

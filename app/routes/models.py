@@ -6,7 +6,7 @@ from litestar import get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
-from antiphon.app.base.errors import AnthropicError, ApiError, clip_text
+from antiphon.app.base.errors import ANTHROPIC_HEADER, AnthropicError, ApiError, clip_text
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
@@ -41,7 +41,7 @@ async def list_models(request: AnyRequest) -> Response[Any]:
 
 
 def _is_anthropic(request: AnyRequest) -> bool:
-    return "anthropic-version" in request.headers
+    return ANTHROPIC_HEADER in request.headers
 
 
 def _anthropic_page(models: ModelRegistry) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from antiphon.app.routes import (
     compact,
     completions,
     conversations,
-    files,
     health,
     messages,
     models,
@@ -15,6 +14,7 @@ from antiphon.app.routes import (
     responses,
     stored_chat,
 )
+from antiphon.app.routes.files import files, uploads
 from antiphon.app.routes.texts import embeddings, tokenize
 
 ROUTE_HANDLERS = (
@@ -54,6 +54,10 @@ ROUTE_HANDLERS = (
     files.retrieve_file,
     files.retrieve_content,
     files.delete_file,
+    uploads.create_upload,
+    uploads.add_upload_part,
+    uploads.complete_upload,
+    uploads.cancel_upload,
     batches.create_batch,
     batches.list_batches,
     batches.retrieve_batch,

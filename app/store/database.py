@@ -20,6 +20,7 @@ from antiphon.app.base.event_log import EventLog, LogEntry, TokenDetail, is_term
 from antiphon.app.store.batches.batch_tables import BatchTables
 from antiphon.app.store.batches.file_tables import FileTables
 from antiphon.app.store.batches.records import StoredBatch
+from antiphon.app.store.batches.upload_tables import UploadTables
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
 from antiphon.app.store.blobs.evictions import StoreLimits, evict_responses
 from antiphon.app.store.completion_tables import CompletionTables
@@ -100,6 +101,7 @@ class Database:
         self.blobs = BlobTables(connection)
         self.conversations, self.turns = ConversationTables(connection, self.blobs), TurnTables(connection)
         self.files, self.batches = FileTables(connection), BatchTables(connection)
+        self.uploads = UploadTables(connection, self.files)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -251,11 +253,12 @@ class Database:
     def delete_expired(self, before: int, max_bytes: int) -> bool:
         """Deletes finished responses: those created before `before`, then the oldest until the rest fits.
 
-        The limits are `max_bytes`, blobs included, and `max_responses`. One call deletes a limited number. Returns
-        whether none is left to delete.
+        The limits are `max_bytes`, blobs and files included, and `max_responses`. One call deletes a limited number.
+        Returns whether none is left to delete.
         """
         limits = StoreLimits(oldest=before, max_bytes=max_bytes, max_responses=self.max_responses)
-        return evict_responses(self._connection, limits, self.blobs.count_bytes(), self.delete_response)
+        other_bytes = self.blobs.count_bytes() + self.files.count_kept_bytes()
+        return evict_responses(self._connection, limits, other_bytes, self.delete_response)
 
     # Reads
 

@@ -19,8 +19,10 @@ from typing import TypeVar
 
 from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
 from antiphon.app.base.event_log import EventLog, is_terminal
+from antiphon.app.requests.batches.body import read_file_id
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion, StoredConversation
+from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.reads import HistoryReads
 from antiphon.app.store.outage import is_overdue
@@ -50,6 +52,8 @@ class ResponseStore:
         self.name, self._timings = name, timings
         self.max_owner_bytes = MAX_VOLATILE_OWNER_BYTES if databases[0].is_volatile else MAX_OWNER_BYTES
         """Bytes that all files of one owner may take."""
+        self.max_kept_bytes = max_bytes // 2
+        """Bytes that the files of all owners that belong to no batch may take: the rest is left to responses."""
         self._queue: OpQueue = queue.SimpleQueue()
         self._database, self._reader = databases[1:]
         self._is_volatile = databases[0].is_volatile
@@ -216,6 +220,27 @@ class ResponseStore:
             if (content := log.blobs.get(sha256)) is not None:
                 return content
         return await self.read(lambda database: database.blobs.load_blob(owner, sha256))
+
+    async def read_file_bytes(
+        self, owner: str, file_id: str, now: float, max_bytes: int
+    ) -> tuple[StoredFile, bytes | None] | None:
+        """Returns one of the owner's files and its content, which is None above `max_bytes`.
+
+        Returns None for an id that is unknown or malformed, and for a file that is not complete, has expired or was
+        deleted, before or while it was read. `now` is in seconds since 1970.
+        """
+        stored_id = read_file_id(file_id)
+        if stored_id is None:
+            return None
+        file = await self.read(lambda database: database.files.find_file(owner, stored_id, now))
+        if file is None or file.size > max_bytes:
+            return None if file is None else (file, None)
+        pieces: list[bytes] = []
+        for number in range(-(-file.size // PIECE_BYTES)):
+            piece = await self.read(lambda database, number=number: database.files.read_piece(stored_id, number))  # type: ignore[misc]
+            pieces.append(piece or b"")
+        content = b"".join(pieces)
+        return (file, content) if len(content) == file.size else None
 
     async def read(self, query: Callable[[Database], T]) -> T:
         """Returns the result of a query, which runs in a thread."""

@@ -19,6 +19,8 @@ MAX_PURGED_PIECES = 16
 """Pieces of deleted files, each of 1 MiB, to delete in one transaction."""
 MAX_PURGED_LINES = 1000
 """Lines of ended batches to delete in one transaction."""
+UPLOAD_RECORD_S = 86_400
+"""Time for which an upload is known after it could take its last part."""
 MAX_CLOCK_DIFFERENCE_S = 86_400
 """Time for which the record of a used approval is kept after the approval has expired by this server's clock."""
 
@@ -61,7 +63,7 @@ class StoreUpkeep:
         self._database.commit()
 
     def delete_expired(self, now: float, retention_s: float, max_bytes: int) -> bool:
-        """Deletes responses and batches that are older than `retention_s`, excess responses, and expired files.
+        """Deletes responses, files and batches older than `retention_s`, excess responses, and what has expired.
 
         Also deletes the records of used approvals that have expired, so that nobody can use them again. Returns
         whether no responses are left to delete.
@@ -70,6 +72,8 @@ class StoreUpkeep:
         self._database.begin(sync=False)
         is_done = self._database.delete_expired(oldest, max_bytes)
         self._database.files.delete_expired(now)
+        self._database.files.delete_older(oldest)
+        self._database.uploads.delete_expired(now - UPLOAD_RECORD_S)
         self._database.batches.delete_expired(oldest)
         self._database.delete_used_approvals(now - MAX_APPROVAL_AGE_S - MAX_CLOCK_DIFFERENCE_S)
         self._database.commit()

@@ -26,8 +26,12 @@ from tests.snapshots.run_case import CaseResult, read_chat, read_completion, rea
 SERVER = partial(serve, [{"name": "hello", "output": ["Hello."]}])
 STANDARD = json.loads((Path(__file__).parent / "openapi_3.1_schema.json").read_text(encoding="utf-8"))
 """The standard's own schema, https://spec.openapis.org/oas/3.1/schema/2022-10-07."""
-WITHOUT_BODY = {("post", "/v1/responses/{response_id}/cancel"), ("post", "/v1/batches/{batch_id}/cancel")}
-WITHOUT_TABLE = {("post", "/api/show"), ("post", "/v1/files")}
+WITHOUT_BODY = {
+    ("post", "/v1/responses/{response_id}/cancel"),
+    ("post", "/v1/batches/{batch_id}/cancel"),
+    ("post", "/v1/uploads/{upload_id}/cancel"),
+}
+WITHOUT_TABLE = {("post", "/api/show"), ("post", "/v1/files"), ("post", "/v1/uploads/{upload_id}/parts")}
 ODD_VALUES: list[Any] = [
     True, 1, 1.5, "x", [], {}, False, 0, -1, 2**31, 2**70, 0.0, -0.5, 1e300, "", "auto", "none", "low", "default", "text", "a" * 65,
     [[]], [{}], ["x"], [""], [1], [[1]], ["x"] * 130, {"type": "text"}, {"type": "json_object"}, {"type": "enabled", "budget_tokens": 2000},
@@ -194,9 +198,10 @@ INVALID_QUERIES = {
     "after": ("none",),
     "starting_after": ("x", "-2"),
     "metadata": ("x",),
+    "include": ("up",),
 }
 """Values that the endpoints reject, by the parameter. The others take any value."""
-FREE_PARAMETERS = {"model", "stream", "include_obfuscation"}
+FREE_PARAMETERS = {"model", "stream", "include_obfuscation", "page", "ids"}
 
 
 def test_parameters_of_queries_are_those_that_are_read(document: dict[str, Any], server: RunningServer) -> None:
@@ -210,11 +215,14 @@ def test_parameters_of_queries_are_those_that_are_read(document: dict[str, Any],
     ids = {
         "response_id": create("/v1/responses", model="scripted", input="hi"),
         "conversation_id": create("/v1/conversations"),
+        "item_id": "none",
         "completion_id": create("/v1/chat/completions", model="scripted", messages=[message], store=True),
     }
     for method, path, operation in list_operations(document):
         queries = [parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "query"]
-        assert set(queries) <= INVALID_QUERIES.keys() | FREE_PARAMETERS and (method == "get" or not queries)
+        assert set(queries) <= INVALID_QUERIES.keys() | FREE_PARAMETERS and (
+            method == "get" or queries in ([], ["include"])
+        )
         for name in INVALID_QUERIES.keys() & set(queries):
             for value in INVALID_QUERIES[name]:
                 # A stream has one more parameter; other lists ignore that one.

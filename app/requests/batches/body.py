@@ -1,6 +1,7 @@
-"""Bodies of `/v1/batches` and the fields of an upload to `/v1/files`."""
+"""Bodies of `/v1/batches` and `/v1/uploads`, and the fields of an upload to `/v1/files`."""
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -20,14 +21,22 @@ BATCH_FILE_LIFETIME_S = MAX_FILE_LIFETIME_S
 """Time after which files of batches are deleted if nothing else was asked for."""
 BATCH_WINDOW_S = 86_400
 """Time after its creation at which a batch expires."""
-MAX_FILE_BYTES = 200 << 20
+MAX_ANTHROPIC_LIFETIME_S = 90 * 86_400
+MAX_BATCH_FILE_BYTES = 200 << 20
+"""Largest file of a batch. `--max-file-mib` is the limit of the others."""
 BatchEndpoint = Literal["/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
-FILE_PURPOSES = ("batch", "user_data", "assistants", "vision", "evals")
+FILE_PURPOSES = ("batch", "user_data", "assistants", "vision")
 OUTPUT_PURPOSE = "batch_output"
 """Purpose of the files that batches write."""
+LISTED_PURPOSES = (*FILE_PURPOSES, OUTPUT_PURPOSE, "evals")
+"""Purposes that a list of files may be limited to. Earlier versions took `evals`."""
+MAX_FILENAME_CHARS = 255
+_MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}")
 FILE_ID = re.compile(r"^file-[A-Za-z0-9_-]{1,123}\Z")
 BATCH_ID = re.compile(r"^batch_[A-Za-z0-9_-]{1,122}\Z")
 Lifetime = Annotated[int, Meta(ge=MIN_FILE_LIFETIME_S, le=MAX_FILE_LIFETIME_S)]
+AnthropicLifetime = Annotated[int, Meta(ge=MIN_FILE_LIFETIME_S, le=MAX_ANTHROPIC_LIFETIME_S)]
+_ANTHROPIC_FIELD = "expires_in_seconds"
 _EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 
 
@@ -54,6 +63,30 @@ class BatchBody(RequestBody, frozen=True, kw_only=True):
     days."""
 
 
+class NewUploadBody(RequestBody, frozen=True, kw_only=True):
+    """Body of `POST /v1/uploads`."""
+
+    bytes: Honoured[Annotated[int, Meta(ge=1)]] = None
+    """Required. Size of the file, at most `--max-file-mib`, or 200 MiB with the purpose `batch`."""
+    filename: Honoured[Annotated[str, Meta(max_length=4096)]] = None
+    """Required. Its last part is kept, up to 255 characters; it must have no control characters."""
+    mime_type: Honoured[Annotated[str, Meta(max_length=255)]] = None
+    """Required."""
+    purpose: Honoured[Literal["batch", "user_data", "assistants", "vision"]] = None
+    """Required."""
+    expires_after: Honoured[ExpiresAfter] = None
+    """Lifetime of the file: `anchor`, which is `created_at`, and `seconds` from 3600 to 2592000."""
+
+
+class CompleteUploadBody(RequestBody, frozen=True, kw_only=True):
+    """Body of `POST /v1/uploads/{upload_id}/complete`."""
+
+    part_ids: Honoured[list[Annotated[str, Meta(max_length=128)]]] = None
+    """Required. Ids of all parts that the file is made of, in order."""
+    md5: Honoured[Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{32}\Z")]] = None
+    """MD5 of the file in hexadecimal digits. If it is another one, the upload stays pending."""
+
+
 class UploadFields(Struct, frozen=True):
     """The fields of an upload besides the file itself."""
 
@@ -62,7 +95,7 @@ class UploadFields(Struct, frozen=True):
 
 
 def read_upload_fields(fields: Mapping[str, str]) -> UploadFields:
-    """Reads the text fields of a multipart form. Raises `ApiError` 400."""
+    """Reads the text fields of OpenAI's form. Raises `ApiError` 400."""
     for name in fields:
         if name not in ("purpose", *_EXPIRY_FIELDS):
             raise unknown_field(name)
@@ -73,18 +106,64 @@ def read_upload_fields(fields: Mapping[str, str]) -> UploadFields:
     if anchor is None and seconds is None:
         return UploadFields(purpose, default_s)
     check_choice(require_value(anchor, _EXPIRY_FIELDS[0]), ("created_at",), _EXPIRY_FIELDS[0])
-    sent = require_value(seconds, _EXPIRY_FIELDS[1])
+    return UploadFields(purpose, _read_seconds(require_value(seconds, _EXPIRY_FIELDS[1]), _EXPIRY_FIELDS[1], Lifetime))
+
+
+def read_anthropic_fields(fields: Mapping[str, str]) -> UploadFields:
+    """Reads the text fields of Anthropic's form. Its files have the purpose `user_data`. Raises `ApiError` 400."""
+    for name in fields:
+        if name != _ANTHROPIC_FIELD:
+            raise unknown_field(name)
+    seconds = fields.get(_ANTHROPIC_FIELD)
+    lifetime_s = None if seconds is None else _read_seconds(seconds, _ANTHROPIC_FIELD, AnthropicLifetime)
+    return UploadFields("user_data", lifetime_s)
+
+
+def _read_seconds(sent: str, name: str, kind: Any) -> int:
     if not re.fullmatch(r"-?[0-9]{1,9}", sent):
-        raise invalid_type(_EXPIRY_FIELDS[1], "an integer", sent)
-    build_check(Lifetime)(int(sent), _EXPIRY_FIELDS[1])
-    return UploadFields(purpose, int(sent))
+        raise invalid_type(name, "an integer", sent)
+    build_check(kind)(int(sent), name)
+    return int(sent)
+
+
+def read_part_fields(fields: Mapping[str, str]) -> UploadFields:
+    """Reads the text fields of a part of an upload: there are none. Raises `ApiError` 400."""
+    for name in fields:
+        raise unknown_field(name)
+    return UploadFields("", None)
 
 
 def read_purpose(query: Mapping[str, str]) -> str | None:
     """Returns the purpose that a list of files is limited to, if any. Raises `ApiError` 400."""
     if (purpose := query.get("purpose")) is not None:
-        check_choice(purpose, (*FILE_PURPOSES, OUTPUT_PURPOSE), "purpose")
+        check_choice(purpose, LISTED_PURPOSES, "purpose")
     return purpose
+
+
+def read_file_id(sent: str) -> str | None:
+    """Returns the id under which a file is stored; None for a malformed one.
+
+    Anthropic's clients see and send `file_…` in place of `file-…`. Both are good in every API.
+    """
+    file_id = f"file-{sent[5:]}" if sent.startswith("file_") else sent
+    return file_id if FILE_ID.fullmatch(file_id) else None
+
+
+def clean_filename(sent: str, default: str) -> str:
+    """Returns the last part of a file's name, which is never a path here. Raises `ApiError` 400.
+
+    Control characters are refused: a name is shown in terminals and sent in headers.
+    """
+    if any(unicodedata.category(char) == "Cc" for char in sent):
+        raise invalid_value("filename", "Invalid 'filename': it has a control character.")
+    name = "".join(filter(str.isprintable, sent.replace("\\", "/").rpartition("/")[2]))
+    return name[:MAX_FILENAME_CHARS] or default
+
+
+def clean_media_type(sent: str | None) -> str:
+    """Returns the media type of a file without parameters; empty if it is none."""
+    media_type = (sent or "").partition(";")[0].strip().lower()
+    return media_type if _MEDIA_TYPE.fullmatch(media_type) else ""
 
 
 class _LineModes(Struct, frozen=True):

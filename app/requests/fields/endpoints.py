@@ -1,6 +1,6 @@
 """The bodies of all endpoints."""
 
-from antiphon.app.requests.batches.body import BatchBody
+from antiphon.app.requests.batches.body import BatchBody, CompleteUploadBody, NewUploadBody
 from antiphon.app.requests.chat.body import ChatBody, DetokenizeBody, StoredCompletionBody, TokenizeBody
 from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.embeddings.body import EmbeddingsBody, RerankBody, ScoreBody
@@ -28,6 +28,8 @@ BODIES: dict[str, type[RequestBody]] = {
     "POST /v1/messages": MessagesBody,
     "POST /v1/messages/count_tokens": CountTokensBody,
     "POST /v1/batches": BatchBody,
+    "POST /v1/uploads": NewUploadBody,
+    "POST /v1/uploads/{upload_id}/complete": CompleteUploadBody,
     "POST /v1/embeddings": EmbeddingsBody,
     "POST /v1/rerank": RerankBody,
     "POST /v1/score": ScoreBody,

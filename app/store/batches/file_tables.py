@@ -13,13 +13,15 @@ from antiphon.app.store.sql_connection import SqlConnection, delete_numbered
 
 DELETED_OWNER = "\x7fdeleted"
 """Owner of files that do not exist any more. No owner has this name: those are hexadecimal or empty."""
-_COLUMNS = "id, created, expires, filename, purpose, size"
+_COLUMNS = "id, created, expires, filename, purpose, size, media_type, upload"
 ROW_BYTES = 1024
 """Bytes that a file counts besides its content, so that the number of empty ones is limited, too."""
 MAX_PURGED_FILES = 100
 """Deleted files whose rows are deleted in one transaction."""
 _FIND_DELETED = "SELECT id FROM files WHERE owner = ?"
-_EXISTS = "writer IS NULL AND (expires IS NULL OR expires > ?)"
+_EXISTS = "writer IS NULL AND upload IS NULL AND (expires IS NULL OR expires > ?)"
+_IS_KEPT = "owner <> ? AND purpose NOT IN ('batch', 'batch_output')"
+"""Condition on a file that counts for the size of the store and is deleted with responses of its age."""
 
 
 class FileTables:
@@ -32,9 +34,9 @@ class FileTables:
 
     def insert_file(self, owner: str, file: StoredFile, writer: str) -> None:
         """Inserts a file without content, which `writer` is going to write."""
-        statement = f"INSERT INTO files ({_COLUMNS}, owner, writer) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
-        row = (file.id, file.created_at, file.expires_at, file.filename, file.purpose, 0, owner, writer)
-        self._connection.execute(statement, row)
+        statement = f"INSERT INTO files ({_COLUMNS}, owner, writer) VALUES ({', '.join('?' * 10)})"  # noqa: S608
+        row = (file.id, file.created_at, file.expires_at, file.filename, file.purpose, 0, file.media_type)
+        self._connection.execute(statement, (*row, file.upload_id, owner, writer))
 
     def append_piece(self, file_id: str, writer: str, number: int, data: bytes) -> bool:
         """Appends a piece. Returns False if the file does not belong to this writer any more.
@@ -61,9 +63,10 @@ class FileTables:
     def complete_file(self, file: StoredFile, writer: str) -> bool:
         """Makes a file exist for its owner. Returns False if it does not belong to this writer any more."""
         statement = """
-            UPDATE files SET filename = ?, purpose = ?, expires = ?, writer = NULL WHERE id = ? AND writer = ?
+            UPDATE files SET filename = ?, purpose = ?, expires = ?, media_type = ?, writer = NULL
+            WHERE id = ? AND writer = ?
         """
-        values = (file.filename, file.purpose, file.expires_at, file.id, writer)
+        values = (file.filename, file.purpose, file.expires_at, file.media_type, file.id, writer)
         return self._connection.execute(statement, values).rowcount == 1
 
     def discard_file(self, file_id: str, writer: str) -> None:
@@ -74,6 +77,16 @@ class FileTables:
     def delete_file(self, file_id: str) -> None:
         """Deletes a file, complete or not. Its pieces stay until `purge_pieces`."""
         self._connection.execute("UPDATE files SET owner = ?, writer = NULL WHERE id = ?", (DELETED_OWNER, file_id))
+
+    def delete_parts(self, upload_id: str) -> None:
+        """Deletes the parts of an upload that are complete."""
+        statement = "UPDATE files SET owner = ? WHERE upload = ? AND writer IS NULL"
+        self._connection.execute(statement, (DELETED_OWNER, upload_id))
+
+    def delete_older(self, oldest: int) -> None:
+        """Deletes the files that were created before a time and belong to no batch."""
+        statement = f"UPDATE files SET owner = ? WHERE writer IS NULL AND {_IS_KEPT} AND created < ?"  # noqa: S608
+        self._connection.execute(statement, (DELETED_OWNER, DELETED_OWNER, oldest))
 
     def delete_expired(self, now: float) -> None:
         """Deletes the files whose time is over, but not inputs of batches that run."""
@@ -126,6 +139,24 @@ class FileTables:
         query = "SELECT coalesce(sum(size + ?), 0) FROM files WHERE owner = ?"
         return int(self._connection.execute(query, (ROW_BYTES, owner)).fetchone()[0])
 
+    def count_kept_bytes(self) -> int:
+        """Returns the size of the files of all owners that belong to no batch, incomplete ones and parts included."""
+        query = f"SELECT coalesce(sum(size + ?), 0) FROM files WHERE {_IS_KEPT}"  # noqa: S608
+        return int(self._connection.execute(query, (ROW_BYTES, DELETED_OWNER)).fetchone()[0])
+
+    def list_parts(self, owner: str, upload_id: str) -> list[StoredFile]:
+        """Returns the complete parts of an upload, in the order of their creation."""
+        query = f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND upload = ? AND writer IS NULL ORDER BY position"  # noqa: S608
+        return [_decode_file(row) for row in self._connection.execute(query, (owner, upload_id)).fetchall()]
+
+    def find_files(self, owner: str, file_ids: Sequence[str], now: float) -> list[StoredFile]:
+        """Returns those of the owner's files with these ids that exist, the latest first."""
+        marks = ", ".join("?" * len(file_ids))
+        query = f"""
+            SELECT {_COLUMNS} FROM files WHERE owner = ? AND id IN ({marks}) AND {_EXISTS} ORDER BY position DESC
+        """  # noqa: S608
+        return [_decode_file(row) for row in self._connection.execute(query, (owner, *file_ids, int(now))).fetchall()]
+
     def read_piece(self, file_id: str, number: int) -> bytes | None:
         """Returns a piece of a file; None after the last one, and if the file was deleted."""
         query = "SELECT data FROM file_pieces WHERE file = ? AND number = ?"
@@ -134,5 +165,14 @@ class FileTables:
 
 
 def _decode_file(row: Sequence[Any]) -> StoredFile:
-    file_id, created, expires, filename, purpose, size = row
-    return StoredFile(id=file_id, created_at=created, expires_at=expires, filename=filename, purpose=purpose, size=size)
+    file_id, created, expires, filename, purpose, size, media_type, upload_id = row
+    return StoredFile(
+        id=file_id,
+        created_at=created,
+        expires_at=expires,
+        filename=filename,
+        purpose=purpose,
+        size=size,
+        media_type=media_type,
+        upload_id=upload_id,
+    )

@@ -24,6 +24,32 @@ class StoredFile(Struct, frozen=True, kw_only=True):
     purpose: str
     size: int = 0
     """Bytes."""
+    media_type: str = ""
+    """Type that the client named; empty if it named none."""
+    upload_id: str | None = None
+    """Upload that this is a part of. Only the upload finds it."""
+
+
+UploadStatus = Literal["pending", "completed", "cancelled"]
+
+
+class StoredUpload(Struct, frozen=True, kw_only=True):
+    """A file that arrives in parts, each of which is a file of its own until the upload ends."""
+
+    id: str
+    created_at: int
+    expires_at: int
+    """Time from which a pending upload takes no parts any more."""
+    size: int
+    """Bytes that the parts have together, as the client said."""
+    filename: str
+    purpose: str
+    media_type: str
+    file_expires_s: int | None
+    """Seconds from the creation of the file to its end; None: as for other files."""
+    status: UploadStatus = "pending"
+    file: StoredFile | None = None
+    """The file, once the upload is completed."""
 
 
 class LineError(Struct, frozen=True, kw_only=True):

@@ -67,9 +67,9 @@ def test_fields_may_follow_the_file(client: BatchClient) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "kept"),
-    [("../../x", "x"), ("C:\\\\x", "x"), ("a\0b\x1b", "ab"), ("..", ".."), ("", "file"), ("a" * 300, "a" * 255)],
+    [("../../x", "x"), ("C:\\\\x", "x"), ("a\u202eb", "ab"), ("..", ".."), ("", "file"), ("a" * 300, "a" * 255)],
 )
-def test_file_name_has_no_path_and_no_control_characters(client: BatchClient, sent: str, kept: str) -> None:
+def test_file_name_has_no_path(client: BatchClient, sent: str, kept: str) -> None:
     reply = post_form(client, f'name="file"; filename="{sent}"\r\n\r\nabc', PURPOSE_PART)
     assert (reply.status_code, reply.json()["filename"]) == (200, kept), reply.text
 
@@ -84,8 +84,31 @@ BAD_FORMS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
     "unknown field": ((FILE_PART, PURPOSE_PART, 'name="x"\r\n\r\n1'), "x", "unknown_parameter"),
     "long field": ((FILE_PART, f'name="purpose"\r\n\r\n{"b" * 2000}'), "purpose", "invalid_value"),
     "long file name": ((f'name="file"; filename="{"a" * 10_000}"\r\n\r\nabc', PURPOSE_PART), None, "invalid_body"),
-    "10 000 parts": ((FILE_PART, *[PURPOSE_PART] * 10_000), None, "invalid_body"),
-    "many fields": ((FILE_PART, *[PURPOSE_PART] * 20), None, "invalid_body"),
+    "10 000 parts": ((FILE_PART, *[f'name="x{number}"\r\n\r\n1' for number in range(10_000)]), None, "invalid_body"),
+    "many fields": ((FILE_PART, *[f'name="x{number}"\r\n\r\n1' for number in range(20)]), None, "invalid_body"),
+    "two purposes": ((FILE_PART, PURPOSE_PART, PURPOSE_PART), "purpose", "invalid_value"),
+    "purpose of other servers": ((FILE_PART, 'name="purpose"\r\n\r\nevals'), "purpose", "invalid_value"),
+    "NUL in the file name": (('name="file"; filename="a\0b"\r\n\r\nabc', PURPOSE_PART), "filename", "invalid_value"),
+    "escape in the file name": (
+        ('name="file"; filename="a\x1b[2J"\r\n\r\nabc', PURPOSE_PART),
+        "filename",
+        "invalid_value",
+    ),
+    "newline in the file name": (
+        ('name="file"; filename="a\nb"\r\n\r\nabc', PURPOSE_PART),
+        "filename",
+        "invalid_value",
+    ),
+    "long header": (
+        (f'name="file"; filename="a"\r\nX-A: {"a" * 10_000}\r\n\r\nabc', PURPOSE_PART),
+        None,
+        "invalid_body",
+    ),
+    "many headers": (
+        ('name="file"; filename="a"\r\n' + "X-A: a\r\n" * 10_000 + "\r\nabc", PURPOSE_PART),
+        None,
+        "invalid_body",
+    ),
     "no anchor": (
         (FILE_PART, PURPOSE_PART, 'name="expires_after[seconds]"\r\n\r\n3600'),
         "expires_after[anchor]",
@@ -144,7 +167,7 @@ def test_head_of_an_upload_is_checked_first(server: RunningServer, client: Batch
 
 
 def test_size_is_limited(server: RunningServer, client: BatchClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "MAX_FILE_BYTES", 2 * PIECE_BYTES)
+    monkeypatch.setattr(upload, "MAX_BATCH_FILE_BYTES", 2 * PIECE_BYTES)
     assert client.upload(bytes(2 * PIECE_BYTES)).status_code == 200
     reply = client.upload(bytes(2 * PIECE_BYTES + 1))
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "file_too_large")

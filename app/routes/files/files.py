@@ -1,0 +1,160 @@
+"""`/v1/files`: files that clients upload, and the output files of batches.
+
+OpenAI and Anthropic have the same paths. A request with the header `anthropic-version` gets Anthropic's replies.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from litestar import delete, get, post
+from litestar.params import FromPath
+from litestar.response import Response, Stream
+
+from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, invalid_value, not_found
+from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
+from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.projections.files import anthropic_file_body, anthropic_file_id, file_body
+from antiphon.app.projections.item_lists import build_list
+from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.replies.stored_reads import prepare_read
+from antiphon.app.replies.upload import ANTHROPIC_FORM, OPENAI_FORM, receive_upload
+from antiphon.app.requests.batches.body import read_file_id, read_purpose
+from antiphon.app.requests.pagination import (
+    DEFAULT_LIMIT,
+    MAX_ANTHROPIC_FILES,
+    MAX_FILES_LIMIT,
+    PAGE_PREFIX,
+    read_ids,
+    read_limit,
+    read_order,
+    read_page,
+)
+from antiphon.app.store.batches.records import StoredFile
+from antiphon.app.turns.manager import new_id
+
+
+@post("/v1/files", status_code=200, before_request=prepare_read)
+async def upload_file(request: AnyRequest) -> Response[Any]:
+    """Stores a file: a multipart form with the fields "file", "purpose" and, optionally, "expires_after".
+
+    Anthropic's form has "file" and, optionally, "expires_in_seconds".
+    """
+    context, owner = server_context(request), request_owner(request)
+    now = int(context.turn_manager.clock())
+    file = StoredFile(id=new_file_id(new_id), created_at=now, expires_at=None, filename="", purpose="")
+    writer = FileWriter(context.store, owner, file, is_limited=True)
+    form = ANTHROPIC_FORM if _is_anthropic(request) else OPENAI_FORM
+    content_type = request.headers.get("content-type", "")
+    try:
+        await writer.begin()
+        completed = await receive_upload(content_type, request.stream(), writer, form, context.settings.max_file_mib)
+        writer.file = completed
+        await _complete_file(request, writer)
+    except BaseException:
+        with contextlib.suppress(ApiError):  # the store is away, too
+            await writer.discard()
+        raise
+    return _file_reply(request, completed)
+
+
+@get("/v1/files", before_request=prepare_read)
+async def list_files(request: AnyRequest) -> Response[Any]:
+    """Lists files, latest first by default."""
+    if _is_anthropic(request):
+        return await _list_anthropic(request)
+    query = request.query_params
+    limit, after = read_limit(query, str(MAX_FILES_LIMIT), MAX_FILES_LIMIT), query.get("after")
+    purpose, is_descending = read_purpose(query), read_order(query, "desc") == "desc"
+    if after is not None and await find_file(request, after) is None:
+        raise invalid_value("after", f"Invalid 'after': there is no file with id '{clip_text(after)}'.")
+    after_id = None if after is None else read_file_id(after)
+    files = await _load_files(request, limit + 1, after_id, purpose=purpose, descending=is_descending)
+    return json_reply(build_list([file_body(file) for file in files[:limit]], has_more=len(files) > limit))
+
+
+@get("/v1/files/{file_id:str}", before_request=prepare_read)
+async def retrieve_file(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
+    """Returns a file without its content."""
+    return _file_reply(request, await _require_file(request, file_id))
+
+
+@get("/v1/files/{file_id:str}/content", before_request=prepare_read)
+async def retrieve_content(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
+    """Returns the content of a file."""
+    file = await _require_file(request, file_id)
+    headers = {"content-length": str(file.size), "content-disposition": 'attachment; filename="file"'}
+    content: AsyncIterator[bytes] = read_pieces(server_context(request).store, file.id)
+    return Stream(content, media_type="application/octet-stream", headers=headers)
+
+
+@delete("/v1/files/{file_id:str}", status_code=200, before_request=prepare_read)
+async def delete_file(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
+    """Deletes a file, unless a batch reads it."""
+    store, file = server_context(request).store, await _require_file(request, file_id)
+    if not await store.change(lambda database: database.delete_unused_file(file.id)):
+        message = f"The file '{file.id}' is the input of a batch that has not ended. Cancel the batch first."
+        raise ApiError(409, "file_in_use", message)
+    if _is_anthropic(request):
+        return json_reply({"id": anthropic_file_id(file.id), "type": "file_deleted"})
+    return json_reply({"id": file.id, "object": "file", "deleted": True})
+
+
+async def find_file(request: AnyRequest, file_id: str) -> StoredFile | None:
+    """Returns the owner's file with this id, which may be malformed."""
+    if (stored_id := read_file_id(file_id)) is None:
+        return None
+    context, owner = server_context(request), request_owner(request)
+    now = context.turn_manager.clock()
+    return await context.store.read(lambda database: database.files.find_file(owner, stored_id, now))
+
+
+async def _list_anthropic(request: AnyRequest) -> Response[Any]:
+    """Returns a list as Anthropic's API has it: a page, or the files with the ids of the query."""
+    query, ids = request.query_params, read_ids(request.query_params)
+    if ids:
+        stored_ids = [stored_id for each in ids if (stored_id := read_file_id(each)) is not None]
+        context, owner = server_context(request), request_owner(request)
+        now = context.turn_manager.clock()
+        found = await context.store.read(lambda database: database.files.find_files(owner, stored_ids, now))
+        return json_reply({"data": [anthropic_file_body(file) for file in found], "next_page": None})
+    limit, page = read_limit(query, DEFAULT_LIMIT, MAX_ANTHROPIC_FILES), read_page(query)
+    if page is not None and await find_file(request, page) is None:
+        raise invalid_value("page", "Invalid 'page': it is not the 'next_page' of a list, or its file was deleted.")
+    files = await _load_files(request, limit + 1, page, purpose=None, descending=True)
+    next_page = f"{PAGE_PREFIX}{files[limit - 1].id}" if len(files) > limit else None
+    return json_reply({"data": [anthropic_file_body(file) for file in files[:limit]], "next_page": next_page})
+
+
+async def _load_files(
+    request: AnyRequest, limit: int, after: str | None, *, purpose: str | None, descending: bool
+) -> list[StoredFile]:
+    context, owner = server_context(request), request_owner(request)
+    now = context.turn_manager.clock()
+    return await context.store.read(
+        lambda database: database.files.list_files(
+            owner, now, limit=limit, after=after, purpose=purpose, descending=descending
+        )
+    )
+
+
+async def _complete_file(request: AnyRequest, writer: FileWriter) -> None:
+    """Makes a file exist. Raises `ApiError` 404 if another server has deleted it, because this one was paused."""
+    if not await server_context(request).store.change(writer.complete):
+        raise not_found("The file was deleted while it was uploaded. Upload it again.")
+
+
+async def _require_file(request: AnyRequest, file_id: str) -> StoredFile:
+    """Returns the owner's file. Raises `ApiError` 404."""
+    file = await find_file(request, file_id)
+    if file is None:
+        raise not_found(f"No such File object: {clip_text(file_id)}", "id")
+    return file
+
+
+def _is_anthropic(request: AnyRequest) -> bool:
+    return ANTHROPIC_HEADER in request.headers
+
+
+def _file_reply(request: AnyRequest, file: StoredFile) -> Response[Any]:
+    return json_reply(anthropic_file_body(file) if _is_anthropic(request) else file_body(file))
