@@ -64,7 +64,7 @@ def plan_size(
     if full <= budget.max_tokens:
         return size, {}
     best: tuple[int, Changes] = (full, {})
-    for changes in _list_changes(loaded, budget.max_tokens):
+    for changes in _list_changes(loaded):
         count = count_tokens(loaded, size, changes)
         if count < best[0]:
             best = count, changes
@@ -94,7 +94,7 @@ def _count_by_tiles(loaded: LoadedProcessor, size: tuple[int, int], changes: Cha
     width, height = size
     counted = loaded.image_processor.get_number_of_image_patches(height, width, dict(changes))
     patches, rows, columns = counted if isinstance(counted, tuple) else (counted, 0, 0)
-    tiles = {"num_local_patches": [patches], "rows": [[rows]], "cols": [[columns]]}
+    tiles = {"num_local_patches": [patches - 1], "rows": [[rows]], "cols": [[columns]]}  # one tile shows the whole
     replacement: str = loaded.processor.replace_image_token(tiles, image_idx=0)
     return replacement.count(loaded.facts.soft_token)
 
@@ -125,7 +125,7 @@ def _shrink_to_pixels(size: tuple[int, int], budget: TokenBudget) -> tuple[int, 
     )
 
 
-def _list_changes(loaded: LoadedProcessor, max_tokens: int) -> Iterator[Changes]:
+def _list_changes(loaded: LoadedProcessor) -> Iterator[Changes]:
     """Yields what makes a family return fewer tokens if a smaller picture does not, from the mildest on."""
     processor = loaded.image_processor
     if (soft_tokens := getattr(processor, "max_soft_tokens", None)) is not None:
@@ -139,11 +139,10 @@ def _list_changes(loaded: LoadedProcessor, max_tokens: int) -> Iterator[Changes]
         least = getattr(processor, "min_patches", 1) or 1
         yield from ({"max_patches": count, "min_patches": min(least, count)} for count in range(tiles - 1, 0, -1))
         yield {"crop_to_patches": False}
-    del max_tokens
 
 
 def _bisect_size(count: Callable[[tuple[int, int]], int], size: tuple[int, int], max_tokens: int) -> tuple[int, int]:
-    """Returns the largest size in the same shape that has at most `max_tokens`; the size itself if none has."""
+    """Returns the largest size in the same shape that has at most `max_tokens`, or one that has the fewest."""
     width, height = size
     long = max(size)
 
@@ -158,7 +157,10 @@ def _bisect_size(count: Callable[[tuple[int, int]], int], size: tuple[int, int],
             low = middle
         else:
             high = middle
-    return scale(low) if low > 1 or _fits(count, scale(1), max_tokens) else size
+    if low > 1 or _fits(count, scale(1), max_tokens):
+        return scale(low)
+    halves = [size, *(scale(long >> power) for power in range(1, 5) if long >> power)]
+    return min(halves, key=count)
 
 
 def _fits(count: Callable[[tuple[int, int]], int], size: tuple[int, int], max_tokens: int) -> bool:
