@@ -13,6 +13,7 @@ from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.media_preparer import MediaPreparer
+from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import IMAGE_PACKAGES, PDF_PACKAGES, find_missing_packages
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
@@ -59,16 +60,16 @@ def request_owner(request: AnyRequest) -> str:
     return request_state(request.scope).owner
 
 
-def open_preparer(settings: Settings) -> MediaPreparer | None:
-    """Returns what prepares images and reads PDFs; None if it is switched off, or the extra `vision` is missing."""
-    if settings.images == "off" or find_missing_packages({**IMAGE_PACKAGES, **PDF_PACKAGES}):
-        return None
+def _open_media(settings: Settings) -> tuple[MediaPreparer | None, PdfReader | None]:
+    """Returns what prepares images, and what reads PDFs. None: it is switched off, or the extra `vision` is missing."""
     limits = MediaLimits(
         max_image_bytes=settings.max_image_mib << 20,
         image_tokens=settings.image_tokens or IMAGE_TOKENS,
         max_image_tokens=settings.max_image_tokens or max(MAX_IMAGE_TOKENS, settings.image_tokens or 0),
     )
-    return MediaPreparer(limits)
+    sees = settings.images == "auto" and not find_missing_packages(IMAGE_PACKAGES)
+    preparer = MediaPreparer(limits) if sees else None
+    return preparer, None if find_missing_packages(PDF_PACKAGES) else PdfReader(limits)
 
 
 def create_context(
@@ -82,10 +83,10 @@ def create_context(
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models)
     capacity = TurnCapacity(model.engine for model in models.served)
-    preparer = open_preparer(settings)
+    preparer, reader = _open_media(settings)
     if preparer is None:
         settings = structs.replace(settings, images="off")
-    media = MediaResolver(store, preparer, settings)
+    media = MediaResolver(store, settings, preparer, reader)
     for model in models.served:
         if media.source is not None:
             model.engine.attach_media(media.source)

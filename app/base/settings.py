@@ -86,7 +86,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = None
     unsupported_media: Annotated[
         Literal["placeholder", "refuse"],
-        _replies("Images and files in the input: replace by a placeholder, or answer 400."),
+        _replies(
+            "Images that the model does not see, and files that are not read: replace by a placeholder, or answer 400."
+        ),
     ] = "placeholder"
     unknown_tools: Annotated[
         Literal["call", "text"], _replies("Calls of tools that were not offered: return them as calls, or as text.")

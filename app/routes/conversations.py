@@ -8,6 +8,7 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
+from antiphon.app.base.blob_urls import BlobContents
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
@@ -33,11 +34,11 @@ from antiphon.events.inputs import AnyInput
 async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
     context, body = server_context(request), await _read_body(request, NewConversationBody)
-    items = await _parse_items(request, body.items or [])
+    items, blobs = await _parse_items(request, body.items or [])
     created_at = int(context.turn_manager.clock())
     conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.metadata or {})
     await context.store.save_conversation(request_owner(request), conversation)
-    await context.store.add_items(request_owner(request), conversation.id, items)
+    await context.store.add_items(request_owner(request), conversation.id, items, blobs)
     return _conversation_json(conversation)
 
 
@@ -71,8 +72,8 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, NewItemsBody)
-    items = await _parse_items(request, require_value(body.items, "items"))
-    await server_context(request).store.add_items(request_owner(request), conversation.id, items)
+    items, blobs = await _parse_items(request, require_value(body.items, "items"))
+    await server_context(request).store.add_items(request_owner(request), conversation.id, items, blobs)
     return await item_page_reply(request, items, ListPage(0, MAX_ITEMS, descending=False))
 
 
@@ -109,8 +110,9 @@ async def _read_body(request: AnyRequest, kind: type[AnyBody]) -> AnyBody:
     return await run_parser(len(content), lambda: decode_body(kind, remove_secrets(body)))
 
 
-async def _parse_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
-    context = server_context(request)
+async def _parse_items(request: AnyRequest, sent: Any) -> tuple[tuple[AnyInput, ...], BlobContents]:
+    """Returns the items, and the contents of their images and files. Raises `ApiError` 400."""
+    context, owner = server_context(request), request_owner(request)
     is_refused = all(refuses_media(model, context.settings) for model in context.models.served)
     taker = MediaTaker("responses", "items", context.settings, refused=is_refused)
 
@@ -124,7 +126,8 @@ async def _parse_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
         return with_ids(parsed.items, new_id("items"))
 
     size = request_state(request.scope).body_bytes
-    return await read_with_history(context, request_owner(request), {"items": sent}, size, read)
+    items = await read_with_history(context, owner, {"items": sent}, size, read)
+    return await context.turn_manager.preparer.read_items(items, taker.taken, owner)
 
 
 def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConversation:

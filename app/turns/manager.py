@@ -74,7 +74,7 @@ class TurnManager:
         self._timeouts = timeouts
         self._renderer = PromptRenderer(timeouts.render_cpu_limit_s)
         tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, store, self.sealer, new_id)
-        media = media or MediaResolver(store, None, DEFAULT_SETTINGS)
+        media = media or MediaResolver(store, DEFAULT_SETTINGS)
         self.preparer = TurnPreparer(store, self._renderer, tool_host, media, clock)
         self._running: dict[str, Turn] = {}
         self._shutting_down = False

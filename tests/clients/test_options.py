@@ -137,14 +137,11 @@ def test_image_data_does_not_reach_the_prompt(server: RunningServer) -> None:
     ("path", "body", "param"),
     [
         ("/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE_URL}]}]}, "input[0].content[0]"),
-        ("/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "QQ==", "filename": "a"}]}]}, "input[0].content[0]"),
         ("/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE_URL}}]}]}, "messages[0].content[0]"),
     ],
     ids=str,
 )  # fmt: skip
-def test_unsupported_media_setting_rejects_images_and_files(
-    server: RunningServer, path: str, body: Any, param: str
-) -> None:
+def test_unsupported_media_setting_rejects_images(server: RunningServer, path: str, body: Any, param: str) -> None:
     assert post_request(server, path, **body).status_code == 200
     with serve(scripted_registry(SCRIPT), unsupported_media="refuse") as server_without_media:
         refused = post_request(server_without_media, path, **body)

@@ -127,7 +127,6 @@ class MediaTaker:
         return {**part, "image_url": {**image, "url": url}}
 
     def _take_input_file(self, part: Sent, path: str) -> Sent:
-        self._refuse(path)
         sources = [key for key in ("file_data", "file_id", "file_url") if part.get(key) is not None]
         if not sources:
             raise missing_field(f"{path}.file_data")
@@ -171,7 +170,8 @@ class MediaTaker:
         if kind not in ("image", "document") or not isinstance(source, dict):
             return block
         is_image, form = kind == "image", source.get("type")
-        self._refuse(path)
+        if is_image:
+            self._refuse(path)
         if form == "content" and isinstance(source.get("content"), list):
             content = self._take_parts(source["content"], f"{path}.document.source.content.content")
             return {**block, "source": {**source, "content": content}}

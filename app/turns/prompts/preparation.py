@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from antiphon.app.base.blob_urls import BlobContents
 from antiphon.app.base.errors import ApiError
 from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.hosted_turn import HostedTurn
@@ -14,6 +16,7 @@ from antiphon.app.tools.tool_host import ToolHost
 from antiphon.app.turns.media.resolver import MediaResolver, TurnMedia
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.events.inputs import AnyInput
 from antiphon.events.response import CacheUnavailable, ComparisonNotFound
 
 
@@ -45,6 +48,12 @@ class TurnPreparer:
             media,
             clock,
         )
+
+    async def read_items(
+        self, items: Sequence[AnyInput], media: Sequence[SentMedia], owner: str
+    ) -> tuple[tuple[AnyInput, ...], BlobContents]:
+        """Returns the items of a conversation, and the contents that they refer to. Raises `ApiError`."""
+        return await self._media.read_items(items, media, owner)
 
     async def close(self) -> None:
         """Ends the processes and the connections of tools and media."""

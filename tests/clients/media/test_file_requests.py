@@ -1,0 +1,157 @@
+"""Files in requests: text and PDFs in the prompt, pages as images for models that see, and the errors about them."""
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pypdf import PdfWriter
+
+from tests.app.media.documents import make_pdf
+from tests.clients.media.vision_model import SAY_IMAGES, data_url, make_png, vision_registry, write_vision_model
+from tests.progress import HANG_TIMEOUT_S
+from tests.serving import RunningServer, scripted_registry, serve
+
+TEXT_FORM = '<file name="a.txt">\nalpha beta\n</file>'
+PDF_FORM = '<file name="a.pdf">\n<page n="1">'
+REPLIES = [
+    {"name": "text", "when": [TEXT_FORM], "output": ["The text was seen."]},
+    {"name": "pdf", "when": [PDF_FORM, "gamma delta"], "output": ["The page was read. ", {"media": True}]},
+    SAY_IMAGES,
+]
+PDF = make_pdf("gamma delta", "second page")
+
+
+def encrypt_pdf(data: bytes) -> bytes:
+    """Returns a PDF that opens with a password only."""
+    writer = PdfWriter(clone_from=io.BytesIO(data))
+    writer.encrypt("secret", algorithm="RC4-128")
+    encrypted = io.BytesIO()
+    writer.write(encrypted)
+    return encrypted.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_model(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    with serve(vision_registry(folder, REPLIES)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def blind_server() -> Iterator[RunningServer]:
+    """A server whose model sees no images."""
+    with serve(scripted_registry(REPLIES, names=("vision",))) as running:
+        yield running
+
+
+def post(url: str, json: Any) -> httpx.Response:
+    return httpx.post(url, json=json, timeout=HANG_TIMEOUT_S)
+
+
+def respond(server: RunningServer, *parts: Any, **more: Any) -> httpx.Response:
+    body = {"model": "vision", "input": [{"role": "user", "content": list(parts)}], **more}
+    return post(f"{server.url}/responses", json=body)
+
+
+def file_part(data: bytes, filename: str | None = "a.pdf", media_type: str = "application/pdf") -> dict[str, Any]:
+    return {"type": "input_file", "filename": filename, "file_data": data_url(data, media_type)}
+
+
+def said(reply: httpx.Response) -> str:
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["output"][0]["content"][0]["text"])
+
+
+def test_text_files_are_read_for_every_model(server: RunningServer, blind_server: RunningServer) -> None:
+    for data, media_type in ((b"alpha beta", "text/plain"), (b"\xef\xbb\xbfalpha beta", "text/markdown")):
+        for each in (server, blind_server):
+            assert said(respond(each, file_part(data, "a.txt", media_type))) == "The text was seen."
+    bare = {"type": "input_file", "filename": "a.txt", "file_data": base64.b64encode(b"alpha beta").decode()}
+    assert said(respond(server, bare)) == "The text was seen."
+
+
+def test_pages_are_images_for_a_model_that_sees(server: RunningServer, blind_server: RunningServer) -> None:
+    assert said(respond(server, file_part(PDF))).startswith("The page was read. 2 images: ")
+    assert said(respond(blind_server, file_part(PDF))) == "The page was read. 0 images"
+
+
+def test_files_are_read_in_all_apis_and_in_later_turns(server: RunningServer) -> None:
+    first = respond(server, file_part(PDF)).json()
+    again = post(
+        f"{server.url}/responses", json={"model": "vision", "input": "And?", "previous_response_id": first["id"]}
+    )
+    assert said(again).startswith("The page was read. 2 images")
+    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": data_url(PDF, "application/pdf")}}
+    chat = {"model": "vision", "messages": [{"role": "user", "content": [file]}]}
+    reply = post(f"{server.url}/chat/completions", json=chat)
+    assert reply.json()["choices"][0]["message"]["content"].startswith("The page was read. 2 images")
+    source = {"type": "base64", "media_type": "application/pdf", "data": base64.b64encode(PDF).decode()}
+    document = {"type": "document", "source": source, "title": "a.pdf"}
+    messages = {"model": "vision", "max_tokens": 99, "messages": [{"role": "user", "content": [document]}]}
+    reply = post(f"{server.url}/messages", json=messages)
+    assert reply.json()["content"][0]["text"].startswith("The page was read. 2 images")
+
+
+@pytest.mark.parametrize(
+    ("data", "filename", "detail", "messages_text"),
+    [
+        (b"no document", "a.pdf", "is not a valid PDF.", "The PDF specified was not valid"),
+        (PDF[:200], "a.pdf", "is not a valid PDF.", "The PDF specified was not valid"),
+        (encrypt_pdf(PDF), "a.pdf", "is password protected.", "The PDF specified is password protected"),
+    ],
+    ids=["text", "cut", "password"],
+)
+def test_pdfs_that_cannot_be_read_are_named(
+    server: RunningServer, data: bytes, filename: str, detail: str, messages_text: str
+) -> None:
+    error = respond(server, {"type": "input_text", "text": "x"}, file_part(data, filename)).json()["error"]
+    path = "input[0].content[1].file_data"
+    assert (error["code"], error["param"], error["message"]) == ("invalid_file", path, f"'{path}' {detail}")
+    source = {"type": "base64", "media_type": "application/pdf", "data": base64.b64encode(data).decode()}
+    content = [{"type": "document", "source": source}]
+    body = {"model": "vision", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
+    message = post(f"{server.url}/messages", json=body).json()["error"]["message"]
+    assert message == f"messages.0.content.0.document.source.base64.data: {messages_text}"
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [(b"PK\x03\x04" + bytes(50), "application/zip"), (make_png(8, 8), "image/png")]
+)
+def test_other_files_are_refused_with_their_type(server: RunningServer, data: bytes, name: str) -> None:
+    error = respond(server, file_part(data, "a.bin", "application/octet-stream")).json()["error"]
+    path = "input[0].content[0].file_data"
+    assert error["code"] == "invalid_file"
+    assert error["message"] == f"'{path}' is '{name}'; PDF and UTF-8 text are read."
+
+
+def test_items_of_conversations_have_images_and_files(server: RunningServer) -> None:
+    image = {"type": "input_image", "image_url": data_url(make_png(64, 64))}
+    item = {"type": "message", "role": "user", "content": [image, file_part(PDF)]}
+    conversation = post(f"{server.url}/conversations", json={"items": [item]}).json()
+    body = {"model": "vision", "input": "What is it?", "conversation": conversation["id"]}
+    assert said(post(f"{server.url}/responses", json=body)).startswith("The page was read. 3 images")
+    url = f"{server.url}/conversations/{conversation['id']}/items"
+    listed = httpx.get(url, params={"order": "asc"}, timeout=HANG_TIMEOUT_S).json()["data"][0]
+    assert listed["content"][0]["image_url"] is None
+    shown = httpx.get(url, params={"order": "asc", "include": "message.input_image.image_url"}, timeout=HANG_TIMEOUT_S)
+    assert shown.json()["data"][0]["content"][0]["image_url"] == image["image_url"]
+
+
+def test_screenshots_of_computers_are_seen(server: RunningServer) -> None:
+    items = [
+        {"role": "user", "content": "Look."},
+        {"type": "computer_call", "call_id": "c", "id": "cu_1", "action": {"type": "screenshot"}, "status": "completed",
+         "pending_safety_checks": []},
+        {"type": "computer_call_output", "call_id": "c",
+         "output": {"type": "computer_screenshot", "image_url": data_url(make_png(64, 64))}},
+    ]  # fmt: skip
+    reply = post(f"{server.url}/responses", json={"model": "vision", "input": items})
+    assert said(reply).startswith("1 image: 4 tokens")
