@@ -62,7 +62,7 @@ CREATE TABLE blob_pieces (
     PRIMARY KEY (owner, sha256, number)
 );
 CREATE TABLE blob_references (
-    holder TEXT NOT NULL, item TEXT NOT NULL, kind TEXT NOT NULL, owner TEXT NOT NULL, sha256 BLOB NOT NULL,
+    holder TEXT NOT NULL, item TEXT NOT NULL, owner TEXT NOT NULL, sha256 BLOB NOT NULL, kind TEXT NOT NULL,
     PRIMARY KEY (holder, item, owner, sha256)
 ) WITHOUT ROWID;
 CREATE INDEX references_by_blob ON blob_references (owner, sha256, kind);
@@ -74,6 +74,7 @@ CREATE TABLE uploads (
 ) WITHOUT ROWID;
 CREATE INDEX uploads_by_end ON uploads (expires)
 """
+# The columns of a primary key come first: SQLite 3.40 else calls the rows of a table without row ids corrupt.
 """Additions of version 7: blobs, which other rows refer to, and uploads, whose parts are files."""
 SCHEMA = f"""
 CREATE TABLE responses (
