@@ -12,6 +12,8 @@ KEY_BYTES = 32
 ARRAY_ALIGNMENT = 64
 """Offsets of arrays are multiples of this number of bytes."""
 
+ImageForm = Literal["none", "expanded", "placeholder", "text"]
+"""How a prompt shows a picture: not at all, as one token for each row of its features, as one token, or as text."""
 ArrayType = Literal["float32", "uint8", "int64", "bool"]
 ARRAY_ITEM_BYTES: dict[str, int] = {"float32": 4, "uint8": 1, "int64": 8, "bool": 1}
 
@@ -26,7 +28,8 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True):
     length: int
     """Number of tokens from its first soft token to its last one; other tokens may stand between them."""
     rows: int
-    """Number of soft tokens in the span, which is the number of rows of its features."""
+    """Number of rows of its features, and of soft tokens in the span. In prompts with placeholders or texts, the span
+    is shorter, and 0 rows are an unknown number."""
     grid: tuple[int, ...] = ()
     """(time, height, width) in patches, the processor's `image_grid_thw`; empty if the model has no grid."""
 

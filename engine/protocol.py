@@ -20,11 +20,9 @@ from typing import Literal, Protocol
 import msgspec
 
 from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
-from antiphon.engine.media_messages import MediaArrays, MediaSpan
+from antiphon.engine.media_messages import ImageForm, MediaArrays, MediaSpan
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-ImageForm = Literal["none", "expanded", "placeholder", "text"]
-"""How a prompt shows a picture: not at all, as one token for each row of its features, as one token, or as text."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +81,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """True if the job only prefills the prompt for a later one: its output is discarded."""
     media: tuple[MediaSpan, ...] = ()
     """Pictures in the prompt, in the order of their offsets."""
+    texts: tuple[str, ...] = ()
+    """Texts around the pictures if `image_form` is `"text"`. `tokens` are theirs, and spans of pictures are empty."""
     encoder_inputs: tuple[EncoderInput, ...] = ()
     """Inputs of a job for an encoder, which generates no tokens and ignores all fields above except `id`."""
     vector_options: VectorOptions = VectorOptions()
@@ -123,6 +123,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stop token that ended the turn; also the last of `tokens`."""
     cached_tokens: int = 0
     """Prompt tokens read from the cache. Set on the first or the last chunk; the larger number counts."""
+    prompt_tokens: int = 0
+    """Like `cached_tokens`: length of a prompt into which the engine has put tokens of pictures; 0 for others."""
     fault: Fault | None = None
     """Error that ended the job; set exactly if `finish` is `"error"`."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
@@ -214,9 +216,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 class EngineError(Exception):
     """A job that was not admitted, or an engine that could not start.
 
-    Codes: `context_length_exceeded`, `invalid_request`, `grammar_unsupported`, `adapter_not_found` (caused by
-    the request);
-    `media_unavailable`, `server_is_overloaded`, `engine_unavailable`, `deadline_exceeded`, `cancelled`, `server_error`.
+    Codes: `context_length_exceeded`, `invalid_request`, `grammar_unsupported`, `adapter_not_found`, `media_refused`,
+    all caused by the request; `media_unavailable`, `server_is_overloaded`, `engine_unavailable`, `deadline_exceeded`,
+    `cancelled`, `server_error`.
     """
 
     def __init__(self, code: str, message: str, retryable: bool = False) -> None:
@@ -253,10 +255,14 @@ def is_full(capacity: int, open_jobs: Collection[int], priority: int) -> bool:
 
 
 class MediaSource(Protocol):
-    """Gives the arrays of prepared pictures to an engine."""
+    """Gives prepared pictures to an engine: arrays, or files for one on another server."""
 
     async def load_arrays(self, job: Job, key: bytes) -> MediaArrays:
         """Returns the arrays of the picture `key` of a job. Raises `MediaUnavailable`."""
+        ...
+
+    async def load_png(self, job: Job, key: bytes) -> bytes:
+        """Returns the picture `key` of a job as PNG without metadata. Raises `MediaUnavailable`."""
         ...
 
 
@@ -269,10 +275,7 @@ class Engine(Protocol):
         ...
 
     def attach_media(self, source: MediaSource) -> None:
-        """Sets the source of the pictures of jobs, once and before `start`.
-
-        A job whose picture the source does not have ends with the fault `media_unavailable`, which is retryable.
-        """
+        """Sets the source of jobs' pictures, before `start`. One that it lacks is the fault `media_unavailable`."""
         ...
 
     async def start(self) -> None:

@@ -104,6 +104,11 @@ class PromptInput(Struct, frozen=True, kw_only=True):
         return tuple(tool for tool in self.tools if self.allowed_tools is None or tool.model_name in self.allowed_tools)
 
     @property
+    def shows_images_as_text(self) -> bool:
+        """True if the engine takes a prompt with pictures as text."""
+        return any(image.form == "text" for image in self.images.values())
+
+    @property
     def promises_json(self) -> bool:
         """True if the text for the user must be JSON, which no stop string may cut."""
         return self.output_constraint is not None and self.output_constraint.schema is not None

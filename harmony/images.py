@@ -7,7 +7,7 @@ knows a model's family, and nothing reads a picture.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -21,15 +21,21 @@ _SPLICE_PROBES = (("", ""), ("a b", "c d"), (" x ", "\n\n y"), ("\n", "\n"), ("\
 """Texts around a trial run of soft tokens."""
 
 
+ImageForm = Literal["expanded", "placeholder", "text"]
+
+
 class PromptImage(Struct, frozen=True, kw_only=True):
     """A picture that the model can see."""
 
     key: bytes
     """32 bytes: identity of the prepared picture."""
-    replacement: str
-    """Text in place of the placeholder; empty if the placeholder stays, for an engine that expands it itself."""
+    replacement: str = ""
+    """Text in place of the placeholder, if it is expanded."""
     rows: int
-    """Number of soft tokens in the replacement; 1 for an empty one."""
+    """Number of rows of its features, and of soft tokens in the replacement; 0 if it is not known."""
+    form: ImageForm = "expanded"
+    """`placeholder`: the placeholder stays, for an engine that expands it itself. `text`: the picture stands between
+    two texts of the prompt (`RenderedPrompt.texts`), for an engine that takes prompts with pictures as text."""
     grid: tuple[int, ...] = ()
     """Time, height and width in patches, if the model has them."""
 
@@ -101,8 +107,8 @@ class ImageExpander:
             raise RenderError(f"The model's chat template wrote {found}.")
         full, short, lengths = [pieces[0]], [pieces[0]], list[int]()
         for image, piece in zip(images, pieces[1:], strict=True):
-            replacement = image.replacement or self._placeholder
-            if image.replacement:
+            replacement = image.replacement if image.form == "expanded" else self._placeholder
+            if image.form == "expanded":
                 runs = [len(run[0]) // len(self._tokens.soft_text) for run in self._run.finditer(replacement)]
                 if sum(runs) != image.rows:
                     raise RenderError(f"An image has {image.rows} rows, and {sum(runs)} tokens for them.")
@@ -134,10 +140,10 @@ class ImageExpander:
                 ImageSpan(
                     key=image.key,
                     offset=0,
-                    length=0,
+                    length=image.rows if image.form == "expanded" else 1,
                     rows=image.rows,
                     grid=image.grid,
-                    soft_id=self._tokens.soft_id if image.replacement else self._placeholder_id,
+                    soft_id=self._tokens.soft_id if image.form == "expanded" else self._placeholder_id,
                 )
                 for image in images
             ],
@@ -148,13 +154,14 @@ def find_spans(tokens: Sequence[int], spans: Sequence[ImageSpan]) -> tuple[Image
     """Returns the spans with their offsets and lengths among these ids. Raises `RenderError` if they are not there.
 
     Each picture has as many soft tokens as rows, in order. Runs of two pictures may touch, and a picture's own may be
-    interrupted by ends of rows.
+    interrupted by ends of rows. One that is a placeholder is shorter than its rows: it has a single token.
     """
-    found, index = [], -1
+    found, index = list[ImageSpan](), -1
     try:
         for span in spans:
             first = index = tokens.index(span.soft_id, index + 1)
-            for _ in range(span.rows - 1):
+            num_tokens = span.rows if 0 < span.rows <= span.length else span.length
+            for _ in range(num_tokens - 1):
                 index = tokens.index(span.soft_id, index + 1)
             found.append(
                 ImageSpan(

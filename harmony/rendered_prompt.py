@@ -13,7 +13,7 @@ class ImageSpan(Struct, frozen=True, kw_only=True):
     length: int
     """Number of tokens from its first to its last one, with those of another kind between them."""
     rows: int
-    """Number of its soft tokens."""
+    """Number of rows of its features. One token stands for each, unless the engine puts them in itself."""
     grid: tuple[int, ...] = ()
     soft_id: int = -1
     """Id of these tokens."""
@@ -31,6 +31,14 @@ class RenderedPrompt(Struct, frozen=True):
     """True if the answer begins inside text for the user, because it continues a message."""
     media: tuple[ImageSpan, ...] = ()
     """Pictures in the prompt, in order."""
+    texts: tuple[str, ...] = ()
+    """Texts before, between and behind the pictures, for an engine that takes such prompts as text. `tokens` are those
+    of the texts, and a picture has none."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt in the engine: with the rows of pictures that it puts in itself, as far as known."""
+        return len(self.tokens) + sum(max(span.rows - span.length, 0) for span in self.media)
 
 
 class RenderError(ValueError):

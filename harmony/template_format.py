@@ -15,6 +15,7 @@ from antiphon.harmony.format import (
     OutputReader,
     PromptInput,
     RequestTemplate,
+    TemplateOptions,
     VocabularyCodec,
     answer_constraints,
 )
@@ -103,7 +104,8 @@ class TemplateFormat(VocabularyCodec):
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation as a prompt. Raises `RenderError`."""
         items = show_items(prompt_input.items, prompt_input.tools)
-        images = prompt_input.images if prompt_input.images and self.image_roles else {}
+        can_show = bool(prompt_input.images) and (prompt_input.shows_images_as_text or bool(self.image_roles))
+        images = prompt_input.images if can_show else {}
         prompt_input = msgspec.structs.replace(prompt_input, items=items, images=images)
         options = prompt_input.template
         offers_tools = len(prompt_input.tools) > 0 and prompt_input.tool_choice != "none"
@@ -132,6 +134,8 @@ class TemplateFormat(VocabularyCodec):
         escaper = special_tokens.SpecialTokenEscaper(self._special_tokens, texts)
         rendered, images = renderer.render(prompt_input, escaper, now)
         options = prompt_input.template
+        if prompt_input.shows_images_as_text:
+            return self._split_at_images(rendered, images, escaper, options)
         expander = self._create_expander(renderer) if prompt_input.images else None
         full, short, lengths = expander.replace_placeholders(rendered, images) if expander else (rendered, rendered, [])
         ids, text = escaper.encode(short, lambda text: self._encoder.encode(text, owner))
@@ -147,6 +151,41 @@ class TemplateFormat(VocabularyCodec):
             in_reasoning=not options.continue_final_message and self._ends_in_reasoning(rendered),
             in_text=options.continue_final_message,
             media=expander.find_images(tokens, images) if expander else (),
+        )
+
+    def _split_at_images(
+        self,
+        rendered: str,
+        images: Sequence[PromptImage],
+        escaper: special_tokens.SpecialTokenEscaper,
+        options: TemplateOptions,
+    ) -> RenderedPrompt:
+        """Returns a prompt as texts between pictures. Raises `RenderError` if a client's text would be read as tokens.
+
+        An engine that takes text finds control tokens anywhere in it, also in the text of a client.
+        """
+        pieces = rendered.split(escaper.image_mark)
+        if len(pieces) - 1 != len(images):
+            raise RenderError(f"The model's chat template shows {len(pieces) - 1} of {len(images)} images.")
+        texts = tuple(piece.replace(escaper.sentinel, "") for piece in pieces)
+        added = frozenset(self._vocabulary.added_tokens.values())
+        tokens, media = list[int](), list[ImageSpan]()
+        for index, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
+            ids, escaped = self._vocabulary.encode(text), escaper.encode(piece, self._vocabulary.encode)[0]
+            if [token for token in ids if token in added] != [token for token in escaped if token in added]:
+                message = "With images, this model's engine takes no text that contains the model's control tokens."
+                raise RenderError(message, "input")
+            tokens += ids
+            if index < len(images):
+                image = images[index]
+                media.append(ImageSpan(key=image.key, offset=len(tokens), length=0, rows=image.rows, grid=image.grid))
+        return RenderedPrompt(
+            tuple(tokens),
+            "".join(texts),
+            in_reasoning=not options.continue_final_message and self._ends_in_reasoning(rendered),
+            in_text=options.continue_final_message,
+            media=tuple(media),
+            texts=texts,
         )
 
     def _create_renderer(self, template: RequestTemplate, *, for_tools: bool = False) -> TemplateRenderer:

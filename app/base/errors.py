@@ -115,6 +115,8 @@ _ENGINE_ERRORS: dict[str, tuple[int, str | None, str | None, str | None]] = {
     "invalid_request": (400, "invalid_value", None, None),
     "grammar_unsupported": (400, "unsupported_parameter", None, None),
     "adapter_not_found": (404, "model_not_found", None, "model"),
+    "media_refused": (400, "invalid_value", None, None),
+    "media_unavailable": (503, "media_unavailable", None, None),
     # Agents give up for good on "overloaded"; after a rate limit they wait and retry.
     "server_is_overloaded": (429, "rate_limit_exceeded", RATE_LIMIT, None),
     "engine_unavailable": (503, "engine_unavailable", None, None),

@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from antiphon.app.models.options import default_name
+from antiphon.app.remote.image_probe import build_image_probe
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
@@ -62,6 +65,7 @@ async def create_remote_engine(
         relax_grammar=relax_whitespace,
         stop_ids=loaded.format.stop_ids,
     )
+    model = msgspec.structs.replace(model, image_probe=build_image_probe(loaded.format))
     remote_options = RemoteOptions(
         endpoints=endpoints,
         kind=None if options.engine == "remote" else cast("EngineKind", options.engine),

@@ -7,17 +7,22 @@ import hashlib
 import logging
 from typing import Any, Literal
 
+import msgspec
+
 from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, Job, OnChunk
 from antiphon.engine.remote.backend_apis.base import BackendApi, GrammarSyntax, JobTarget, read_error_body
 from antiphon.engine.remote.faults import (
     REFUSED_GRAMMAR,
+    REFUSED_IMAGE,
     FailedAttempt,
     classify_failure,
     is_about_grammar,
+    is_about_media,
     lost_attempt,
 )
 from antiphon.engine.remote.grammars.follower import PreparedGrammar
 from antiphon.engine.remote.handshake import ServerProfile
+from antiphon.engine.remote.images.pictures import RemotePicture
 from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteSetup
 from antiphon.engine.remote.replica import Replica
@@ -45,6 +50,7 @@ class RemoteJob:
         self.is_admitted = self.is_over = False
         self.num_tokens = self.cached_tokens = 0
         self.has_failed = False
+        self.pictures: tuple[RemotePicture, ...] = ()
         self._on_chunk = on_chunk
         self._cause: EndCause = "deadline"
 
@@ -102,27 +108,43 @@ class AttemptRunner:
             replica.stats.running += 1
 
         try:
-            api = profile.api if run.job.sampling.top_logprobs is None else profile.logprobs_api
-            target, follower = self._build_target(run.job, profile), None
+            job, api = run.job, profile.api if run.job.sampling.top_logprobs is None else profile.logprobs_api
+            target, follower = self._build_target(job, profile), None
+            if job.media:
+                job, api, target = self._add_pictures(run, profile, target)
             if run.job.grammar is not None:
                 prepared = await self._prepare_grammar(run.job.grammar, api.grammar_syntax)
                 target, follower = prepared.apply_to(target), prepared.create_follower(target.stop_ids)
             stream = JobStream(
-                run.job,
+                job,
                 run.receive_chunk,
                 target=target,
                 vocab_size=self._setup.model.vocab_size,
-                decode=api.create_decoder(run.job),
+                decode=api.create_decoder(job),
                 follower=follower,
                 is_admitted=run.is_admitted,
                 on_first_token=count_running,
             )
-            return await self._run_stream(run.job, stream, target, replica, api, headers)
+            return await self._run_stream(job, stream, target, replica, api, headers)
         finally:
             if stream is not None and stream.num_tokens:
                 replica.stats.running -= 1
             else:
                 replica.stats.waiting -= 1
+
+    def _add_pictures(
+        self, run: RemoteJob, profile: ServerProfile, target: JobTarget
+    ) -> tuple[Job, BackendApi, JobTarget]:
+        """Returns the job as this server takes it, its interface, and the target with the pictures."""
+        job, images = run.job, profile.images
+        if images.api is None:
+            raise EngineError("invalid_request", f"the engine takes no images: {images.refusal}")
+        if images.marker and any(images.marker in text for text in job.texts):
+            raise EngineError("invalid_request", "the text contains what stands for images on the engine")
+        start = self._setup.model.added_tokens.get(job.tokens[0], "") if images.adds_start and job.tokens else ""
+        if start and job.texts:
+            job = msgspec.structs.replace(job, texts=(job.texts[0].removeprefix(start), *job.texts[1:]))
+        return job, images.api, msgspec.structs.replace(target, pictures=run.pictures, media_marker=images.marker)
 
     async def _run_stream(
         self,
@@ -160,6 +182,9 @@ class AttemptRunner:
                 if lost is not None
                 else classify_failure(stream.failure, replica.name, client.secrets)
             )
+        if job.media and is_about_media(attempt):
+            log.warning("engine %s refused an image", replica.name)
+            attempt = REFUSED_IMAGE
         if target.grammar is not None and is_about_grammar(attempt, target.grammar):
             log.warning("engine %s refused a grammar: %s", replica.name, attempt.error.message)
             attempt = REFUSED_GRAMMAR
@@ -188,7 +213,7 @@ class AttemptRunner:
         return await self._setup.followers.prepare_grammar(grammar, syntax)
 
     def _build_target(self, job: Job, profile: ServerProfile) -> JobTarget:
-        room = profile.max_model_len - len(job.tokens)
+        room = profile.max_model_len - count_prompt_tokens(job)
         sampling = job.sampling
         eos_ids = () if sampling.ignore_eos else self._setup.model.eos_ids
         salt = ""
@@ -200,7 +225,13 @@ class AttemptRunner:
             max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
             stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *eos_ids))),
             cache_salt=salt,
+            max_prompt_tokens=profile.max_model_len,
         )
+
+
+def count_prompt_tokens(job: Job) -> int:
+    """Returns the length of a prompt with the rows of pictures that the server puts into it, as far as known."""
+    return len(job.tokens) + sum(max(span.rows - span.length, 0) for span in job.media)
 
 
 def max_reply_bytes(job: Job) -> int:

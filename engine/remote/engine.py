@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import secrets
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,9 +20,11 @@ from antiphon.engine.protocol import (
     is_full,
     overloaded_error,
 )
-from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJob
+from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJob, count_prompt_tokens
 from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.grammars.follower import GrammarFollowers
+from antiphon.engine.remote.images.image_handshake import common_images
+from antiphon.engine.remote.images.pictures import load_pictures
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteSetup, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
@@ -67,6 +70,7 @@ class RemoteEngine:
         self._info: EngineInfo | None = None
         self._jobs: dict[str, RemoteJob] = {}
         self._media: MediaSource | None = None
+        self._media_secret = options.media_secret or secrets.token_bytes(32)
         self._changed = asyncio.Event()
         self._prompt_tokens = self._hit_tokens = self._generated_tokens = 0
         self._finished_jobs = self._failed_jobs = 0
@@ -200,6 +204,7 @@ class RemoteEngine:
         give_up_at = loop.time() + self._timeouts.retry_window_s
         await self._wait_for_replica(give_up_at)
         self._check_job(run.job)
+        run.pictures = await load_pictures(self._media, run.job, self._media_secret)
         while candidates := self._list_candidates(tried):
             job = run.job
             key = job.affinity or affinity_of_prompt(job.owner, job.tokens)
@@ -236,8 +241,10 @@ class RemoteEngine:
         info, sampling = self.info, job.sampling
         if job.adapter:
             raise EngineError("adapter_not_found", "adapters of other servers are requested as models of theirs")
-        if len(job.tokens) >= info.max_model_len:
-            message = f"the prompt has {len(job.tokens)} tokens, the context holds {info.max_model_len}"
+        if job.media and info.image_form == "none":
+            raise EngineError("invalid_request", f"the engine takes no images: {info.image_refusal}")
+        if (num_tokens := count_prompt_tokens(job)) >= info.max_model_len:
+            message = f"the prompt has {num_tokens} tokens, the context holds {info.max_model_len}"
             raise EngineError("context_length_exceeded", message)
         if any(not 0 <= token < info.vocab_size for token in sampling.logit_bias):
             raise EngineError("invalid_request", f"logit_bias: the vocabulary has {info.vocab_size} tokens")
@@ -248,7 +255,7 @@ class RemoteEngine:
         limit = capabilities.max_top_logprobs
         checks = {
             "top_logprobs": limit is None or sampling.top_logprobs is None or sampling.top_logprobs <= limit,
-            "prompt_logprobs": capabilities.prompt_logprobs or job.prompt_logprobs is None,
+            "prompt_logprobs": job.prompt_logprobs is None or (capabilities.prompt_logprobs and not job.media),
             "logit_bias": capabilities.logit_bias or not sampling.logit_bias,
             "min_tokens": capabilities.min_tokens or not sampling.min_tokens,
             "seed": capabilities.seed or sampling.seed is None,
@@ -279,6 +286,7 @@ class RemoteEngine:
                 self._base_info,
                 max_model_len=min(profile.max_model_len for profile in profiles),
                 capabilities=functools.reduce(common_capabilities, (profile.capabilities for profile in profiles)),
+                **common_images([profile.images for profile in profiles]),
                 description=", ".join(dict.fromkeys(f"{each.kind} {each.version}".strip() for each in profiles)),
             )
         status = self.unready_reason() or "ready"

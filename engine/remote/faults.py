@@ -11,6 +11,7 @@ from antiphon.engine.remote.backend_apis.base import RemoteFailure
 TOO_LONG = re.compile(r"maximum (model|context) length|context (size|length|window)|input.*too long", re.IGNORECASE)
 BUSY = re.compile(r"\bbusy\b|queue is full|too many requests", re.IGNORECASE)
 GRAMMAR_WORDS = re.compile(r"grammar|lark|gbnf|ebnf|guid(ed|ance)|structured|schema|regex|lexer", re.IGNORECASE)
+MEDIA_WORDS = re.compile(r"image|multi.?modal|\bmm_|media|\bpng\b|pixel|placeholder|vision", re.IGNORECASE)
 QUOTED_CHARS = 40
 """Characters of a line of a grammar that a message must contain to count as a quotation."""
 MAX_MESSAGE_CHARS = 500
@@ -35,6 +36,17 @@ REFUSED_GRAMMAR = FailedAttempt(
     is_retryable=False,
 )
 """A server refused a grammar. Its own message may quote the grammar of the whole turn, which no client has sent."""
+
+
+REFUSED_IMAGE = FailedAttempt(
+    EngineError("media_refused", "The image data you provided does not represent a valid image."), is_retryable=False
+)
+"""A server refused a picture. Its own message may quote what a library says of it; agents know this one."""
+
+
+def is_about_media(attempt: FailedAttempt) -> bool:
+    """Returns true if a server refused a picture of a job."""
+    return attempt.error.code == "invalid_request" and MEDIA_WORDS.search(attempt.error.message) is not None
 
 
 def clean_message(message: str, secrets: Sequence[str] = (), max_chars: int = MAX_MESSAGE_CHARS) -> str:

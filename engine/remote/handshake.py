@@ -18,6 +18,7 @@ from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateAp
 from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
 from antiphon.engine.remote.faults import clean_message
 from antiphon.engine.remote.grammars.gbnf import REFUSED_IN_GBNF
+from antiphon.engine.remote.images.image_handshake import ImageAbility, probe_images
 from antiphon.engine.remote.options import RemoteSetup, list_names
 from antiphon.engine.remote.probes import ProbeResult, ServerProbes
 from antiphon.engine.remote.queries import HandshakeError, ServerQueries
@@ -62,6 +63,7 @@ class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
     api: BackendApi
     logprobs_api: BackendApi
     """Interface for jobs with log-probabilities."""
+    images: ImageAbility = ImageAbility()
     warnings: tuple[str, ...] = ()
     """Lines for the operator: what the server does not do, and the flag that mends it."""
 
@@ -108,7 +110,11 @@ class Handshake:
             logprobs_api = api
         if server_info.get("enable_deterministic_inference"):
             capabilities = msgspec.structs.replace(capabilities, seed=True)
+        self._on_step(f"probing the images of {self._name}")
+        images = await probe_images(kind, probes, self._model, api, self._options.surface, server_info)
         self._warn_about(kind, capabilities, api)
+        if images.refusal:
+            self._warnings.append(f"{self._name} takes no images: {images.refusal}")
         return ServerProfile(
             kind=kind,
             version=version,
@@ -117,6 +123,7 @@ class Handshake:
             capabilities=capabilities,
             api=api,
             logprobs_api=logprobs_api,
+            images=images,
             warnings=tuple(self._warnings),
         )
 

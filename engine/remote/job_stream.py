@@ -47,7 +47,9 @@ class JobStream:
         self._max_tokens, self._stop_ids = target.max_tokens, frozenset(target.stop_ids)
         self._vocab_size, self._follower, self._on_first_token = vocab_size, follower, on_first_token
         self._has_logprobs = job.sampling.top_logprobs is not None
-        self._splitter = SseSplitter(MAX_EVENT_BYTES + BYTES_PER_PROMPT_TOKEN * len(job.tokens))
+        max_prompt_tokens = target.max_prompt_tokens if job.media else len(job.tokens)
+        self._splitter = SseSplitter(MAX_EVENT_BYTES + BYTES_PER_PROMPT_TOKEN * max_prompt_tokens)
+        self._max_prompt_tokens, self._num_prompt_tokens = max_prompt_tokens, 0
         self._backlog = deque[bytes | RemoteOutput]()
         self._idle_bytes = self._cached = 0
         self._final: Chunk | None = None
@@ -122,8 +124,7 @@ class JobStream:
     def _process_output(self, output: RemoteOutput) -> bool:
         if output.failure is not None:
             return self._fail(output.failure)
-        if output.cached_tokens is not None and 0 <= output.cached_tokens <= len(self._job.tokens):
-            self._cached = max(self._cached, output.cached_tokens)
+        self._count_prompt(output)
         if output.prompt_logprobs:
             if not all(entry is None or self._is_entry_valid(entry) for entry in output.prompt_logprobs):
                 return self._fail(BROKEN_REPLY)
@@ -139,6 +140,13 @@ class JobStream:
         elif output.is_last:
             self._deliver_final()
         return False
+
+    def _count_prompt(self, output: RemoteOutput) -> None:
+        """Takes the server's counts of the prompt's tokens, if they are possible."""
+        if self._job.media and len(self._job.tokens) <= output.prompt_tokens <= self._max_prompt_tokens:
+            self._num_prompt_tokens = output.prompt_tokens
+        if output.cached_tokens is not None and 0 <= output.cached_tokens <= self._max_prompt_tokens:
+            self._cached = max(self._cached, output.cached_tokens)
 
     def _process_tokens(self, output: RemoteOutput) -> bool:
         tokens = output.tokens
@@ -214,12 +222,13 @@ class JobStream:
     def _admit(self) -> None:
         if not self.is_admitted:
             self.is_admitted = True
-            self._on_chunk(Chunk(cached_tokens=self._cached))
+            self._on_chunk(Chunk(cached_tokens=self._cached, prompt_tokens=self._num_prompt_tokens))
 
     def _deliver_final(self) -> None:
         if not self.is_over and self._final is not None:
             self.is_over = True
-            self._on_chunk(msgspec.structs.replace(self._final, cached_tokens=self._cached))
+            counts = {"cached_tokens": self._cached, "prompt_tokens": self._num_prompt_tokens}
+            self._on_chunk(msgspec.structs.replace(self._final, **counts))
 
     def _fail(self, failure: RemoteFailure) -> bool:
         """Keeps the failure. After the first token it ends the job: another replica would not continue the same."""

@@ -60,6 +60,7 @@ def describe_model(
         added_tokens=_list_added_tokens(tokenizer),
         grammar_probe=None if grammar_probe is None else GrammarProbe(grammar_probe(first_id), first_id),
         relax_grammar=relax_grammar,
+        model_type=str(config.get("model_type", "")),
     )
     info = EngineInfo(
         max_model_len=max_model_len or 0,

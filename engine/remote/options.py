@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from antiphon.engine.remote.backend_apis.base import EngineKind
+from antiphon.engine.remote.images.pictures import ImageProbe
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from antiphon.engine.remote.vocabulary import Vocabulary
 
@@ -35,6 +36,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Silence of a server after which a job fails. A long prompt is silent until its first token."""
     grammar: GrammarPolicy = "probe"
     """`probe`: serve without grammars if a server does not follow them; `require`: do not; `off`: never use them."""
+    media_secret: bytes = b""
+    """Secret of the names of pictures on the servers, shared by all front ends that use them. Empty: a random one."""
     separate_owners: bool = False
     """True if clients have keys, so that one must not find another's prompts in a cache."""
 
@@ -91,6 +94,9 @@ class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
     grammar_probe: GrammarProbe | None
     added_tokens: Mapping[int, str] = {}
     """Texts of the added tokens by id, without those of blanks alone. Grammars match them by id only."""
+    model_type: str = ""
+    image_probe: ImageProbe | None = None
+    """Prompt with a picture for the handshake. None: the model sees no pictures."""
     relax_grammar: Callable[[str], str] = str
     """Returns what an engine with an older grammar library may generate under a grammar."""
 

@@ -38,7 +38,7 @@ IMAGE_PARTS: Mapping[ImagePart, Mapping[str, Any]] = {
 """Forms in which templates take a picture, the most frequent one first."""
 
 _PICTURE = InputImage(image_url="qhu:picture")
-_IMAGES: Mapping[ImageKey, PromptImage] = {("qhu:picture", None): PromptImage(key=b"", replacement="", rows=1)}
+_IMAGES: Mapping[ImageKey, PromptImage] = {("qhu:picture", None): PromptImage(key=b"", rows=1, form="placeholder")}
 _WORDS = ("Qhufirst", "Qhusecond", "Qhuthird")
 _CALL_ID = "call_0123456789abcdef"
 _TOOLS = ToolTable.from_request([FunctionTool(name="qhutool", description="Qhu.")])
@@ -58,6 +58,10 @@ class ImageShape(Struct, frozen=True, kw_only=True):
 
 ImageProbe = Callable[[PromptInput, ImageShape], str | None]
 """Renders a conversation with its pictures in a shape. Returns None if the template refuses it."""
+
+
+TEXT_SHAPE = ImageShape(roles=frozenset(("user", "system", "tool")))
+"""Shape for engines that take prompts with pictures as text: any template shows marks."""
 
 
 class ImageSearch:
@@ -171,7 +175,10 @@ class ImageMarks:
         )
 
     def place_images(self, messages: Sequence[dict[str, Any]], form: ImagePart) -> tuple[PromptImage, ...]:
-        """Gives each message with pictures its content in parts. Returns the pictures in the order of the messages."""
+        """Gives each message with pictures its content in parts. Returns the pictures in the order of the messages.
+
+        For engines that take text, a picture is a mark in the text.
+        """
         placed: list[PromptImage] = []
         for message in messages if self.shown else ():
             content = message["content"]
@@ -180,6 +187,10 @@ class ImageMarks:
             if len(pieces) == 1:
                 continue
             placed += (self.shown[int(number)] for number in pieces[1::2])
+            if self.shown[0].form == "text":
+                text = self._mark.join(pieces[::2])
+                message["content"] = [{"type": "text", "text": text}] if isinstance(content, list) else text
+                continue
             message["content"] = [
                 {**IMAGE_PARTS[form]} if index % 2 else {"type": "text", "text": piece}
                 for index, piece in enumerate(pieces)

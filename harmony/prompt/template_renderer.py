@@ -16,7 +16,7 @@ from antiphon.harmony.format import PromptInput, RequestTemplate, TemplateOption
 from antiphon.harmony.images import ImageTokens, PromptImage
 from antiphon.harmony.prompt import request_options, tool_instructions
 from antiphon.harmony.prompt.call_arguments import read_arguments
-from antiphon.harmony.prompt.images import ImageMarks, ImageSearch, ImageShape
+from antiphon.harmony.prompt.images import TEXT_SHAPE, ImageMarks, ImageSearch, ImageShape
 from antiphon.harmony.prompt.jinja import RefusedError
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage, MessageShape, apply_shape
 from antiphon.harmony.prompt.messages import MessageBuilder
@@ -137,7 +137,9 @@ class TemplateRenderer:
         """
         options = conversation.template
         variables = {**self._find_effort_variables(conversation.effort), **self._read_options(options, escaper)}
-        image_shape = self.image_shape if conversation.images else _NO_IMAGES
+        image_shape = _NO_IMAGES
+        if conversation.images:
+            image_shape = TEXT_SHAPE if conversation.shows_images_as_text else self.image_shape
         rendered, images = self._render_variants(conversation, escaper, now, variables, image_shape)
         return request_options.cut_at_mark(rendered, escaper) if options.continue_final_message else rendered, images
 

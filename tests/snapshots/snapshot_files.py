@@ -8,6 +8,7 @@ SNAPSHOT_FOLDER = Path(__file__).resolve().parents[2] / "snapshots"
 DIALECT_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "dialects"
 TOOL_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "tools"
 IMAGE_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "images"
+REMOTE_IMAGE_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "remote_images"
 
 
 class CaseSnapshot(SingleFileSnapshotExtension):
@@ -46,3 +47,9 @@ class ImagePromptSnapshot(CaseSnapshot):
     """One text file for each template that shows pictures: `snapshots/images/NAME.txt`."""
 
     folder = IMAGE_SNAPSHOT_FOLDER
+
+
+class RemoteImageSnapshot(CaseSnapshot):
+    """One text file for each kind of engine on other servers: `snapshots/remote_images/NAME.txt`."""
+
+    folder = REMOTE_IMAGE_SNAPSHOT_FOLDER

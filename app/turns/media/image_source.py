@@ -12,6 +12,7 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.engine.media_messages import MediaArrays, MediaUnavailable
 from antiphon.engine.protocol import Job
 
+UNPREPARED_MESSAGE = "an image of the conversation cannot be prepared now"
 GONE_MESSAGE = "an image of the conversation was deleted"
 
 
@@ -48,17 +49,36 @@ class ImageSource:
             await self._prepare(job.owner, key)
             arrays = self._preparer.load_arrays(job.owner, key)
         if arrays is None:
-            raise MediaUnavailable("an image of the conversation cannot be prepared now")
+            raise MediaUnavailable(UNPREPARED_MESSAGE)
         return arrays
 
-    async def _prepare(self, owner: str, key: bytes) -> None:
+    async def load_png(self, job: Job, key: bytes) -> bytes:
+        """Returns an image as PNG without metadata. Raises `MediaUnavailable`."""
+        recipe, data = await self._load(job.owner, key)
+        try:
+            encoded = await self._preparer.encode_png(
+                job.owner, recipe.sha256, data, folder=recipe.folder, detail=recipe.detail
+            )
+        except (MediaFault, ApiError):
+            raise MediaUnavailable(UNPREPARED_MESSAGE) from None
+        return encoded.png
+
+    async def _load(self, owner: str, key: bytes) -> tuple[ImageRecipe, bytes]:
+        """Returns the recipe of an image and the image as sent. Raises `MediaUnavailable`."""
         recipe = self._recipes.get((owner, key))
         if recipe is None:
             raise MediaUnavailable(GONE_MESSAGE)
         try:
             data = recipe.data or await self._store.read_blob(owner, recipe.sha256)
-            if data is None:
-                raise MediaUnavailable(GONE_MESSAGE)
+        except ApiError:
+            raise MediaUnavailable(UNPREPARED_MESSAGE) from None
+        if data is None:
+            raise MediaUnavailable(GONE_MESSAGE)
+        return recipe, data
+
+    async def _prepare(self, owner: str, key: bytes) -> None:
+        recipe, data = await self._load(owner, key)
+        try:
             await self._preparer.prepare(
                 owner,
                 recipe.sha256,
@@ -69,4 +89,4 @@ class ImageSource:
                 with_arrays=True,
             )
         except (MediaFault, ApiError):
-            raise MediaUnavailable("an image of the conversation cannot be prepared now") from None
+            raise MediaUnavailable(UNPREPARED_MESSAGE) from None

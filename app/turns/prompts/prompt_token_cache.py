@@ -157,6 +157,8 @@ class TokenHistory:
             del self._by_start[oldest.start]
 
     def _replay_original(self, starts: list[_PrefixKey], prompt: RenderedPrompt) -> RenderedPrompt:
+        if prompt.texts:
+            return prompt  # the engine takes text
         packed = _pack_ids(prompt.tokens)
         best: _ReplayPrefix | None = None
         for entry in self._find_candidates(starts):

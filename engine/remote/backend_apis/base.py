@@ -6,7 +6,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from antiphon.engine.media_messages import ImageForm
 from antiphon.engine.protocol import Capabilities, Job, TokenLogprob
+from antiphon.engine.remote.images.pictures import RemotePicture
 
 EngineKind = Literal["vllm", "sglang", "llama.cpp", "trtllm"]
 Finish = Literal["stop", "length", "abort"]
@@ -30,6 +32,12 @@ class RemoteOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish | None = None
     cached_tokens: int | None = None
     """Prompt tokens read from the cache, if the event tells."""
+    prompt_tokens: int = 0
+    """Length of the prompt with all tokens of its pictures, if the event tells."""
+    prompt_ids: tuple[int, ...] = ()
+    """Ids of that prompt, if the event tells."""
+    has_placeholders: bool = False
+    """True if the event tells where the tokens of pictures are."""
     is_admission: bool = False
     """True if the event shows that the job has its slot, without tokens."""
     is_last: bool = False
@@ -61,6 +69,12 @@ class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Grammar of the job in the syntax of the interface."""
     banned_ids: tuple[int, ...] = ()
     """Tokens that must not be generated, because the grammar would take them for their text."""
+    pictures: tuple[RemotePicture, ...] = ()
+    """Pictures of the job, in order."""
+    max_prompt_tokens: int = 0
+    """Tokens that the prompt may have with all those of its pictures."""
+    media_marker: str = ""
+    """Text that stands for a picture in a prompt that is text."""
 
 
 class BackendApi:
@@ -72,6 +86,8 @@ class BackendApi:
     """Fields of a job that this interface can express."""
     grammar_syntax: GrammarSyntax = "lark"
     """Syntax in which it takes grammars."""
+    image_form: ImageForm = "none"
+    """How it takes prompts with pictures, if the server serves them."""
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
         """Returns the body of the request. A job with prompt log-probabilities is not streamed, every other one is."""

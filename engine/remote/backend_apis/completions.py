@@ -56,6 +56,7 @@ class PromptTokensDetails(msgspec.Struct):
 class RemoteUsage(msgspec.Struct):
     """Usage of a request, in its last event."""
 
+    prompt_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
 
 

@@ -29,6 +29,7 @@ RESPONSE_FIELDS = (
     "completion_probabilities",
     "prompt_progress",
     "timings",
+    "tokens_evaluated",
     "error",
 )
 """Fields of each event. Without this list, the last one repeats every setting."""
@@ -70,6 +71,7 @@ class LlamaEvent(RemoteEvent):
     completion_probabilities: list[LlamaLogprob] | None = None
     prompt_progress: LlamaProgress | None = None
     timings: LlamaTimings | None = None
+    tokens_evaluated: int = 0
 
 
 decode_event = msgspec.json.Decoder(LlamaEvent).decode
@@ -82,6 +84,7 @@ class LlamaCppApi(BackendApi):
     """
 
     path = "/completion"
+    image_form = "text"
     capabilities = Capabilities(prompt_logprobs=False, min_tokens=False, priority=False, isolates_owners=False)
 
     def __init__(self, grammar_syntax: GrammarSyntax = "lark") -> None:
@@ -120,6 +123,11 @@ class LlamaCppApi(BackendApi):
             body["logit_bias"] = list(biases.items())
         if sampling.top_logprobs is not None:
             body["n_probs"] = max(sampling.top_logprobs, 1)  # 0 turns all log-probabilities off
+        if target.pictures:
+            body["prompt"] = {
+                "prompt_string": target.media_marker.join(job.texts),
+                "multimodal_data": [picture.base64_text for picture in target.pictures],
+            }
         if target.grammar is not None:
             body["grammar"] = (GRAMMAR_PREFIX if self.grammar_syntax == "lark" else "") + target.grammar
         return msgspec.json.encode(body)
@@ -136,6 +144,7 @@ class LlamaCppApi(BackendApi):
                 logprobs=() if num_top is None else _read_logprobs(event.completion_probabilities, num_top),
                 finish=STOP_TYPES.get(event.stop_type, "abort") if event.stop else None,
                 cached_tokens=event.timings.cache_n if event.timings else None,
+                prompt_tokens=event.tokens_evaluated,
                 is_last=event.stop,
             )
 

@@ -37,6 +37,7 @@ class SglangMeta(msgspec.Struct):
     """`meta_info` of an event."""
 
     finish_reason: SglangFinish | None = None
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
     output_token_logprobs: list[LogprobEntry] | None = None
@@ -58,6 +59,7 @@ class SglangGenerateApi(BackendApi):
 
     path = "/generate"
     capabilities = Capabilities(prompt_logprobs=False, seed=False)
+    image_form = "placeholder"
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
         """Returns the body. The server refuses fields that it does not know."""
@@ -70,6 +72,9 @@ class SglangGenerateApi(BackendApi):
             body |= {"return_logprob": True, "top_logprobs_num": job.sampling.top_logprobs}
         if target.cache_salt:
             body["extra_key"] = target.cache_salt
+        if target.pictures:
+            body["image_data"] = [picture.data_url for picture in target.pictures]
+            body["mm_hashes"] = [picture.identity for picture in target.pictures]
         return msgspec.json.encode(body | {"sampling_params": sampling})
 
     def create_decoder(self, job: Job) -> Decoder:
@@ -94,6 +99,7 @@ class SglangGenerateApi(BackendApi):
                 logprobs=() if num_top is None or num_new <= 0 else _read_logprobs(meta, num_new, num_top),
                 finish=finish,
                 cached_tokens=meta.cached_tokens,
+                prompt_tokens=meta.prompt_tokens,
                 is_last=finish is not None,
             )
 

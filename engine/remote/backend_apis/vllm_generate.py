@@ -40,17 +40,21 @@ class GenerateLogprobs(msgspec.Struct):
 
 
 class GenerateChoice(msgspec.Struct):
-    """Choice of an event."""
+    """Choice of an event. Fields of the prompt are in the first event, in the choice or beside it."""
 
     token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] | None = None
+    mm_placeholders: Any = None
     finish_reason: str | None = None
     logprobs: GenerateLogprobs | None = None
 
 
 class GenerateEvent(RemoteEvent):
-    """An event of the stream."""
+    """An event of the stream. `mm_placeholders` tells where the server has put the tokens of pictures."""
 
     choices: tuple[GenerateChoice, ...] = ()
+    prompt_token_ids: tuple[int, ...] | None = None
+    mm_placeholders: Any = None
     usage: RemoteUsage | None = None
 
 
@@ -62,6 +66,7 @@ class VllmGenerateApi(BackendApi):
 
     path = "/inference/v1/generate"
     capabilities = Capabilities(prompt_logprobs=False)
+    image_form = "placeholder"
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
         """Returns the body. `reasoning_ended`: the grammar begins at the first token."""
@@ -75,6 +80,11 @@ class VllmGenerateApi(BackendApi):
             body["reasoning_ended"] = True
         if target.cache_salt:
             body["cache_salt"] = target.cache_salt
+        if target.pictures:
+            body["return_token_ids"] = True
+            body["content_parts"] = [
+                {"type": "image_url", "url": picture.data_url, "uuid": picture.identity} for picture in target.pictures
+            ]
         return msgspec.json.encode(body | {"sampling_params": sampling})
 
     def create_decoder(self, job: Job) -> Decoder:
@@ -82,11 +92,15 @@ class VllmGenerateApi(BackendApi):
         num_top = job.sampling.top_logprobs
 
         def read_event(event: GenerateEvent) -> RemoteOutput:
-            cached = read_cached(event.usage)
+            cached, counted = read_cached(event.usage), event.usage.prompt_tokens if event.usage else 0
             if not event.choices:
-                return RemoteOutput(cached_tokens=cached, is_last=event.usage is not None)
+                return RemoteOutput(cached_tokens=cached, prompt_tokens=counted, is_last=event.usage is not None)
             choice = event.choices[0]
+            prompt_ids = event.prompt_token_ids or choice.prompt_token_ids or ()
             return RemoteOutput(
+                prompt_tokens=len(prompt_ids) or counted,
+                prompt_ids=prompt_ids,
+                has_placeholders=bool(event.mm_placeholders or choice.mm_placeholders),
                 tokens=choice.token_ids,
                 logprobs=() if num_top is None else _read_logprobs(choice.logprobs, num_top),
                 finish=read_finish(choice.finish_reason),

@@ -236,15 +236,15 @@ def test_line_breaks_beside_a_picture_merge_as_in_the_whole_text() -> None:
 
 def test_empty_replacement_keeps_the_placeholder_of_the_template() -> None:
     """For engines on other servers that expand it themselves: Gemma's placeholder is not its soft token."""
-    images = {("blob:1", None): PromptImage(key=b"k", replacement="", rows=1)}
+    images = {("blob:1", None): PromptImage(key=b"k", rows=7, form="placeholder")}
     form = load_image_model(GEMMA3)
     prompt = form.render_prompt(PromptInput(items=(user(picture(1), text("a"), picture(1)),), images=images), now=NOW)
     start_id = form.encode("<start_of_image>")[0]
     places = [index for index, token in enumerate(prompt.tokens) if token == start_id]
     assert [(span.offset, span.length, span.rows, span.soft_id) for span in prompt.media] == [
-        (place, 1, 1, start_id) for place in places
+        (place, 1, 7, start_id) for place in places
     ]
-    assert len(places) == 2 and "<image_soft_token>" not in prompt.text
+    assert len(places) == 2 and prompt.num_tokens == len(prompt.tokens) + 12 and "<image_soft_token>" not in prompt.text
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_only_added_tokens_count() -> None:
 
 
 def test_spans_that_do_not_fit_are_refused() -> None:
-    span = ImageSpan(key=b"k", offset=0, length=0, rows=2, soft_id=5)
+    span = ImageSpan(key=b"k", offset=0, length=2, rows=2, soft_id=5)
     assert find_spans([1, 5, 2, 5], [span])[0].length == 3
     for tokens in ([], [5], [5, 5, 5]):
         with pytest.raises(RenderError, match="as many tokens"):

@@ -1,0 +1,1 @@
+"""Pictures for engines on other servers."""
