@@ -16,6 +16,8 @@ from antiphon.app.sandbox.media.messages import FaultReply, ImageLimits
 
 ORIENTATION_TAG = 0x0112
 WHITE = (255, 255, 255)
+BAND_HEIGHT = 256
+"""Rows that are converted at a time."""
 _TRANSPOSITIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -46,43 +48,50 @@ def decode_rgb(data: bytes, limits: ImageLimits) -> Image.Image:
         with Image.open(BytesIO(data), formats=(find_format(data),)) as image:
             check_size(*image.size, limits)
             image.load()
-            upright = _turn_upright(image)
-            rgb = _flatten(upright, data)
+            transposition = _find_transposition(image)
+            rgb = _flatten(image, data)
+            if rgb is image:
+                rgb = rgb.copy()  # a plain image, which has no metadata
     except (MediaFaultError, MemoryError):
         raise
     except Exception:  # noqa: BLE001  Pillow's decoders raise many types, and their texts may show addresses
         raise MediaFaultError(FaultReply("unreadable")) from None
-    if rgb is image:
-        rgb = rgb.copy()
+    del image  # its pixels, before the others are copied
     rgb.info = {}
-    return rgb
+    return rgb if transposition is None else rgb.transpose(transposition)
 
 
-def _turn_upright(image: Image.Image) -> Image.Image:
+def _find_transposition(image: Image.Image) -> Image.Transpose | None:
+    """Returns what turns a picture upright; None if it is so."""
     try:
         orientation = image.getexif().get(ORIENTATION_TAG)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001  damaged EXIF is no EXIF
-        orientation = None
-    transposition = _TRANSPOSITIONS.get(orientation) if isinstance(orientation, int) else None
-    if transposition is None:
-        return image
-    turned = image.transpose(transposition)
-    turned.info = image.info
-    return turned
+        return None
+    return _TRANSPOSITIONS.get(orientation) if isinstance(orientation, int) else None
 
 
 def _flatten(image: Image.Image, data: bytes) -> Image.Image:
     """Returns a picture of any mode as RGB, with white where it is transparent."""
     transparency = image.info.get("transparency")
     if image.mode in _ALPHA_MODES or (image.mode == "P" and transparency is not None):
-        return _compose(image.convert("RGBA"))
+        return _compose(image if image.mode == "RGBA" else image.convert("RGBA"))
     if image.mode.startswith("I"):
-        return _flatten_deep(image, transparency)
+        return _map_bands(image, lambda band: _flatten_deep(band, transparency))
     if transparency is not None and image.mode in ("1", "L", "RGB"):
-        return _flatten_keyed(image, transparency, data)
+        key = _find_key(transparency, data)
+        return _map_bands(image, lambda band: _flatten_keyed(band, key))
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _map_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Converts a picture band by band: as arrays of numbers, a whole one would take several times its memory."""
+    converted = Image.new("RGB", image.size)
+    for top in range(0, image.height, BAND_HEIGHT):
+        bottom = min(top + BAND_HEIGHT, image.height)
+        converted.paste(convert(image.crop((0, top, image.width, bottom))), (0, top))
+    return converted
 
 
 def _compose(image: Image.Image) -> Image.Image:
@@ -100,15 +109,18 @@ def _flatten_deep(image: Image.Image, transparency: object) -> Image.Image:
     return Image.fromarray(gray).convert("RGB")
 
 
-def _flatten_keyed(image: Image.Image, transparency: object, data: bytes) -> Image.Image:
-    """Returns a picture in which one colour is transparent as RGB. The key is in the file's own depth."""
-    is_png = find_format(data) == "PNG"
-    depth = data[24] if is_png and len(data) > 24 else 8
-    adjust: Callable[[int], int] = lambda value: value * _GRAY_STEPS.get(depth, 1)  # noqa: E731
-    rgb = np.array(image.convert("RGB"))
+def _find_key(transparency: object, data: bytes) -> tuple[int, ...]:
+    """Returns the transparent colour in 8 bits. The file has it in its own depth."""
+    depth = data[24] if find_format(data) == "PNG" and len(data) > 24 else 8
     if isinstance(transparency, int):
-        rgb[(rgb == np.uint8(adjust(transparency) & 0xFF)).all(axis=-1)] = 255
-    elif isinstance(transparency, tuple) and len(transparency) == 3:
-        key = [value >> 8 if depth == 16 else value for value in transparency]
-        rgb[(rgb == np.array(key, dtype=np.int64)).all(axis=-1)] = 255
+        return (transparency * _GRAY_STEPS.get(depth, 1) & 0xFF,) * 3
+    if isinstance(transparency, tuple) and len(transparency) == 3:
+        return tuple(int(value) >> 8 if depth == 16 else int(value) for value in transparency)
+    return ()
+
+
+def _flatten_keyed(image: Image.Image, key: tuple[int, ...]) -> Image.Image:
+    rgb = np.array(image.convert("RGB"))
+    if key:
+        rgb[(rgb == np.array(key)).all(axis=-1)] = 255
     return Image.fromarray(rgb)
