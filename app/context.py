@@ -60,7 +60,7 @@ def request_owner(request: AnyRequest) -> str:
     return request_state(request.scope).owner
 
 
-def _open_media(settings: Settings) -> tuple[MediaPreparer | None, PdfReader | None]:
+def _open_media(settings: Settings, metrics: MetricsCollector) -> tuple[MediaPreparer | None, PdfReader | None]:
     """Returns what prepares images, and what reads PDFs. None: it is switched off, or the extra `vision` is missing."""
     limits = MediaLimits(
         max_image_bytes=settings.max_image_mib << 20,
@@ -68,8 +68,10 @@ def _open_media(settings: Settings) -> tuple[MediaPreparer | None, PdfReader | N
         max_image_tokens=settings.max_image_tokens or max(MAX_IMAGE_TOKENS, settings.image_tokens or 0),
     )
     sees = settings.images == "auto" and not find_missing_packages(IMAGE_PACKAGES)
-    preparer = MediaPreparer(limits) if sees else None
-    return preparer, None if find_missing_packages(PDF_PACKAGES) else PdfReader(limits)
+    preparer = MediaPreparer(limits, metrics.media.observe) if sees else None
+    reader = None if find_missing_packages(PDF_PACKAGES) else PdfReader(limits, metrics.media.observe)
+    metrics.media.watch(found for found in (preparer, reader) if found is not None)
+    return preparer, reader
 
 
 def create_context(
@@ -83,7 +85,7 @@ def create_context(
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models)
     capacity = TurnCapacity(model.engine for model in models.served)
-    preparer, reader = _open_media(settings)
+    preparer, reader = _open_media(settings, metrics)
     if preparer is None:
         settings = structs.replace(settings, images="off")
     media = MediaResolver(store, settings, preparer, reader)

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from antiphon.app.media.array_checks import take_arrays
 from antiphon.app.media.budget import MediaLimits, find_budget
-from antiphon.app.media.file_text import PdfPage
 from antiphon.app.media.media_client import MediaClient, refuse
 from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event
 from antiphon.app.media.media_fault import MediaFault
-from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.prepared_image import (
     CompactImage,
     EncodedImage,
@@ -63,7 +61,6 @@ class MediaPreparer:
         self._facts: KnownImages[ImageFacts] = KnownImages()
         self._processors: dict[bytes, ProcessorFacts] = {}
         self._shared = SharedWork()
-        self.pdfs = PdfReader(self.limits, observe)
 
     @property
     def processes(self) -> tuple[MediaProcess, ...]:
@@ -73,7 +70,7 @@ class MediaPreparer:
     @property
     def num_restarts(self) -> int:
         """How often a process has ended during a message."""
-        return self._client.num_restarts + self.pdfs.num_restarts
+        return self._client.num_restarts
 
     async def inspect(self, owner: str, sha256: bytes, data: bytes) -> ImageFacts:
         """Returns format and size of a picture from its first bytes, without decoding it."""
@@ -217,13 +214,6 @@ class MediaPreparer:
         self.memory.keep(owner, encoded, place)
         return encoded
 
-    async def read_pdf(
-        self, owner: str, sha256: bytes, data: bytes, *, render: bool, max_tokens: int | None = None
-    ) -> tuple[PdfPage, ...]:
-        """Returns the pages of a PDF, rendered for `max_tokens` each if `render` is set; None: the usual budget."""
-        page_tokens = (max_tokens or self.limits.image_tokens) if render else 0
-        return (await self.pdfs.read(owner, sha256, data, page_tokens=page_tokens)).pages
-
     def load_arrays(self, owner: str, key: bytes) -> MediaArrays | None:
         """Returns the arrays of a prepared picture; the caller closes the descriptor. None if they were dropped."""
         return self.memory.load_arrays(owner, key)
@@ -231,7 +221,6 @@ class MediaPreparer:
     async def close(self) -> None:
         """Ends the processes and drops all pictures."""
         self._shared.cancel()
-        await self.pdfs.close()
         await self._client.close()
         self.memory.clear()
 

@@ -22,6 +22,7 @@ from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.status import shown_load_state
+from antiphon.app.observability.media_metrics import MediaMetrics
 from antiphon.app.tools.measured_calls import ToolCallStats
 from antiphon.engine.remote.engine import RemoteEngine
 
@@ -89,6 +90,7 @@ class MetricsCollector:
             registry=self.registry,
             buckets=_TOOL_CALL_BUCKETS_S,
         )
+        self.media = MediaMetrics(self.registry)
         self._http_requests = cache(http_requests.labels)  # looking up a label set takes longer than counting
 
     def on_turn_end(self, model: str, stats: TurnStats) -> None:

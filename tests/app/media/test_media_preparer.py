@@ -14,6 +14,7 @@ from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.media_event import MediaEvent
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
+from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.sandbox.media.messages import ImageFacts
 from tests.app.media.pictures import make_png, write_model
 
@@ -80,3 +81,14 @@ async def test_fault_is_remembered(preparer: MediaPreparer, events: list[MediaEv
             await preparer.prepare("a", b"\0" * 32, data, folder=folder, detail=None)
         assert (caught.value.code, caught.value.detail) == ("unreadable", "is damaged or cut.")
     assert [event.result for event in events] == ["unreadable"] * 2
+
+
+async def test_metrics_count_pictures_and_restarts(preparer: MediaPreparer) -> None:
+    metrics = MetricsCollector(())
+    metrics.media.watch([preparer])
+    for result in ("prepared", "known", "unreadable"):
+        metrics.media.observe(MediaEvent(kind="image", result=result, elapsed_s=2.0))
+    read = metrics.registry.get_sample_value
+    assert read("antiphon:media_total", {"kind": "image", "result": "known"}) == 1
+    assert read("antiphon:media_prepare_seconds_sum", {"kind": "image"}) == 2
+    assert read("antiphon:media_worker_restarts_total") == 0
