@@ -39,9 +39,11 @@ def install_claude_code() -> Path:
         return PROGRAM
 
 
-def run_claude_code(program: Path, server: RunningServer, prompt: str, home: Path, key: str) -> dict[str, Any]:
-    """Runs one prompt in print mode to its end and returns the JSON result."""
-    (home / "work").mkdir(parents=True)
+def run_claude_code(
+    program: Path, server: RunningServer, prompt: str, home: Path, key: str, tools: str = "Bash"
+) -> dict[str, Any]:
+    """Runs one prompt in print mode to its end, in `home/work`, and returns the JSON result."""
+    (home / "work").mkdir(parents=True, exist_ok=True)
     model = server.context.models.served[0].names[0]
     environment = {
         "PATH": os.environ["PATH"],
@@ -53,7 +55,7 @@ def run_claude_code(program: Path, server: RunningServer, prompt: str, home: Pat
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
     }
-    args = [program, "-p", prompt, "--output-format", "json", "--allowedTools", "Bash", "--max-turns", "4"]
+    args = [program, "-p", prompt, "--output-format", "json", "--allowedTools", tools, "--max-turns", "4"]
     done = subprocess.run(
         args,
         env=environment,
