@@ -115,22 +115,31 @@ class BlobTables:
     # Reads
 
     def load_blob(self, owner: str, sha256: bytes) -> bytes | None:
-        """Returns the content of the owner's blob; None if there is none or it was damaged."""
-        query = "SELECT data FROM blob_pieces WHERE owner = ? AND sha256 = ? ORDER BY number"
-        rows = self._connection.execute(query, (owner, sha256)).fetchall()
-        if not rows and not self.has_blob(owner, sha256):
-            return None
-        are_bytes = all(isinstance(data, bytes) for (data,) in rows)
-        content = b"".join(data for (data,) in rows) if are_bytes else b""
-        if not are_bytes or hashlib.sha256(content).digest() != sha256:
-            _log.error("stored blob is unreadable", sha256=sha256.hex()[:8])
-            return None
-        return content
+        """Returns the content of the owner's blob; None if there is none or it was damaged.
 
-    def has_blob(self, owner: str, sha256: bytes) -> bool:
-        """Tells whether the owner's blob is stored."""
-        query = "SELECT 1 FROM blobs WHERE owner = ? AND sha256 = ?"
-        return self._connection.execute(query, (owner, sha256)).fetchone() is not None
+        Reads piece by piece: other threads that use the connection have their turn in between.
+        """
+        if (size := self._find_size(owner, sha256)) is None:
+            return None
+        pieces = [self._read_piece(owner, sha256, number) for number in range(-(-size // BLOB_PIECE_BYTES))]
+        content = b"".join(piece for piece in pieces if piece is not None)
+        if hashlib.sha256(content).digest() == sha256:
+            return content
+        if self._find_size(owner, sha256) is not None:  # else it was deleted meanwhile
+            _log.error("stored blob is unreadable", sha256=sha256.hex()[:8])
+        return None
+
+    def _find_size(self, owner: str, sha256: bytes) -> int | None:
+        """Returns the size of the owner's blob; None if it is not stored."""
+        row = self._connection.execute(
+            "SELECT size FROM blobs WHERE owner = ? AND sha256 = ?", (owner, sha256)
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def _read_piece(self, owner: str, sha256: bytes, number: int) -> bytes | None:
+        query = "SELECT data FROM blob_pieces WHERE owner = ? AND sha256 = ? AND number = ?"
+        row = self._connection.execute(query, (owner, sha256, number)).fetchone()
+        return row[0] if row is not None and isinstance(row[0], bytes) else None
 
     def count_bytes(self) -> int:
         """Returns the size of all blobs that a response or a chat completion refers to."""

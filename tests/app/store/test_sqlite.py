@@ -75,6 +75,7 @@ CHANGES = {
         PRAGMA user_version = 3;
     """,
     "version 5": ";".join((*MIGRATIONS[1:4], "PRAGMA user_version = 5")),
+    "version 6": ";".join((*MIGRATIONS[1:5], "PRAGMA user_version = 6")),
 }
 """Statements that make a file of version 2 one of another version."""
 
