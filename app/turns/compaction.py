@@ -42,7 +42,7 @@ class SummaryReader:
     def __init__(self, form: ModelFormat, prompt: TurnPrompt) -> None:
         self._reader = form.create_reader(prompt.prompt, prompt.prompt_input)
         self._texts: list[str] = []
-        self.num_prompt_tokens = len(prompt.prompt.tokens)
+        self.num_prompt_tokens = prompt.prompt.num_tokens
         self.num_cached_tokens = self.num_generated_tokens = 0
 
     @property
@@ -58,6 +58,7 @@ class SummaryReader:
     def read_chunk(self, chunk: Chunk) -> None:
         """Reads one engine step. A summary that was cut at the token limit is valid, one whose job failed is empty."""
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.cached_tokens)
+        self.num_prompt_tokens = chunk.prompt_tokens or self.num_prompt_tokens
         self.num_generated_tokens += len(chunk.tokens)
         segments = self._reader.feed(chunk.tokens)
         if chunk.finish:

@@ -39,6 +39,7 @@ def build_job(
         prompt_logprobs=spec.details.prompt_logprobs,
         prefill_only=spec.prefill_only,
         media=tuple(_media_span(span) for span in prompt.prompt.media),
+        texts=prompt.prompt.texts,
     )
 
 
@@ -49,7 +50,7 @@ def _media_span(span: ImageSpan) -> MediaSpan:
 def build_summary_spec(spec: TurnSpec, model: ServedModel, prompt: TurnPrompt) -> TurnSpec:
     """Returns the turn of a summary: with a limit of its own, and without what the request says of the answer."""
     context = model.engine.info.max_model_len
-    limit = min(MAX_SUMMARY_TOKENS, context // 8, context - len(prompt.prompt.tokens))
+    limit = min(MAX_SUMMARY_TOKENS, context // 8, context - prompt.prompt.num_tokens)
     sampling = msgspec.structs.replace(spec.sampling, max_tokens=limit, min_tokens=0, top_logprobs=None)
     base_response = msgspec.structs.replace(spec.base_response, id=f"{spec.base_response.id}-summary")
     return msgspec.structs.replace(spec, sampling=sampling, base_response=base_response)

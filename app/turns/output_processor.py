@@ -147,7 +147,7 @@ class OutputProcessor:
     @property
     def num_prompt_tokens(self) -> int:
         """Number of tokens in the prompts of all rounds."""
-        return sum(len(each.prompt.prompt.tokens) for each in self.rounds)
+        return sum(each.num_prompt_tokens for each in self.rounds)
 
     @property
     def has_dialect(self) -> bool:
@@ -174,7 +174,8 @@ class OutputProcessor:
             self._summary.read_chunk(chunk)
             self._events += self.machine.feed(Compact())
         else:
-            self.round.is_admitted, self.round.cached_tokens = True, chunk.cached_tokens
+            self.round.is_admitted = True
+            self.round.count_prompt(chunk)
             if not self._done_rounds:
                 self._details.add_admission(chunk)
             self._steer()
@@ -200,7 +201,7 @@ class OutputProcessor:
             return
         if chunk.finish is not None and not self.round.calls:  # a turn that ends is not steered; a call lets it go on
             self._steer_requested, self._steer_if_called = False, self._steer_requested
-        self.round.cached_tokens = max(self.round.cached_tokens, chunk.cached_tokens)
+        self.round.count_prompt(chunk)
         self._details.add_prompt_logprobs(chunk)
         if self._spec.prefill_only:
             self._finish_prefill(chunk)

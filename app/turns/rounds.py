@@ -21,7 +21,7 @@ from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.prompts.kept_items import cut_middle
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt, to_input
-from antiphon.engine.protocol import Job
+from antiphon.engine.protocol import Chunk, Job
 from antiphon.events.hosted import (
     CodeInterpreterCall,
     FileSearchCall,
@@ -66,6 +66,7 @@ class Round:
         self.is_admitted = False
         """True once the engine has the job. Calls that the client has approved run before the first one."""
         self.cached_tokens = 0
+        self._told_prompt_tokens = 0
         self.generated_tokens: list[int] = []
         self.calls: list[ServerCall] = []
         """Calls that the server runs, those with an output first."""
@@ -73,6 +74,16 @@ class Round:
         """Number of whole calls after which the turn ends: calls that the client runs, and requests to approve one."""
         self.output_tokens = 0
         """Tokens that the outputs so far will have in the next prompt, about."""
+
+    def count_prompt(self, chunk: Chunk) -> None:
+        """Takes the counts of the prompt's tokens that a chunk carries."""
+        self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
+        self._told_prompt_tokens = max(self._told_prompt_tokens, chunk.prompt_tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt: as the engine tells if it puts tokens of pictures into it, else as it was rendered."""
+        return self._told_prompt_tokens or self.prompt.prompt.num_tokens
 
     @property
     def num_calls(self) -> int:
@@ -235,7 +246,7 @@ class RoundPlanner:
 
     async def fit_output(self, current: Round, text: str) -> str:
         """Returns the output of a call, shortened to its share of the room that is left in the context."""
-        used = len(current.prompt.prompt.tokens) + len(current.generated_tokens) + current.output_tokens
+        used = current.num_prompt_tokens + len(current.generated_tokens) + current.output_tokens
         limit = max(self._model.engine.info.max_model_len - used, 0) // OUTPUT_SHARE
         form, num_bytes = self._model.format, len(text.encode())
         if num_bytes <= limit:  # a token has one byte at least

@@ -29,7 +29,7 @@ class DetailCollector:
 
     def add_admission(self, chunk: Chunk) -> None:
         """Adds the first chunk, which marks the admission of the job."""
-        self._input_tokens, self._cached_tokens = len(self._prompt.tokens), chunk.cached_tokens
+        self._input_tokens, self._cached_tokens = chunk.prompt_tokens or self._prompt.num_tokens, chunk.cached_tokens
         if self._request.prompt and self._request.prompt_logprobs is None:
             self._prompt_detail = PromptDetail(tokens=self._prompt.tokens, text=self._prompt.text)
 

@@ -9,7 +9,7 @@ from antiphon.events.response import InputTokensDetails, OutputTokensDetails, Us
 
 def sum_usage(rounds: Sequence[Round], summary: SummaryReader | None) -> Usage:
     """Returns the sum of the rounds of a turn, and of the summary with which it began."""
-    num_prompt = sum(len(each.prompt.prompt.tokens) for each in rounds)
+    num_prompt = sum(each.num_prompt_tokens for each in rounds)
     cached = sum(each.cached_tokens for each in rounds)
     num_generated = sum(len(each.generated_tokens) for each in rounds)
     reasoning = sum(each.reader.reasoning_tokens for each in rounds)

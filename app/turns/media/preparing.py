@@ -14,7 +14,7 @@ from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.turns.media.faults import check_messages_size, explain_image_fault
 from antiphon.app.turns.media.image_source import ImageRecipe, ImageSource
 from antiphon.app.turns.media.reading import MediaReading
-from antiphon.harmony.images import PromptImage
+from antiphon.harmony.images import ImageForm, PromptImage
 
 ImageKey = tuple[str, str | None]
 """Blob URL and `detail` of an image."""
@@ -67,7 +67,14 @@ class ImagePreparation:
             data=self._reading.find(reference.sha256),
         )
         self.recipes.append(self._source.add_recipe(self._owner, image.key, recipe))
-        return PromptImage(key=image.key, replacement=image.replacement, rows=image.rows, grid=image.grid)
+        return PromptImage(
+            key=image.key, replacement=image.replacement, rows=image.rows, grid=image.grid, form=self._find_form()
+        )
+
+    def _find_form(self) -> ImageForm:
+        """Returns how the model's engine takes images in prompts."""
+        form = self._model.engine.info.image_form
+        return "expanded" if form == "none" else form
 
     async def _read(
         self, reference: BlobReference, folder: Path, detail: str | None, media: SentMedia | None

@@ -57,7 +57,7 @@ class PromptRenderer:
         `is_large`: other prompts must not wait for a thread until this one is rendered.
         """
         prompt = await self.render_in_thread(model, spec, owner, now, is_large=is_large)
-        length, limit = len(prompt.prompt.tokens), model.engine.info.max_model_len
+        length, limit = prompt.prompt.num_tokens, model.engine.info.max_model_len
         if length >= limit:
             message = f"This model's maximum context length is {limit} tokens, but the input has {length}."
             if num_image_tokens := sum(span.rows for span in prompt.prompt.media):
@@ -116,7 +116,7 @@ class PromptRenderer:
         if spec.max_prompt_tokens is not None:
             prompt = _keep_last_tokens(prompt, spec.max_prompt_tokens)
         prompt = self._compare(model, spec, _add_grammar(model, prompt))
-        if spec.compact_threshold is not None and len(prompt.prompt.tokens) > spec.compact_threshold:
+        if spec.compact_threshold is not None and prompt.prompt.num_tokens > spec.compact_threshold:
             return msgspec.structs.replace(prompt, summary=self._render_summary(model, prompt))
         return prompt
 
@@ -124,7 +124,7 @@ class PromptRenderer:
         """Returns the prompt of a summary; None if the context has no room for it."""
         asking = ask_for_summary(prompt.prompt_input)
         summary = self.token_history.render(model.format, prompt.owner, asking, prompt.now)
-        if len(summary.prompt.tokens) + MIN_SUMMARY_TOKENS > model.engine.info.max_model_len:
+        if summary.prompt.num_tokens + MIN_SUMMARY_TOKENS > model.engine.info.max_model_len:
             return None
         return _add_grammar(model, summary)
 
@@ -143,7 +143,7 @@ class PromptRenderer:
         compacted = msgspec.structs.replace(prompt.prompt_input, items=expand_compacted(content, ()))
         rendered = self.token_history.render(model.format, prompt.owner, compacted, prompt.now)
         rendered = self._fit_context(model, spec, rendered)
-        if len(rendered.prompt.tokens) >= context:
+        if rendered.prompt.num_tokens >= context:
             message = (
                 f"This model's maximum context length is {context} tokens, and a summary of the conversation has more."
             )
@@ -175,7 +175,7 @@ class PromptRenderer:
 
     def _fit_context(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:
         """Removes the oldest items until the output fits the context, if the request allows that and if it helps."""
-        if not spec.truncate or len(prompt.prompt.tokens) < model.engine.info.max_model_len:
+        if not spec.truncate or prompt.prompt.num_tokens < model.engine.info.max_model_len:
             return prompt
         context = model.engine.info.max_model_len
         max_prompt = context - min(spec.sampling.max_tokens or context, context // 4)
@@ -185,7 +185,7 @@ class PromptRenderer:
 
         def fits(prompt_input: PromptInput) -> bool:
             try:
-                return len(render(prompt_input).prompt.tokens) <= max_prompt
+                return render(prompt_input).prompt.num_tokens <= max_prompt
             except RenderError:  # the template rejects the remaining items
                 return False
 
