@@ -12,6 +12,7 @@ from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.media.budget import MediaLimits
+from antiphon.app.media.fetch import AllowedHost, MediaFetcher, parse_allowed_host
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import IMAGE_PACKAGES, PDF_PACKAGES, find_missing_packages
@@ -28,6 +29,10 @@ from antiphon.state.drafts import OutputSettings
 AnyRequest = Request[Any, Any, Any]
 IMAGE_TOKENS, MAX_IMAGE_TOKENS = 512, 1024
 """Tokens of an image by default, on a CPU, where the encoder of images is the cost of a turn."""
+
+
+class MediaOptionError(Exception):
+    """An option about images and files cannot be used. The message is one line for the operator."""
 
 
 class ServerContext(Struct, kw_only=True):
@@ -74,6 +79,16 @@ def _open_media(settings: Settings, metrics: MetricsCollector) -> tuple[MediaPre
     return preparer, reader
 
 
+def read_allowed_hosts(settings: Settings) -> tuple[AllowedHost, ...]:
+    """Returns the hosts whose URLs are fetched. Raises `MediaOptionError`."""
+    try:
+        return tuple(
+            parse_allowed_host(host, may_be_any=settings.allow_any_image_host) for host in settings.image_hosts
+        )
+    except ValueError as error:
+        raise MediaOptionError(f"--allow-image-host: {error}") from None
+
+
 def create_context(
     settings: Settings,
     models: ModelRegistry,
@@ -88,7 +103,7 @@ def create_context(
     preparer, reader = _open_media(settings, metrics)
     if preparer is None:
         settings = structs.replace(settings, images="off")
-    media = MediaResolver(store, settings, preparer, reader)
+    media = MediaResolver(store, settings, preparer, reader, MediaFetcher(read_allowed_hosts(settings)))
     for model in models.served:
         if media.source is not None:
             model.engine.attach_media(media.source)

@@ -15,7 +15,7 @@ from antiphon.app import server
 from antiphon.app.assembly.models import create_models
 from antiphon.app.base.encryption import KeyFileError
 from antiphon.app.base.settings import Settings
-from antiphon.app.context import ServerContext, create_context
+from antiphon.app.context import MediaOptionError, ServerContext, create_context, read_allowed_hosts
 from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages
 from antiphon.app.models.status import loaded_info
 from antiphon.app.observability import log_config, startup
@@ -32,6 +32,11 @@ from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.harmony.detect import DialectError
 
+START_ERRORS = (
+    *(EngineError, ScriptError, DialectError, StoreError),
+    *(KeyFileError, ToolOptionError, MediaOptionError),
+)
+"""Errors for which the server does not start. Each has a message of one line for the operator."""
 MAX_PORT = 65_535
 """Largest TCP port."""
 GC_THRESHOLD = 20_000
@@ -45,7 +50,7 @@ def run_until_signal(options: ServeOptions, settings: Settings, style: LogFormat
     log_config.configure_logging(style, sink)
     try:
         uvloop.run(_run_server(options, settings, style, spawn, sink))
-    except (EngineError, ScriptError, DialectError, StoreError, KeyFileError, ToolOptionError) as error:
+    except START_ERRORS as error:
         raise ServeError(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
@@ -60,6 +65,7 @@ async def _run_server(
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
     _check_grpc(settings, len(options.models))
     check_tool_options(settings)
+    read_allowed_hosts(settings)
     load_ssl_context(settings)  # first, so that an unusable certificate fails immediately
     with server.bind_socket(settings) as listener:  # early, too, so that a port in use fails immediately
         store = open_store(settings)

@@ -133,6 +133,17 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = None
     max_images: Annotated[int, _images("Maximum number of images in a conversation.", minimum=1)] = 100
     max_image_mib: Annotated[int, _images("Maximum size of an image in MiB.", minimum=1)] = 20
+    image_hosts: Annotated[
+        tuple[str, ...],
+        _images(
+            "Host whose URLs this server fetches, by https, or http://HOST; repeatable. Default: none.",
+            name="allow-image-host",
+            metavar="HOST",
+        ),
+    ] = ()
+    allow_any_image_host: Annotated[
+        bool, _images("Let `--allow-image-host '*'` allow every host with public addresses.")
+    ] = False
     max_file_mib: Annotated[
         int, _images("Maximum size of an uploaded file in MiB; files of batches have 200.", minimum=1, maximum=4096)
     ] = 64

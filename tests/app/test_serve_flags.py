@@ -129,6 +129,9 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "image_tokens": (["--image-tokens", "99"], {"settings.image_tokens": 99}),
     "max_image_tokens": (["--max-image-tokens", "999"], {"settings.max_image_tokens": 999}),
     "max_images": (["--max-images", "9"], {"settings.max_images": 9}),
+    "image_hosts": (["--allow-image-host", "x.example"], {"settings.image_hosts": ("x.example",)}),
+    "allow_any_image_host": (["--allow-any-image-host"], {"settings.allow_any_image_host": True}),
+    "max_file_mib": (["--max-file-mib", "7"], {"settings.max_file_mib": 7}),
     "max_image_mib": (["--max-image-mib", "3"], {"settings.max_image_mib": 3}),
     "store": (["--store", "a/b.db"], {"settings.store_file": Path("a/b.db")}),
     "tool_servers": (

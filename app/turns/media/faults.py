@@ -1,12 +1,14 @@
 """Translates faults of images and files to errors of the request that sent them."""
 
 from antiphon.app.base.errors import ApiError
+from antiphon.app.media.fetch import FetchFault
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.requests.media.errors import (
     MediaPlace,
     invalid_file,
     invalid_image,
     media_busy,
+    refused_url,
     unparsed_image,
     wrong_size,
 )
@@ -36,6 +38,14 @@ def explain_file_fault(fault: MediaFault, place: MediaPlace) -> ApiError:
     if fault.code in ("busy", "unavailable"):
         return media_busy()
     return invalid_file(place, fault.detail, _MESSAGES_TEXTS.get(fault.code, "Could not process PDF"))
+
+
+def explain_fetch_fault(fault: FetchFault, place: MediaPlace) -> ApiError:
+    """Returns the error for a URL that cannot be fetched."""
+    if fault.code == "refused":
+        return refused_url(place, fault.host)
+    code = "failed_to_download_image" if place.is_image else "failed_to_download_file"
+    return place.fault(code, fault.detail)
 
 
 def check_messages_size(width: int, height: int, num_images: int, place: MediaPlace) -> None:

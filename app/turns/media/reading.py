@@ -4,17 +4,20 @@ import mimetypes
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from urllib.parse import urlsplit
+from pathlib import PurePosixPath
+from urllib.parse import unquote, urlsplit
 
 from msgspec import structs
 
 from antiphon.app.base.blob_urls import BlobReference, format_blob_url, refer_to
+from antiphon.app.media.fetch import FetchFault, MediaFetcher
 from antiphon.app.requests.batches.body import FILE_ID
-from antiphon.app.requests.media.errors import MediaPlace, file_not_found, refused_url
+from antiphon.app.requests.media.errors import MediaPlace, file_not_found
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile
 from antiphon.app.store.database import Database
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turns.media.faults import explain_fetch_fault
 from antiphon.app.turns.media.parts import MediaPart, replace_media
 from antiphon.events.inputs import AnyInput, InputImage, InputPart
 
@@ -26,6 +29,7 @@ class MediaReading:
     """
 
     def __init__(self, media: Iterable[SentMedia], owner: str, store: ResponseStore, param: str) -> None:
+        media = tuple(media)
         self._owner, self._store, self._param = owner, store, param
         self.blobs = {each.sent.reference.sha256: each.sent.data for each in media if each.sent is not None}
         self.pages: dict[bytes, bytes] = {}
@@ -37,18 +41,19 @@ class MediaReading:
         for each in media:
             self.sent.setdefault(each.source, each)
 
-    async def read_sources(self, *, reads_images: bool, reads_files: bool) -> None:
-        """Reads the files and URLs that the request names. Raises `ApiError`.
+    async def read_sources(self, fetcher: MediaFetcher, max_bytes: int, *, reads_images: bool) -> None:
+        """Reads the files and URLs that the request names, each of at most `max_bytes`. Raises `ApiError`.
 
-        Those that are not read stay in the items as they are: the model gets placeholders of them.
+        Images that are not read stay in the items as they are: the model gets placeholders of them.
         """
         for source, media in list(self.sent.items()):
-            is_read = reads_images if media.place.is_image else reads_files
-            if media.sent is not None or not is_read:
+            if media.sent is not None or (media.place.is_image and not reads_images):
                 continue
-            if not media.is_file_id:
-                raise refused_url(media.place, urlsplit(source).hostname or "")
-            reference = self._references[source] = await self._read_file(media)
+            if media.is_file_id:
+                reference = await self._read_file(media)
+            else:
+                reference = await self._fetch(media, fetcher, max_bytes)
+            self._references[source] = reference
             self.sent.setdefault(format_blob_url(reference), media)
 
     def refer(self, items: Iterable[AnyInput]) -> tuple[AnyInput, ...]:
@@ -56,14 +61,17 @@ class MediaReading:
         return replace_media(items, self._refer_part) if self._references else tuple(items)
 
     def _refer_part(self, part: MediaPart) -> Sequence[InputPart]:
-        reference = self._references.get(part.file_id or "")
+        if isinstance(part, InputImage):
+            source = part.file_id or part.image_url or ""
+        else:
+            source = part.file_id or part.file_url or ""
+        reference = self._references.get(source)
         if reference is None:
             return (part,)
         url = format_blob_url(reference)
         if isinstance(part, InputImage):
             return (structs.replace(part, image_url=url),)
-        filename = part.filename or self._filenames.get(part.file_id or "")
-        return (structs.replace(part, file_data=url, filename=filename),)
+        return (structs.replace(part, file_data=url, filename=part.filename or self._filenames.get(source)),)
 
     async def _read_file(self, media: SentMedia) -> BlobReference:
         """Returns the reference to the content of a file of the owner. Raises `ApiError`."""
@@ -74,6 +82,19 @@ class MediaReading:
         file, data = found
         self._filenames[media.source] = file.filename
         reference = refer_to(data, mimetypes.guess_type(file.filename)[0] or "")
+        self.blobs[reference.sha256] = data
+        return reference
+
+    async def _fetch(self, media: SentMedia, fetcher: MediaFetcher, max_bytes: int) -> BlobReference:
+        """Returns the reference to the content of a URL. Raises `ApiError`."""
+        url = media.source
+        try:
+            data = await fetcher.fetch(self._owner, url, max_bytes)
+        except FetchFault as fault:
+            raise explain_fetch_fault(fault, media.place) from None
+        name = PurePosixPath(unquote(urlsplit(url).path)).name
+        self._filenames[url] = name
+        reference = refer_to(data, mimetypes.guess_type(name)[0] or "", url)
         self.blobs[reference.sha256] = data
         return reference
 

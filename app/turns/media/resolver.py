@@ -13,6 +13,8 @@ from msgspec import Struct, structs
 
 from antiphon.app.base.blob_urls import BlobContents, parse_blob_url
 from antiphon.app.base.settings import Settings
+from antiphon.app.media.budget import MediaLimits
+from antiphon.app.media.fetch import MediaFetcher
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.model_registry import ServedModel
@@ -49,8 +51,12 @@ class MediaResolver:
         settings: Settings,
         preparer: MediaPreparer | None = None,
         reader: PdfReader | None = None,
+        fetcher: MediaFetcher | None = None,
     ) -> None:
         self._store, self._settings, self._preparer, self._reader = store, settings, preparer, reader
+        self._fetcher = fetcher or MediaFetcher(())
+        limits = MediaLimits() if preparer is None else preparer.limits
+        self._max_bytes = max(limits.max_image_bytes, limits.max_pdf_bytes)
         self.source = None if preparer is None else ImageSource(preparer, store)
 
     async def close(self) -> None:
@@ -66,7 +72,7 @@ class MediaResolver:
             return spec, NO_MEDIA
         preparer = self._preparer if sees_images(model, self._settings) else None
         reading = MediaReading(spec.media, owner, self._store, spec.prompt_param)
-        await reading.read_sources(reads_images=preparer is not None, reads_files=True)
+        await reading.read_sources(self._fetcher, self._max_bytes, reads_images=preparer is not None)
         items = reading.refer(items)
         num_images = len(_list_images(items))
         if preparer is not None and num_images > self._settings.max_images:
@@ -93,7 +99,7 @@ class MediaResolver:
         What they hold is checked when a turn shows them to a model.
         """
         reading = MediaReading(tuple(media), owner, self._store, "items")
-        await reading.read_sources(reads_images=self._preparer is not None, reads_files=True)
+        await reading.read_sources(self._fetcher, self._max_bytes, reads_images=self._preparer is not None)
         return reading.refer(items), reading.blobs
 
 
