@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.media_event import MediaEvent
@@ -16,7 +17,7 @@ from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.sandbox.media.messages import ImageFacts
-from tests.app.media.pictures import make_png, write_model
+from tests.app.media.pictures import QWEN3_VL_PROCESSOR, make_png, write_model
 
 PICTURE = make_png(96, 64)
 SHA256 = hashlib.sha256(PICTURE).digest()
@@ -65,6 +66,42 @@ async def test_arrays_are_in_a_sealed_file(preparer: MediaPreparer, folder: Path
         assert tuple(grid) == image.grid
     finally:
         os.close(arrays.descriptor)
+
+
+async def test_arrays_are_those_of_transformers(preparer: MediaPreparer, folder: Path) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    rows = np.random.default_rng(1).integers(0, 256, (90, 130, 3), dtype=np.uint8)
+    data = make_png(130, 90, rows.tobytes())
+    image = await preparer.prepare("a", hashlib.sha256(data).digest(), data, folder=folder, detail=None)
+    processor = Qwen2VLImageProcessorPil(patch_size=16, merge_size=2, size=QWEN3_VL_PROCESSOR["size"])
+    expected = processor(images=[Image.fromarray(rows)], return_tensors="np")
+    arrays = preparer.load_arrays("a", image.key)
+    assert arrays is not None
+    content = os.pread(arrays.descriptor, arrays.size, 0)
+    os.close(arrays.descriptor)
+    for array in arrays.arrays:
+        found = np.frombuffer(content, array.dtype, array.size // np.dtype(array.dtype).itemsize, array.offset)
+        assert np.array_equal(found.reshape(array.shape), expected[array.name])
+
+
+async def test_system_without_files_in_memory(
+    preparer: MediaPreparer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = await preparer.prepare("a", SHA256, PICTURE, folder=folder, detail=None)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "without_linux"))
+    other = MediaPreparer(preparer.limits)
+    try:
+        assert await other.prepare("a", SHA256, PICTURE, folder=folder, detail=None) == image
+        assert "a limit of memory" in other.processes[0].missing
+        contents = []
+        for arrays in (preparer.load_arrays("a", image.key), other.load_arrays("a", image.key)):
+            assert arrays is not None
+            contents.append(os.pread(arrays.descriptor, arrays.size, 0))
+            os.close(arrays.descriptor)
+        assert contents[0] == contents[1]
+    finally:
+        await other.close()
 
 
 async def test_owners_share_nothing(preparer: MediaPreparer, events: list[MediaEvent], folder: Path) -> None:
