@@ -32,6 +32,8 @@ from antiphon.engine.load.experts.placeholders import use_placeholders
 from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.load.mmap_weights import use_kernels
 from antiphon.engine.malloc_tuning import map_large_blocks, return_freed_memory
+from antiphon.engine.media.assembly import create_desk, describe_images
+from antiphon.engine.media.vision_tower import VisionTower, explain_no_pictures, explain_pass_without_pictures
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.opening import open_pack_session
 from antiphon.engine.pack_cache.session import PackSession
@@ -98,6 +100,8 @@ class _Build:
         self.validation = Validation(model)
         self.forward: ForwardPass = SequentialForward(model)
         self.packing = PackingResult()
+        self.tower: VisionTower | None = None
+        self.image_refusal = ""
 
 
 def _read_adapters(build: _Build) -> None:
@@ -114,10 +118,15 @@ def _read_adapters(build: _Build) -> None:
 
 
 def _remove_towers(build: _Build) -> None:
-    """Removes parts for images, so that no later stage packs or measures them."""
-    if build.optimize:
-        model = build.model
-        remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model, DRY_RUN_TOKENS))
+    """Removes parts for images, so that no later stage packs or measures them. The tower is put back at the end."""
+    if not build.optimize:
+        return
+    model = build.model
+    removed = remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model, DRY_RUN_TOKENS))
+    refusal = explain_no_pictures(model, removed)
+    if refusal is None and build.options.images != "off":
+        build.tower = VisionTower(model, removed)
+    build.image_refusal = refusal or ""
 
 
 def _load_kernels(build: _Build) -> None:
@@ -201,6 +210,17 @@ def _load_adapters(build: _Build) -> None:
         build.adapters.load_all(build.options.lora_modules)
 
 
+def _attach_tower(build: _Build) -> None:
+    """Puts the vision tower back, if the selected pass can use it."""
+    if build.tower is None:
+        return
+    refusal = explain_pass_without_pictures(build.model, build.forward)
+    if refusal is None:
+        build.tower.attach()
+    else:
+        build.tower, build.image_refusal = None, refusal
+
+
 STAGES: tuple[Callable[[_Build], None], ...] = (
     _read_adapters,
     _remove_towers,
@@ -210,6 +230,7 @@ STAGES: tuple[Callable[[_Build], None], ...] = (
     _optimize,
     _apply_determinism,
     _load_adapters,
+    _attach_tower,
 )
 """What happens to a loaded model before its cache is sized. Each stage gives the reason for its place."""
 
@@ -217,7 +238,8 @@ STAGES: tuple[Callable[[_Build], None], ...] = (
 def _create_core(build: _Build) -> Core:
     """Sizes the KV cache for the finished model and creates its core."""
     model, checkpoint, options, forward = build.model, build.checkpoint, build.options, build.forward
-    info = engine_info(model, checkpoint)
+    info = describe_images(engine_info(model, checkpoint), model, build.tower, build.image_refusal)
+    desk = None if build.tower is None else create_desk(model, forward, build.tower, options.image_cache_mib << 20)
     cache = size_cache(forward, str(model.device), options)
     cache_tokens = None if cache is None else cache.tokens
     context = limit_context(choose_context(options.max_model_len, info.max_model_len), cache, options)
@@ -234,6 +256,7 @@ def _create_core(build: _Build) -> Core:
         kernels=build.kernels,
         before_pass=_adapt_threads(model, options),
         adapters=build.adapters,
+        pictures=desk,
         grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )
 

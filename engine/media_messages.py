@@ -70,3 +70,25 @@ class MediaArrays(msgspec.Struct, frozen=True, kw_only=True):
 
 class MediaUnavailable(Exception):  # noqa: N818  it is a state of the source, and no error of the picture
     """The source no longer has the picture. The message is one line that a client may read."""
+
+
+def equal_length(ours: tuple[MediaSpan, ...], theirs: tuple[MediaSpan, ...], length: int) -> int:
+    """Returns how much of a common prefix of `length` match tokens is really equal: up to the first other picture."""
+    for index in range(max(len(ours), len(theirs))):
+        first = ours[index] if index < len(ours) else None
+        second = theirs[index] if index < len(theirs) else None
+        offset = min(span.offset for span in (first, second) if span is not None)
+        if offset >= length:
+            return length
+        if (
+            first is None
+            or second is None
+            or (first.key, first.offset, first.length)
+            != (
+                second.key,
+                second.offset,
+                second.length,
+            )
+        ):
+            return offset
+    return length

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 Quantization = Literal["int8", "int4", "stored"]
+Images = Literal["auto", "off"]
 KVCacheDtype = Literal["float32", "float16"]
 
 
@@ -93,6 +94,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         _memory("KV cache type on a CPU. Default: float16 with quantized weights, otherwise the model's."),
     ] = None
     """None: float16 with quantized layers if compiled kernels can read it, otherwise the model's own."""
+    images: Annotated[Images, _engine("Pictures as input: auto, if the model has a vision tower, or off.")] = "auto"
+    """Off: the vision tower is not kept in memory."""
+    image_cache_mib: Annotated[
+        int, _memory("Memory for the features of pictures in MiB, which later requests reuse.", minimum=0)
+    ] = 512
     pack_cache: Annotated[
         bool, _memory("Keep quantized weights in ~/.cache/antiphon, so that the next start is fast.")
     ] = True

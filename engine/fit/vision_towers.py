@@ -14,14 +14,14 @@ log = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
-def remove_unused_towers(model: PreTrainedModel, run: Callable[[], Tensor]) -> list[str]:
+def remove_unused_towers(model: PreTrainedModel, run: Callable[[], Tensor]) -> dict[str, Any]:
     """Removes children of a multimodal model's body that `run`, which runs it on text, does not call.
 
-    Returns their names. Raises `LoadError` if the model does not run on text alone.
+    Returns them by name. Raises `LoadError` if the model does not run on text alone.
     """
     body: Any = model.base_model
     if model.config.get_text_config(decoder=True) is model.config or body is model:
-        return []
+        return {}
     called: set[str] = set()
     hooks = [
         module.register_forward_hook(lambda *_, name=name: called.add(name))
@@ -46,8 +46,8 @@ def remove_unused_towers(model: PreTrainedModel, run: Callable[[], Tensor]) -> l
         differs = True
     if differs:
         _set_children(body, unused)
-        return []
-    return list(unused)
+        return {}
+    return unused
 
 
 def _set_children(body: nn.Module, children: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import msgspec
 from torch import Tensor
 
 from antiphon.engine.forward.adapter_weights import LoadedAdapter
+from antiphon.engine.forward.pictures import PassPictures
 
 
 class SequenceInput(msgspec.Struct):
@@ -19,6 +20,7 @@ class SequenceInput(msgspec.Struct):
     num_logits: int
     num_generated: int = 0
     adapter: LoadedAdapter | None = None
+    pictures: PassPictures | None = None
 
 
 class ForwardPass(Protocol):

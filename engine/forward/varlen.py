@@ -12,7 +12,6 @@ from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
 from antiphon.engine.forward.adapter_rows import AdapterRows, run_apart
-from antiphon.engine.forward.adapter_weights import LoadedAdapter
 from antiphon.engine.forward.attention import CURRENT_METADATA, AttentionMetadata, SequenceSpan
 from antiphon.engine.forward.attention_variants.indexers import attach_indexers, find_indexers
 from antiphon.engine.forward.attention_variants.layer_variants import (
@@ -23,6 +22,8 @@ from antiphon.engine.forward.attention_variants.layer_variants import (
 from antiphon.engine.forward.cuda_graphs import CudaGraphCapture, CudaGraphs, GraphCapture
 from antiphon.engine.forward.decode_batch import DecodeBatch, bucket_by_length, build_tables
 from antiphon.engine.forward.interface import SequenceInput
+from antiphon.engine.forward.pictures import join_rows, place_positions
+from antiphon.engine.forward.token_row import TokenRow, split_input
 from antiphon.engine.kernels.bindings import Kernels
 
 
@@ -68,6 +69,8 @@ class VarlenForward:
         self.selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         """True if the model computes its head for the requested logits only."""
         self.adapter_rows: AdapterRows | None = None
+        self.two_way_layers: frozenset[int] = frozenset()
+        """Layers in which the tokens of a picture see all of it."""
 
     @property
     def is_paged(self) -> bool:
@@ -141,11 +144,7 @@ class VarlenForward:
         if not self.one_token_passes:
             is_mixed = self.adapter_rows is not None and not self.adapter_rows.one_pass
             return run_apart(self.run_pass, inputs) if is_mixed else self.run_pass(inputs)
-        tokens = [
-            SequenceInput(item.cache, [token], int(index >= len(item.ids) - item.num_logits), adapter=item.adapter)
-            for item in inputs
-            for index, token in enumerate(item.ids)
-        ]
+        tokens = [token for item in inputs for token in split_input(item)]
         return torch.cat([self.run_pass([token]) for token in tokens])
 
     def run_pass(self, inputs: list[SequenceInput]) -> Tensor:
@@ -160,6 +159,7 @@ class VarlenForward:
         if (
             self._graphs is not None
             and not has_adapters
+            and all(item.pictures is None for item in inputs)
             and len(decode_inputs) == len(inputs)
             and all(item.num_logits for item in inputs)
         ):
@@ -173,16 +173,17 @@ class VarlenForward:
 
     def _run_eager(self, inputs: list[SequenceInput], decode_inputs: list[SequenceInput]) -> Tensor:
         """Requested logits, in the order of `inputs`. In the row of tokens, `decode_inputs` come first."""
-        row = _TokenRow()
+        row = TokenRow()
         batches = self._add_batches(row, decode_inputs)
         spans = self._add_spans(row, inputs)
         attn_metadata = AttentionMetadata(spans, self._windows, batches, self._kernels)
+        attn_metadata.two_way_layers = self.two_way_layers
         logits = self._run_row(row, row.find_logits(inputs), attn_metadata)
         self.uses_kernels &= attn_metadata.used_kernels
         self._attention_limit = self._attention_limit or attn_metadata.unsupported
         return logits
 
-    def _add_batches(self, row: "_TokenRow", inputs: list[SequenceInput]) -> list[tuple[DecodeBatch, int, int]]:
+    def _add_batches(self, row: TokenRow, inputs: list[SequenceInput]) -> list[tuple[DecodeBatch, int, int]]:
         """Adds one token per input. Returns the batches that share an attention call, with their parts of the row."""
         batches = []
         for members, columns in bucket_by_length([item.cache for item in inputs]):
@@ -193,7 +194,7 @@ class VarlenForward:
             batches.append((batch, first, len(row.ids)))
         return batches
 
-    def _add_spans(self, row: "_TokenRow", inputs: list[SequenceInput]) -> list[SequenceSpan]:
+    def _add_spans(self, row: TokenRow, inputs: list[SequenceInput]) -> list[SequenceSpan]:
         """Adds the inputs that are not in the row yet. Returns the blocks of tokens that attend together.
 
         The rows of one adapter are neighbors, so that they are a range.
@@ -203,12 +204,16 @@ class VarlenForward:
             if id(item) not in row.first_index:
                 first = row.add_input(item)
                 bounds = [first + index for index in self._attention_bounds(item)]
-                spans.append(SequenceSpan(item.cache, [*pairwise(bounds)]))
+                ends = None if item.pictures is None else item.pictures.visible_ends
+                spans.append(SequenceSpan(item.cache, [*pairwise(bounds)], ends))
         return spans
 
-    def _run_row(self, row: "_TokenRow", logit_indices: list[int], attn_metadata: AttentionMetadata) -> Tensor:
+    def _run_row(self, row: TokenRow, logit_indices: list[int], attn_metadata: AttentionMetadata) -> Tensor:
         """Runs the model over the row, with the adapters of its tokens."""
         device = self._model.device
+        positions = place_positions(row.positions, row.pictures, device)
+        rows = row.feature_rows
+        attn_metadata.encoder_outputs = join_rows(rows) if rows else None
         if self.adapter_rows is not None:
             head_rows = logit_indices if self.selects_logits else range(len(row.ids))
             self.adapter_rows.begin(row.adapters, head_rows, device)
@@ -216,7 +221,7 @@ class VarlenForward:
         try:
             return self._call_model(
                 torch.tensor([row.ids], device=device),
-                torch.tensor([row.positions], device=device),
+                positions,
                 attn_metadata,
                 torch.tensor(logit_indices, dtype=torch.long, device=device),
             )
@@ -247,9 +252,13 @@ class VarlenForward:
         self, ids: Tensor, positions: Tensor, attn_metadata: AttentionMetadata, logit_indices: Tensor | None = None
     ) -> Tensor:
         """Logits (rows, vocabulary) at `logit_indices` of the row, or at all."""
-        options: dict[str, Any] = {"past_key_values": RowPositions(positions[0])} if self._asks_cache else {}
+        options: dict[str, Any] = (
+            {"past_key_values": RowPositions(positions.flatten(0, -2)[0])} if self._asks_cache else {}
+        )
         if self.selects_logits and logit_indices is not None:
             options["logits_to_keep"] = logit_indices
+        if attn_metadata.encoder_outputs is not None:
+            options["mm_encoder_outputs"] = attn_metadata.encoder_outputs
         attn_metadata.variants = self._variants
         token = CURRENT_METADATA.set(attn_metadata)
         try:
@@ -259,29 +268,6 @@ class VarlenForward:
         finally:
             CURRENT_METADATA.reset(token)
         return logits if self.selects_logits or logit_indices is None else logits[logit_indices]
-
-
-class _TokenRow:
-    """The tokens of a pass, their positions in their sequences, and the index of each input's first token."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.positions: list[int] = []
-        self.adapters: list[LoadedAdapter | None] = []
-        self.first_index: dict[int, int] = {}
-
-    def add_input(self, item: SequenceInput) -> int:
-        """Appends the tokens of an input. Returns the index of the first one."""
-        first = self.first_index[id(item)] = len(self.ids)
-        self.ids += item.ids
-        self.adapters += [item.adapter] * len(item.ids)
-        self.positions += range(item.cache.length, item.cache.length + len(item.ids))
-        return first
-
-    def find_logits(self, inputs: list[SequenceInput]) -> list[int]:
-        """Returns the indices of the tokens whose logits are requested, in the order of the inputs."""
-        ends = [(self.first_index[id(item)] + len(item.ids), item.num_logits) for item in inputs]
-        return [index for end, rows in ends for index in range(end - rows, end)]
 
 
 def split_points(start: int, length: int, num_generated: int, alignment: int) -> list[int]:

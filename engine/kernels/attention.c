@@ -59,10 +59,15 @@ struct work_item {
     const char *keys, *values; /* of key `first` */
 };
 
-INLINE int64_t visible_end(const struct span *span, int64_t token) { return span->end - span->count + token + 1; }
+INLINE int64_t own_end(const struct span *span, int64_t token) { return span->end - span->count + token + 1; }
+
+/* The tokens of a picture may see all of it, and so keys after their own. */
+INLINE int64_t visible_end(const struct span *span, int64_t token) {
+    return span->ends ? ((const int64_t *)span->ends)[token] : own_end(span, token);
+}
 
 INLINE int64_t visible_start(const struct attention_args *args, const struct span *span, int64_t token) {
-    const int64_t end = visible_end(span, token);
+    const int64_t end = own_end(span, token);
     return args->window && end > args->window ? end - args->window : 0;
 }
 

@@ -27,7 +27,7 @@ MAX_HEAD_DIM = 512
 SOFTMAX_BLOCK = 128
 """Scores per block in `Kernels.block_softmax_sums`; the same constant as in `rowwise.c`."""
 
-SPAN_FIELDS = 8
+SPAN_FIELDS = 9
 """Fields of `struct span` in `kernels.h`: a span table is a flat list of this many integers per sequence."""
 
 
@@ -128,8 +128,8 @@ class Kernels(QuantizedLinearKernels):
         The kernel first stores `key` and `value` (1, kv_heads, n, …) in the caches. `span_table` holds
         `SPAN_FIELDS` integers per sequence: its first token in the batch, its number of tokens, the addresses of
         its keys and its values (kv_heads, capacity, …), their strides from head to head, the number of keys including
-        the new ones, and an output field. `sinks` holds one score per head; `window` limits the visible keys,
-        `softcap` the scores.
+        the new ones, an output field, and the address of the number of keys that each token sees, or 0. `sinks` holds
+        one score per head; `window` limits the visible keys, `softcap` the scores.
         """
         table, limit = array("q", span_table), ctypes.c_float(softcap or 0)
         kv_heads = key.shape[1]

@@ -44,6 +44,7 @@ struct span {
     int64_t key_stride, value_stride; /* from one head of the cache to the next */
     int64_t end;                    /* keys in the cache once those of this span are stored */
     int64_t first_item;             /* output: index of the first work item of this span */
+    int64_t ends;                   /* keys that each token sees: an array of int64 that never falls; 0: up to its own */
 };
 
 struct attention_args {

@@ -182,15 +182,18 @@ def _attention_results(
     first = 0
     for length, new in ATTENTION_CASES:
         keys, values = (torch.randn((1, 2, length, 32), generator=generator).to(dtype) for _ in "kv")
+        ends = torch.arange(length - new + 1, length + 1)
+        ends[new // 4 : new // 2] = length - new + new // 2  # a picture whose tokens see all of it
         table += [first, new, keys.data_ptr(), values.data_ptr(), keys.stride(1), values.stride(1), length, 0]
+        table.append(ends.data_ptr() if new > 1 else 0)
         span = slice(first, first + new)
         k, v = (
             torch.cat([cache[:, :, : length - new].float(), fresh[:, :, span]], 2)
             for cache, fresh in ((keys, key), (values, value))
         )
-        visible = torch.ones((new, length), dtype=torch.bool).tril_(length - new)
+        visible = torch.arange(length) < ends[:, None]
         expected.append(_attend_by_torch(query[:, :, span], k, v, visible, softcap).transpose(1, 2))
-        caches += [keys, values]  # the table holds only addresses, so these must outlive the call
+        caches += [keys, values, ends]  # the table holds only addresses, so these must outlive the call
         first += new
     attended = kernels.attend(query, key, value, table, 32**-0.5, softcap=softcap, fp16_cache=halves)
     return attended, torch.cat(expected, 1)

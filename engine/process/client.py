@@ -16,12 +16,14 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
 from antiphon.engine.process.connection import WorkerConnection
+from antiphon.engine.process.media import WorkerMedia
 from antiphon.engine.process.messages import (
     AdapterReport,
     AddJob,
     CancelJob,
     Command,
     LoadProgress,
+    NeedMedia,
     Report,
     StartCommand,
     StepReport,
@@ -79,7 +81,7 @@ class ProcessEngine:
         self._failure_suffix = ""  # appended to the unready reason: why the previous worker stopped
         self._capacity = DEFAULT_CAPACITY
         self._stats = EngineStats()
-        self._media: MediaSource | None = None
+        self._media = WorkerMedia()
         self._has_served = False
         self._connection: WorkerConnection | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -115,7 +117,7 @@ class ProcessEngine:
 
     def attach_media(self, source: MediaSource) -> None:
         """Sets the source of the pictures of jobs."""
-        self._media = source
+        self._media.source = source
 
     async def start(self) -> None:
         """Loads the model. Raises `LoadError` with a one-line message for the operator."""
@@ -174,11 +176,13 @@ class ProcessEngine:
             raise unavailable_error(NOT_RUNNING)
         if deadline_at is not None:
             job = msgspec.structs.replace(job, deadline=deadline_at - asyncio.get_running_loop().time())
+        self._media.add_job(job)
         self._connection.send(AddJob(job))  # before the job is counted: a job that cannot be encoded raises here
         pending = self._jobs[job.id] = PendingJob(on_chunk, job.priority)
         try:
             await pending.done
         finally:
+            self._media.remove_job(job.id)
             if self._jobs.get(job.id) is pending:  # the worker still runs it
                 await self.cancel(job.id)
                 self._jobs[job.id] = None
@@ -260,6 +264,8 @@ class ProcessEngine:
         if isinstance(report, StepReport):
             self._stats = report.stats
             self._dispatch_chunks(report.chunks)
+        elif isinstance(report, NeedMedia) and self._connection is not None:
+            self._media.answer(report, self._connection)
         elif isinstance(report, AdapterReport):
             self.adapters.on_report(report)
         elif isinstance(report, WorkerFailed) and self._info is not None:

@@ -8,6 +8,7 @@ from typing import cast
 
 import msgspec
 
+from antiphon.engine.process.descriptors import DescriptorSender
 from antiphon.engine.process.messages import (
     Command,
     PingCommand,
@@ -32,6 +33,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def __init__(self, worker: WorkerProcess, on_report: Callable[[Report], None]) -> None:
         self.worker = worker
+        self.descriptors = DescriptorSender()
         self.exit_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._on_report, self._decoder = on_report, report_decoder()
         self._transport: asyncio.Transport | None = None
@@ -52,14 +54,24 @@ class WorkerConnection(asyncio.Protocol):
         except OSError:
             parent_end.close()
             raise
+        data = encode_message(first_command)
+        try:
+            sent = connection.descriptors.send_with(parent_end, data)
+        except OSError:  # the worker has exited, which the connection will find
+            sent = 0
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=parent_end)
-        connection.send(first_command)
+        if sent < len(data):
+            connection.send_bytes(data[sent:])
         return connection
 
     def send(self, command: Command) -> None:
         """Sends a command; does nothing if the connection is closed."""
+        self.send_bytes(encode_message(command))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Sends bytes; does nothing if the connection is closed."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_message(command))
+            self._transport.write(data)
 
     async def run_watchdog(self, *, step_timeout: float, load_timeout: float) -> None:
         """Kills the worker after too long a silence. A loaded worker answers pings between two steps."""
@@ -116,6 +128,7 @@ class WorkerConnection(asyncio.Protocol):
         self._reap_task = asyncio.get_running_loop().create_task(self._reap(), name="engine-reap")
 
     async def _reap(self) -> None:
+        self.descriptors.close()
         self.worker.kill()
         exit_status = await self.worker.wait()
         self.exit_reason.set_result(self._reason or exit_status)

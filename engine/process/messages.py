@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from antiphon.engine.media_messages import MediaArray
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineInfo, EngineStats, Job, JobChunk
 
@@ -62,7 +63,35 @@ class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=6):
     name: str
 
 
-Command = StartCommand | AddJob | CancelJob | PingCommand | StopCommand | LoadAdapter | UnloadAdapter
+class MediaData(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Answers a `NeedMedia`. The descriptor of the file comes through the socket for descriptors, with `number`."""
+
+    job_id: str
+    key: bytes
+    number: int
+    arrays: tuple[MediaArray, ...]
+    size: int
+
+
+class MediaMissing(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Answers a `NeedMedia` for a picture that nobody has. The message is one line for the client."""
+
+    job_id: str
+    key: bytes
+    message: str
+
+
+Command = (
+    StartCommand
+    | AddJob
+    | CancelJob
+    | PingCommand
+    | StopCommand
+    | LoadAdapter
+    | UnloadAdapter
+    | MediaData
+    | MediaMissing
+)
 
 
 class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -104,7 +133,14 @@ class AdapterReport(msgspec.Struct, frozen=True, array_like=True, tag=5):
     message: str = ""
 
 
-Report = LoadProgress | WorkerReady | WorkerFailed | StepReport | PongReport | AdapterReport
+class NeedMedia(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Asks for the arrays of a picture of a job. The parent answers with `MediaData` or `MediaMissing`."""
+
+    job_id: str
+    key: bytes
+
+
+Report = LoadProgress | WorkerReady | WorkerFailed | StepReport | PongReport | AdapterReport | NeedMedia
 
 
 def encode_message(message: Command | Report) -> bytes:

@@ -29,19 +29,20 @@ from antiphon.engine.process.messages import (
     Command,
     LoadAdapter,
     LoadProgress,
+    MediaData,
+    MediaMissing,
     PingCommand,
     PongReport,
-    Report,
     StartCommand,
     StepReport,
     StopCommand,
     UnloadAdapter,
     WorkerFailed,
     WorkerReady,
-    command_decoder,
-    encode_message,
 )
 from antiphon.engine.process.output import WORKER_FORMAT
+from antiphon.engine.process.parent_connection import ParentConnection
+from antiphon.engine.process.picture_exchange import PictureExchange
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,6 @@ ENGINE_FAILED = Fault("server_error", "the engine failed; see the server's log",
 MAX_FAILED_STEPS = 3
 """Failed steps in a row, with no token processed in between, after which the worker gives up: the model will not
 recover by itself."""
-RECV_BYTES = 1 << 18
 PR_SET_PDEATHSIG = 1
 
 
@@ -72,33 +72,9 @@ CoreFactory = Callable[[Path, EngineOptions], EngineCore]
 """Builds a core from a model folder and options."""
 
 
-class ParentConnection:
-    """The worker's end of the socket. Every method raises `OSError` or `EOFError` if the parent has exited."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._decoder = command_decoder()
-
-    def send(self, report: Report) -> None:
-        """Sends a report; blocks while the socket's buffer is full."""
-        self._socket.sendall(encode_message(report))
-
-    def receive_commands(self, *, wait: bool) -> list[Command]:
-        """Returns the commands received since the last call. `wait`: blocks until there is at least one."""
-        commands: list[Command] = []
-        while True:
-            try:
-                data = self._socket.recv(RECV_BYTES, 0 if wait and not commands else socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return commands
-            if not data:
-                raise EOFError
-            commands += self._decoder.feed(data)
-
-
 def serve_parent(parent: ParentConnection, load: Callable[[StartCommand], EngineCore]) -> None:
     """Loads the core and serves the parent. Returns when the parent stops the worker or exits, or the core fails."""
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError), contextlib.closing(parent.descriptors):
         start, *commands = parent.receive_commands(wait=True)
         assert isinstance(start, StartCommand)  # always the parent's first command
         try:
@@ -139,6 +115,7 @@ class _WorkerLoop:
         self._core, self._parent = core, parent
         self._rejections: list[JobChunk] = []
         self._last_stats = core.stats()
+        self._pictures = PictureExchange(core, parent.send, parent.descriptors)
         self._failed_steps = 0
 
     def run_until_stopped(self, commands: list[Command]) -> None:
@@ -147,6 +124,8 @@ class _WorkerLoop:
                 self._apply_command(command)
             if (self._core.has_work or self._rejections) and not self._step_core():
                 return
+            self._pictures.send_requests()
+            self._pictures.wait_for_work(self._parent.fileno())
             commands = self._parent.receive_commands(wait=not self._core.has_work)
 
     def _apply_command(self, command: Command) -> None:
@@ -156,6 +135,8 @@ class _WorkerLoop:
             self._core.cancel(command.id)
         elif isinstance(command, PingCommand):
             self._parent.send(PongReport())
+        elif isinstance(command, MediaData | MediaMissing):
+            self._pictures.apply_answer(command)
         elif isinstance(command, LoadAdapter | UnloadAdapter):
             self._parent.send(apply_adapter_command(self._core, command))
 

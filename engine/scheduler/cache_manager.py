@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceABC
 from typing import TYPE_CHECKING, NamedTuple
 
 from antiphon.engine.cache.base import KVCache, round_capacity
+from antiphon.engine.media_messages import equal_length
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS, CachedPrefix, PrefixCache
 from antiphon.engine.scheduler.sequence import Sequence, common_prefix_length
 
@@ -79,7 +80,7 @@ class KVCacheManager:
         cache, length = sequence.cache, sequence.num_computed_tokens
         sequence.cache, sequence.num_computed_tokens = None, 0
         if keep and self._enable_prefix_caching and isinstance(cache, KVCache) and cache.length == length:
-            self.prefix_cache.insert(sequence.cache_key, sequence.tokens[:length], cache)
+            self.prefix_cache.insert(sequence.cache_key, sequence.match_tokens[:length], cache, sequence.spans)
             self.prefix_cache.evict_to(self._max_idle_tokens)
 
     def grow_caches(self, running: SequenceABC[Sequence]) -> None:
@@ -114,7 +115,7 @@ class KVCacheManager:
         leader, length = None, 0
         for other in running:
             if other.cache_key == sequence.cache_key and other.num_pending > 1:
-                common = common_prefix_length(other.tokens, sequence.tokens, max_length)
+                common = _common_length(other, sequence, max_length)
                 if common > max(length, other.num_computed_tokens):
                     leader, length = other, common
         if leader is None:
@@ -131,17 +132,16 @@ class KVCacheManager:
     def _find_prefix(self, sequence: Sequence, running: SequenceABC[Sequence]) -> PrefixHit | None:
         """The longest computed prefix, idle or of a running sequence. At least one token is left to compute."""
         max_length = len(sequence.tokens) - 1
-        entry, length = self.prefix_cache.longest_match(sequence.cache_key, sequence.tokens, max_length)
-        length = self._align_hit(length)
+        entry, length = self.prefix_cache.longest_match(
+            sequence.cache_key, sequence.match_tokens, max_length, sequence.spans
+        )
+        length = self._align_hit(length, sequence)
         best = PrefixHit(entry.cache, length, entry) if entry and length else None
         for other in running:
             if other is sequence or other.cache_key != sequence.cache_key or not isinstance(other.cache, KVCache):
                 continue
-            common = self._align_hit(
-                other.cache.reusable_length(
-                    common_prefix_length(other.tokens, sequence.tokens, min(max_length, other.num_computed_tokens))
-                )
-            )
+            shared = _common_length(other, sequence, min(max_length, other.num_computed_tokens))
+            common = self._align_hit(other.cache.reusable_length(shared), sequence)
             if common >= MIN_PREFIX_TOKENS and (best is None or common > best.length):
                 best = PrefixHit(other.cache, common, None)
         return best
@@ -156,13 +156,20 @@ class KVCacheManager:
         if not self._forward.state_tokens or not self._enable_prefix_caching:
             return []
         last = len(sequence.tokens) - 1
-        common = self.prefix_cache.common_length(sequence.cache_key, sequence.tokens, last)
+        common = self.prefix_cache.common_length(sequence.cache_key, sequence.match_tokens, last, sequence.spans)
         lengths = {self._align_length(length) for length in (last, common, last // 2)}
         return [length for length in lengths if length >= MIN_PREFIX_TOKENS]
 
-    def _align_hit(self, length: int) -> int:
-        """Rounds a reusable length down as `_align_length` does, unless the cache itself limits it."""
-        return length if self._forward.state_tokens else self._align_length(length)
+    def _align_hit(self, length: int, sequence: Sequence) -> int:
+        """Rounds a reusable length down as `_align_length` does, unless the cache itself limits it.
+
+        A picture that attends both ways is reused as a whole.
+        """
+        if self._forward.state_tokens:
+            return length
+        if sequence.pictures is not None:
+            length = sequence.pictures.cut_length(length)
+        return self._align_length(length)
 
     def _align_length(self, length: int) -> int:
         """Rounds a prefix length down to a position at which the model allows a prompt to be split."""
@@ -195,3 +202,8 @@ class KVCacheManager:
             slack = max(slack, needed // SPARE_FRACTION)
         slack = min(slack, max(free - needed, 0) // 8)
         return max(min(round_capacity(needed + slack), free), needed if free >= needed else round_capacity(needed))
+
+
+def _common_length(one: Sequence, other: Sequence, limit: int) -> int:
+    """Length of the prefix that two sequences have in common, at most `limit`."""
+    return equal_length(one.spans, other.spans, common_prefix_length(one.match_tokens, other.match_tokens, limit))

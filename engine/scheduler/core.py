@@ -11,18 +11,18 @@ from collections.abc import Callable
 
 import torch
 
-from antiphon.engine.adapters.registry import AdapterRegistry, adapter_not_found
-from antiphon.engine.forward.adapter_weights import LoadedAdapter
+from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.media.desk import PictureDesk
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager
-from antiphon.engine.scheduler.grammar import CompilerFactory, GrammarMatcher, prefetch_masks
-from antiphon.engine.scheduler.job_checks import check_job
+from antiphon.engine.scheduler.drafting import propose_draft
+from antiphon.engine.scheduler.grammar import CompilerFactory, prefetch_masks
+from antiphon.engine.scheduler.job_intake import JobIntake
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget
-from antiphon.engine.scheduler.sampler import SamplingState
 from antiphon.engine.scheduler.scheduler import Scheduler
-from antiphon.engine.scheduler.sequence import Sequence, deadline_fault, suppress_tokens
+from antiphon.engine.scheduler.sequence import Sequence, deadline_fault
 from antiphon.engine.scheduler.step_output import ScheduledTokens, SequenceOutput, explain_failure, process_logits
 
 log = logging.getLogger(__name__)
@@ -42,10 +42,14 @@ class Core:
     running sequences up to which n-gram drafts are used; 0 disables them. `enable_prefix_caching` keeps the caches of
     finished jobs for jobs with a common prefix. `grammars` returns the grammar compiler; `kernels` speed up
     sampling on a CPU. `before_pass` is called before each pass of the model. Jobs may name one of the `adapters`.
+    `pictures` gets the features of their pictures.
 
     A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
     has no such chunk: its only chunk has `finish` set.
     """
+
+    waits_for_pictures = False
+    """True after a step if no sequence can go on before a picture has come or has been encoded."""
 
     def __init__(  # noqa: PLR0913  each limit is a keyword argument of its own
         self,
@@ -61,13 +65,13 @@ class Core:
         grammars: CompilerFactory = lambda: None,
         kernels: Kernels | None = None,
         adapters: AdapterRegistry | None = None,
+        pictures: PictureDesk | None = None,
         before_pass: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.info = info
-        self._forward = forward
-        self.adapters = adapters
-        self._grammars = grammars
+        self.info, self._forward = info, forward
+        self.adapters, self.pictures = adapters, pictures
+        self._intake = JobIntake(info, grammars, adapters, pictures, clock)
         self._kernels = kernels
         self._before_pass = before_pass
         self._clock = clock
@@ -116,48 +120,20 @@ class Core:
             generated_tokens=self._generated_tokens,
             finished_jobs=self._finished_jobs,
             failed_jobs=self._failed_jobs,
+            encoded_images=0 if self.pictures is None else self.pictures.num_encoded,
+            feature_cache_hits=0 if self.pictures is None else self.pictures.num_hits,
+            feature_cache_bytes=0 if self.pictures is None else self.pictures.cache.num_bytes,
         )
 
     def add(self, job: Job) -> None:
         """Queues a job. Raises `EngineError` if it cannot run on this engine or the queue is full."""
-        check_job(job, self.info)
         if job.id in self._jobs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
-        sampling = job.sampling
-        stop_ids = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else frozenset(self.info.eos_ids))
-        remaining = self.info.max_model_len - len(job.tokens)
-        sequence = Sequence(
-            job,
-            SamplingState(
-                suppress_tokens(sampling, self.info.suppressed_ids),
-                job.tokens,
-                stop_ids,
-                self._grammar_matcher(job, stop_ids),
-            ),
-            max_new_tokens=remaining if sampling.max_tokens is None else min(remaining, sampling.max_tokens),
-            stop_ids=stop_ids,
-            deadline_at=None if job.deadline is None else self._clock() + job.deadline,
-            adapter=self._find_adapter(job),
-        )
+        sequence = self._intake.build_sequence(job)
         displaced = self._scheduler.add(sequence)
         self._jobs[job.id] = sequence
         if displaced is not None:
             self._end_job(displaced, Chunk(finish="error", fault=DISPLACED))
-
-    def _find_adapter(self, job: Job) -> LoadedAdapter | None:
-        if self.adapters is not None:
-            return self.adapters.find(job.adapter)
-        if job.adapter:
-            raise adapter_not_found(job.adapter)
-        return None
-
-    def _grammar_matcher(self, job: Job, stops: frozenset[int]) -> GrammarMatcher | None:
-        if job.grammar is None:
-            return None
-        compiler = self._grammars()
-        if compiler is None:
-            raise EngineError("grammar_unsupported", "grammars are not supported: the model's tokenizer cannot be read")
-        return compiler.create_matcher(job.grammar, stops)
 
     def cancel(self, job_id: str) -> None:
         """Ends a job and frees its slot. The next step returns its last chunk. Unknown ids are ignored."""
@@ -169,6 +145,8 @@ class Core:
         for sequence in list(self._jobs.values()):
             self._end_job(sequence, Chunk(finish="error", fault=fault), keep_cache=False)
         self._cache_manager.prefix_cache.clear()
+        if self.pictures is not None:
+            self.pictures.cache.clear()
         return self._take_outbox()
 
     def step(self) -> list[JobChunk]:
@@ -182,6 +160,10 @@ class Core:
             if fault is not None:
                 self._end_job(sequence, Chunk(finish="error", fault=fault))
         self._admit_waiting()
+        if self.pictures is not None:
+            for user, fault in self.pictures.update(self._scheduler.running):
+                self._end_job(self._jobs[user.job.id], Chunk(finish="error", fault=fault))
+        self.waits_for_pictures = False
         if not self._outbox and self._scheduler.running:
             self._run_model()
         return self._take_outbox()
@@ -192,7 +174,7 @@ class Core:
 
     def _admit_waiting(self) -> None:
         for sequence in self._scheduler.yield_places():
-            self._cache_manager.free(sequence)
+            self._free_memory(sequence)
         for sequence in self._scheduler.admit_waiting(self._cache_manager.prefix_leader):
             try:
                 cached_tokens = self._cache_manager.allocate(sequence, self._scheduler.running)
@@ -207,9 +189,12 @@ class Core:
 
     def _run_model(self) -> None:
         for sequence in self._scheduler.preempt():
-            self._cache_manager.free(sequence)
+            self._free_memory(sequence)
         self._cache_manager.grow_caches(self._scheduler.running)
         scheduled = self._add_drafts(self._scheduler.schedule())
+        if not scheduled:
+            self.waits_for_pictures = True
+            return
         num_decoding = sum(entry.sequence.num_pending == 1 for entry in scheduled)
         self._num_steps += 1
         self._before_pass()
@@ -247,8 +232,9 @@ class Core:
             and self._prefill_budget is not None
             and self._prefill_budget.decode_seconds(len(running)) is not None
         )
+        suppressed = self.info.suppressed_ids
         return [
-            ScheduledTokens(sequence, count, _propose_draft(sequence) if use_drafts else [])
+            ScheduledTokens(sequence, count, propose_draft(sequence, suppressed) if use_drafts else [])
             for sequence, count in scheduled
         ]
 
@@ -295,21 +281,17 @@ class Core:
             sequence, Chunk(finish="error", fault=Fault("server_error", message, retryable=True)), keep_cache=False
         )
 
+    def _free_memory(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Takes the cache and the features of a sequence that no longer runs."""
+        if self.pictures is not None:
+            self.pictures.release(sequence)
+        self._cache_manager.free(sequence, keep=keep)
+
     def _end_job(self, sequence: Sequence, chunk: Chunk, *, keep_cache: bool = True) -> None:
         """Removes a job and queues its last chunk. Its cache may be reused by other jobs if `keep_cache` is set."""
         self._scheduler.remove(sequence)
-        self._cache_manager.free(sequence, keep=keep_cache and sequence.is_reusable)
+        self._free_memory(sequence, keep=keep_cache and sequence.is_reusable)
         if self._jobs.pop(sequence.job.id, None) is not None:
             self._finished_jobs += 1
             self._failed_jobs += chunk.finish == "error"
             self._outbox.append((sequence.job.id, chunk))
-
-
-def _propose_draft(sequence: Sequence) -> list[int]:
-    """A draft that fits into the sequence's token limit and into the capacity of its cache."""
-    if sequence.needs_prompt_logprobs:
-        return []
-    spare_capacity = sequence.cache.capacity - len(sequence.tokens)
-    return sequence.drafter.propose(
-        sequence.tokens, min(spare_capacity, sequence.max_new_tokens - sequence.num_generated - 1)
-    )

@@ -7,6 +7,7 @@ limits the pool by `PrefixCache.evict_to`, which evicts the least recently used 
 from array import array
 
 from antiphon.engine.cache.base import KVCache
+from antiphon.engine.media_messages import MediaSpan, equal_length
 from antiphon.engine.scheduler.sequence import common_prefix_length
 
 MIN_PREFIX_TOKENS = 16
@@ -23,14 +24,19 @@ CacheKey = tuple[str, str, int]
 
 
 class CachedPrefix:
-    """A cache without a sequence. `cache` has read exactly `tokens`."""
+    """A cache without a sequence. `cache` has read exactly `tokens`, in which `spans` are pictures."""
 
-    __slots__ = ("cache", "key", "tokens")
+    __slots__ = ("cache", "key", "spans", "tokens")
 
-    def __init__(self, key: CacheKey, tokens: "array[int]", kv: KVCache) -> None:
+    def __init__(self, key: CacheKey, tokens: "array[int]", kv: KVCache, spans: tuple[MediaSpan, ...]) -> None:
         self.key = key
         self.tokens = tokens
         self.cache = kv
+        self.spans = spans
+
+    def common_length(self, tokens: "array[int]", limit: int, spans: tuple[MediaSpan, ...]) -> int:
+        """Length of the common prefix with the match tokens of a sequence with these pictures, at most `limit`."""
+        return equal_length(self.spans, spans, common_prefix_length(self.tokens, tokens, limit))
 
 
 class PrefixCache:
@@ -52,15 +58,15 @@ class PrefixCache:
         """Number of tokens held by all entries."""
         return sum(len(entry.tokens) for entry in self._entries)
 
-    def insert(self, key: CacheKey, tokens: "array[int]", kv: KVCache) -> None:
-        """Takes over the cache of a finished sequence. `tokens` are the first `kv.length` tokens of the sequence.
+    def insert(self, key: CacheKey, tokens: "array[int]", kv: KVCache, spans: tuple[MediaSpan, ...] = ()) -> None:
+        """Takes over the cache of a finished sequence. `tokens` are its first `kv.length` match tokens.
 
         Ignores a prefix that is too short or is a prefix of an existing entry; removes entries that are its prefixes.
         """
         if len(tokens) < MIN_PREFIX_TOKENS:
             return
         for other in [other for other in self._entries if other.key == key]:
-            common = common_prefix_length(tokens, other.tokens, len(tokens))
+            common = other.common_length(tokens, len(tokens), spans)
             if common == len(other.tokens):
                 self._entries.remove(other)
             elif common == len(tokens):
@@ -69,10 +75,12 @@ class PrefixCache:
         if kv.capacity > MAX_CAPACITY_RATIO * len(tokens) + MIN_PREFIX_TOKENS:
             kv.shrink(len(tokens))
         kv.park()
-        self._entries.append(CachedPrefix(key, tokens, kv))
+        self._entries.append(CachedPrefix(key, tokens, kv, spans))
         del self._entries[:-MAX_ENTRIES]
 
-    def longest_match(self, key: CacheKey, tokens: "array[int]", max_length: int) -> tuple[CachedPrefix | None, int]:
+    def longest_match(
+        self, key: CacheKey, tokens: "array[int]", max_length: int, spans: tuple[MediaSpan, ...] = ()
+    ) -> tuple[CachedPrefix | None, int]:
         """The entry with the longest reusable common prefix with `tokens`, and its length; (None, 0) if none.
 
         `max_length` limits the length. Among entries with equal prefixes the shortest wins.
@@ -82,16 +90,16 @@ class PrefixCache:
         for entry in self._entries:
             if entry.key != key:
                 continue
-            common = entry.cache.reusable_length(common_prefix_length(entry.tokens, tokens, max_length))
+            common = entry.cache.reusable_length(entry.common_length(tokens, max_length, spans))
             if common > length or (best and common == length and len(entry.tokens) < len(best.tokens)):
                 best, length = entry, common
         return best, length if best else 0
 
-    def common_length(self, key: CacheKey, tokens: "array[int]", max_length: int) -> int:
+    def common_length(
+        self, key: CacheKey, tokens: "array[int]", max_length: int, spans: tuple[MediaSpan, ...] = ()
+    ) -> int:
         """Length of the longest common prefix with an entry, reusable or not, at most `max_length`."""
-        lengths = (
-            common_prefix_length(entry.tokens, tokens, max_length) for entry in self._entries if entry.key == key
-        )
+        lengths = (entry.common_length(tokens, max_length, spans) for entry in self._entries if entry.key == key)
         return max(lengths, default=0)
 
     def mark_used(self, entry: CachedPrefix) -> None:

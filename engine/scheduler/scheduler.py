@@ -145,6 +145,8 @@ class Scheduler:
         running = self.running
         if any(sequence.num_pending > 1 and sequence.job.priority > BATCH_PRIORITY for sequence in running):
             running = [sequence for sequence in running if sequence.job.priority > BATCH_PRIORITY]
+        alignment = 1 if self._prefill_budget is None else self._prefill_budget.alignment
+        running = [sequence for sequence in running if sequence.count_computable(alignment)]
         decoding = [sequence for sequence in running if sequence.num_pending == 1]
         prefilling = sorted((other for other in running if other.num_pending > 1), key=lambda other: other.queue_rank)
         scheduled = [(sequence, 1) for sequence in decoding]
@@ -230,13 +232,14 @@ def _divide_budget(prefilling: list[Sequence], budget: int, alignment: int) -> l
                 if budget < alignment:
                     break
                 assigned = counts.get(sequence.arrival, 0)
-                count = min(
-                    _align_chunk(sequence.num_computed_tokens + assigned, min(share, budget), alignment),
-                    sequence.num_pending - assigned,
-                )
+                computable = sequence.count_computable(alignment)
+                first = sequence.num_computed_tokens + assigned
+                count = min(_align_chunk(first, min(share, budget), alignment), computable - assigned)
+                if sequence.pictures is not None:
+                    count = sequence.pictures.fit_end(first, first + count) - first
                 budget -= count
                 counts[sequence.arrival] = assigned + count
-                if assigned + count == sequence.num_pending:
+                if assigned + count == computable:
                     peers.remove(sequence)
     return [(sequence, counts[sequence.arrival]) for sequence in prefilling if counts.get(sequence.arrival)]
 

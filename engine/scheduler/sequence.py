@@ -11,6 +11,8 @@ from antiphon.engine.scheduler.ngram import Drafter
 
 if TYPE_CHECKING:  # importing them imports torch
     from antiphon.engine.forward.adapter_weights import LoadedAdapter
+    from antiphon.engine.media.sequence_pictures import SequencePictures
+    from antiphon.engine.media_messages import MediaSpan
     from antiphon.engine.scheduler.sampler import SamplingState
 
 
@@ -34,11 +36,15 @@ class Sequence:
         stop_ids: frozenset[int],
         deadline_at: float | None,
         adapter: "LoadedAdapter | None" = None,
+        pictures: "SequencePictures | None" = None,
     ) -> None:
         self.job = job
         self.adapter = adapter
+        self.pictures = pictures
         self.sampling_state = sampling_state
         self.tokens = array("i", job.tokens)
+        self.match_tokens = self.tokens if pictures is None else pictures.build_match_tokens()
+        """The tokens for comparisons with other sequences: soft tokens are replaced by words of their pictures."""
         self.max_new_tokens = max_new_tokens
         self.stop_ids = stop_ids
         self.deadline_at = deadline_at
@@ -70,6 +76,17 @@ class Sequence:
     def num_pending(self) -> int:
         """Number of tokens that are not yet in the cache."""
         return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def spans(self) -> "tuple[MediaSpan, ...]":
+        """Places of the pictures in the prompt."""
+        return self.job.media
+
+    def count_computable(self, alignment: int = 1) -> int:
+        """Returns how many of the pending tokens can be computed now: up to a picture whose features are missing."""
+        if self.pictures is None:
+            return self.num_pending
+        return self.pictures.count_computable(self.num_computed_tokens, len(self.tokens), alignment)
 
     @property
     def reserved_tokens(self) -> int:
@@ -105,6 +122,8 @@ class Sequence:
     def append_token(self, token: int) -> FinishReason | None:
         """Appends a generated token. Returns the finish reason if the sequence ends with it."""
         self.tokens.append(token)
+        if self.pictures is not None:
+            self.match_tokens.append(token)
         return "stop" if token in self.stop_ids else "length" if self.num_generated >= self.max_new_tokens else None
 
 

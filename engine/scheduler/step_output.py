@@ -27,7 +27,10 @@ class ScheduledTokens(msgspec.Struct):
         sequence, end = self.sequence, self.sequence.num_computed_tokens + self.count
         num_generated = min(max(end - len(sequence.job.tokens), 0), self.count)
         ids = sequence.tokens[sequence.num_computed_tokens : end].tolist() + self.draft
-        return SequenceInput(sequence.cache, ids, self.num_logits, num_generated + len(self.draft), sequence.adapter)
+        pictures = sequence.pictures
+        shown = None if pictures is None else pictures.select(sequence.num_computed_tokens, end + len(self.draft))
+        num_new = num_generated + len(self.draft)
+        return SequenceInput(sequence.cache, ids, self.num_logits, num_new, sequence.adapter, shown)
 
     @property
     def num_logits(self) -> int:
@@ -149,4 +152,10 @@ def _add_prompt_logprobs(sequence: Sequence, logits: Tensor) -> None:
     skip = len(sequence.prompt_logprobs) - (sequence.num_computed_tokens + 1)
     if skip < len(targets):
         rows = logits[skip : len(targets)]
-        sequence.prompt_logprobs += compute_logprobs(rows, targets[skip:], sequence.job.prompt_logprobs or 0)
+        computed = compute_logprobs(rows, targets[skip:], sequence.job.prompt_logprobs or 0)
+        first = len(sequence.prompt_logprobs)
+        pictures = sequence.pictures
+        sequence.prompt_logprobs += [
+            None if pictures is not None and pictures.is_soft[index] else logprob
+            for index, logprob in enumerate(computed, first)
+        ]

@@ -61,7 +61,7 @@ class PackedIndexer:
             return self._forward(*args, **kwargs)
         arguments = self._signature.bind(*args, **kwargs).arguments
         masks = []
-        for cache, blocks in metadata.spans:
+        for cache, blocks, _ in metadata.spans:
             index = SequenceIndex(cache, self._layer)
             past = cache.length - blocks[0][0]
             for start, stop in blocks:

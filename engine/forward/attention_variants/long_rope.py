@@ -124,7 +124,7 @@ class LongRopeForward(VarlenForward):
     ) -> Tensor:
         """Logits of the row, as in the base class."""
         rows = torch.zeros(ids.shape[1], dtype=torch.bool)
-        for cache, blocks in attn_metadata.spans:
+        for cache, blocks, _ in attn_metadata.spans:
             assert isinstance(cache, LongRopeCache)
             rows[blocks[0][0] : blocks[-1][1]] = cache.is_long
         token = LONG_ROWS.set(rows.to(ids.device))

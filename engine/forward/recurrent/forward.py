@@ -94,7 +94,7 @@ class RecurrentForward(VarlenForward):
         self, ids: Tensor, positions: Tensor, attn_metadata: AttentionMetadata, logit_indices: Tensor | None = None
     ) -> Tensor:
         spans = []
-        for cache, blocks in attn_metadata.spans:
+        for cache, blocks, _ in attn_metadata.spans:
             assert isinstance(cache, RecurrentCache)
             spans.append(MixerSpan(cache, blocks[0][0], blocks[-1][1] - blocks[0][0]))
         plan = MixerPlan(spans, batches_decoding=self.prompt_alignment > 1, multiple=self._row_multiple)

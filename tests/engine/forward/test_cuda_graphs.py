@@ -21,13 +21,8 @@ from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
 from antiphon.engine.fit.select import _sliding_windows, select_forward
-from antiphon.engine.forward.attention import (
-    ATTENTION_NAME,
-    AttentionMetadata,
-    AttentionParams,
-    _attend_by_group,
-    _attend_fused,
-)
+from antiphon.engine.forward.attention import ATTENTION_NAME
+from antiphon.engine.forward.block_attention import AttentionParams, MaskCache, _attend_by_group, _attend_fused
 from antiphon.engine.forward.decode_batch import MAX_TOKENS_READ, MIN_TABLE_COLUMNS
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.options import EngineOptions
@@ -127,7 +122,7 @@ def test_caches_on_a_cpu_are_contiguous_by_default() -> None:
 def test_caches_are_contiguous_when_paged_logits_differ(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.engine.forward.attention._attend_batch", lambda rows, *_: rows * 2)
+    monkeypatch.setattr("antiphon.engine.forward.attention.attend_batch", lambda rows, *_: rows * 2)
     forward = select_forward(copy_tiny_model("llama"), paged=True)
     assert isinstance(forward, VarlenForward) and not forward.is_paged
     assert "runs without a paged cache: its logits differ" in caplog.text
@@ -232,11 +227,11 @@ def test_paged_cache_capacity_is_a_multiple_of_the_page_size() -> None:
 def test_attention_by_group_equals_fused_attention(window: int | None) -> None:
     torch.manual_seed(1)
     query, keys, values = (torch.randn(shape) for shape in [(1, 2, 3, 70, 8), (1, 2, 200, 8), (1, 2, 200, 8)])
-    attn_metadata = AttentionMetadata([], {})
-    mask = attn_metadata.additive_mask(70, 200, window, 1, query)
+    masks = MaskCache()
+    mask = masks.get(70, 200, window, 1, query)
     assert torch.equal(
         _attend_by_group(query, keys, values, mask, 0.3),
-        _attend_fused(query, keys, values, AttentionParams(window, 0.3, None, None), attn_metadata),
+        _attend_fused(query, keys, values, AttentionParams(window, 0.3, None, None), masks),
     )
 
 

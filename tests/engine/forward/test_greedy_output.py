@@ -79,7 +79,7 @@ def test_varlen_forward_with_wrong_logits_is_not_selected(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "antiphon.engine.forward.attention._attend_fused", lambda query, *_: query.permute(0, 3, 1, 2, 4) * 2
+        "antiphon.engine.forward.block_attention._attend_fused", lambda query, *_: query.permute(0, 3, 1, 2, 4) * 2
     )
     assert isinstance(select_forward(copy_tiny_model("llama")), SequentialForward)
     assert "its logits differ" in caplog.text

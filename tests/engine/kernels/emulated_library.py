@@ -22,7 +22,7 @@ from antiphon.engine.kernels.library import SOURCES
 
 DRIVER = Path(__file__).with_name("emulated_calls.c")
 FUNCTION_PATTERN = re.compile(r"^(?:void|int64_t) antiphon_(\w+)\(", re.MULTILINE)
-ADDRESS_TABLES = {"spans": ("num_spans", 8), "rows": ("outputs", 1), "groups": ("num_groups", 6)}
+ADDRESS_TABLES = {"spans": ("num_spans", 9), "rows": ("outputs", 1), "groups": ("num_groups", 6)}
 """Fields with the address of a table of 64-bit fields: the field with its number of rows, and the length of a row."""
 
 VALUE_BYTES = {"softcap": 4}

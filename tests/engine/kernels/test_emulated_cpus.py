@@ -80,9 +80,13 @@ def compute_attention(kernels: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
     query = make_random_tensor(1, 4, 30, 48)
     key, value = (make_random_tensor(1, 2, 30, 48, seed=seed).half().float() for seed in (2, 3))
     caches = [make_random_tensor(2, 1, 2, 90, 48, seed=seed).to(torch.float16).to(dtype) for seed in (4, 5)]
-    spans, first = [], 0
+    spans, kept, first = [], list[Tensor](), 0
     for (keys, values), length, count in zip(caches, (89, 25), (5, 25), strict=True):
+        ends = torch.arange(length - count + 1, length + 1)
+        ends[1:4] = length - count + 4  # a picture whose tokens see all of it
+        kept.append(ends)
         spans += [first, count, keys.data_ptr(), values.data_ptr(), keys.stride(1), values.stride(1), length, 0]
+        spans.append(ends.data_ptr())
         first += count
     fp16 = dtype is torch.float16
     for window, sinks, softcap in ((None, None, None), (20, torch.arange(4.0), None), (None, None, 3.0)):

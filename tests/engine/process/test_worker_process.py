@@ -421,7 +421,7 @@ PARENT_SCRIPT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from antiphon.engine.protocol import Job, Sampling
-from antiphon.engine.process.timeouts import WorkerTimeouts
+from antiphon.engine.process.client import ProcessEngine
 from tests.engine.chunk_stream import stream_chunks
 
 async def main():
@@ -505,7 +505,7 @@ async def test_process_inherits_no_sockets() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.set_inheritable(True)
         async with run_engine() as engine:
-            assert count_sockets(engine.pid) == 1
+            assert count_sockets(engine.pid) == 2, "the connection and the socket for descriptors"
 
 
 @pytest.mark.slow
