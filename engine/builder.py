@@ -124,7 +124,7 @@ def _remove_towers(build: _Build) -> None:
     model = build.model
     removed = remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model, DRY_RUN_TOKENS))
     refusal = explain_no_pictures(model, removed)
-    if refusal is None and build.options.images != "off":
+    if refusal is None and build.options.keep_vision_tower:
         build.tower = VisionTower(model, removed)
     build.image_refusal = refusal or ""
 

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import msgspec
 
 Quantization = Literal["int8", "int4", "stored"]
-Images = Literal["auto", "off"]
 KVCacheDtype = Literal["float32", "float16"]
 
 
@@ -94,8 +93,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         _memory("KV cache type on a CPU. Default: float16 with quantized weights, otherwise the model's."),
     ] = None
     """None: float16 with quantized layers if compiled kernels can read it, otherwise the model's own."""
-    images: Annotated[Images, _engine("Pictures as input: auto, if the model has a vision tower, or off.")] = "auto"
-    """Off: the vision tower is not kept in memory."""
+    keep_vision_tower: bool = True
+    """Keeps the vision tower of a model, so that it takes pictures. False frees its memory."""
     image_cache_mib: Annotated[
         int, _memory("Memory for the features of pictures in MiB, which later requests reuse.", minimum=0)
     ] = 512

@@ -120,7 +120,6 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "dtype": (["--dtype", "float32"], {"engine.dtype": "float32"}),
     "quantization": (["--quantization", "int4"], {"engine.quantization": "int4"}),
     "force_quantization": (["--force-quantization"], {"engine.force_quantization": True}),
-    "images": (["--images", "off"], {"engine.images": "off"}),
     "image_cache_mib": (["--image-cache-mib", "64"], {"engine.image_cache_mib": 64}),
     "pack_cache": (["--no-pack-cache"], {"engine.pack_cache": False}),
     "pack_cache_gib": (["--pack-cache-gib", "1.5"], {"engine.pack_cache_gib": 1.5}),

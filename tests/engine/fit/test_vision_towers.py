@@ -25,7 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_vision_tower_is_removed(family: str) -> None:
     model: Any = build_vision_model(family)
-    core = build_core_from_model(model, options=EngineOptions(deterministic=True, images="off"), optimize=True)
+    core = build_core_from_model(
+        model, options=EngineOptions(deterministic=True, keep_vision_tower=False), optimize=True
+    )
     assert [name for name, _ in model.base_model.named_children()] in (["language_model"], ["text_model"])
     assert isinstance(core._forward, VarlenForward)
     assert core._forward.one_token_passes == (family in MIXTURES), "every matrix of the text model is packed"
