@@ -13,25 +13,10 @@ from antiphon.events.inputs import HOSTED_ITEM_TYPES, AnyInput
 from antiphon.events.response import OutputItem, Response
 from antiphon.events.stream import StreamEvent, decode_event
 from antiphon.events.tools import COMPUTER_TOOL_TYPES, HOSTED_TOOL_TYPES
+from tests.events.sdk_models import find_type_tag, list_union_models
 
 SDK_EVENTS = TypeAdapter(ResponseStreamEvent)
 SDK_ITEMS = TypeAdapter(ResponseOutputItem)
-
-
-def list_union_models(union: Any) -> list[type[BaseModel]]:
-    """Returns the models of a union and of the unions nested in it."""
-    models: list[type[BaseModel]] = []
-    for arg in typing.get_args(getattr(union, "__value__", union)):
-        models += [arg] if isinstance(arg, type) and issubclass(arg, BaseModel) else list_union_models(arg)
-    return models
-
-
-def find_type_tag(model: type[BaseModel]) -> str:
-    annotation = model.model_fields["type"].annotation
-    literals = [annotation, *typing.get_args(annotation)]
-    return next(
-        value for literal in literals for value in [literal, *typing.get_args(literal)] if isinstance(value, str)
-    )
 
 
 SENT_BY_OPENAI_ONLY = {f"response.apply_patch_call_operation_diff.{step}" for step in ("delta", "done")}
