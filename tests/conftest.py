@@ -12,6 +12,7 @@ import pytest
 
 from antiphon.app.store.sqlite.store import MemoryStore
 from tests.postgres_server import PostgresServer, run_postgres
+from tests.route_signatures import share_signatures
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
@@ -44,6 +45,8 @@ def create_shared_context(*args: Any, **options: Any) -> ssl.SSLContext:
 
 
 ssl.create_default_context = create_shared_context
+
+share_signatures()
 
 StartServer = Callable[..., RunningServer]
 
