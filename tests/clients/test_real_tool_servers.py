@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
+from antiphon.app.model_registry import ModelRegistry
 from tests.clients.node_install import install_node_servers
 from tests.clients.sdk_helpers import Json, parse_events
 from tests.clients.tool_servers import (
@@ -252,40 +253,52 @@ ADDED_TOKENS = {
 """Control tokens that the second prompt has more than the first: of the call, and around the output."""
 
 
+@pytest.fixture(scope="module")
+def page_server() -> Iterator[RunningServer]:
+    """A server with a model of each dialect of `SPOKEN_CALLS`, which reads a page with markers of its format."""
+    with ExitStack() as stack:
+        models = []
+        for dialect, call in SPOKEN_CALLS.items():
+            markers, report = (
+                (GPT_OSS_MARKERS, "<|channel|>final<|message|>Done.<|return|>")
+                if dialect == "gpt-oss"
+                else (MARKERS, "Done.")
+            )
+            page = stack.enter_context(serve_page(PAGE.replace(ESCAPED, html.escape(markers))))
+            script = [
+                {"name": "report", "when": ["Much happened today."], "output": [report]},
+                {"name": "call", "output": [call.replace("PAGE", page)]},
+            ]
+            models += scripted_registry(script, dialect=dialect, names=(dialect,)).served
+        yield stack.enter_context(serve(ModelRegistry(models), tool_commands=(FETCH_COMMAND,)))
+
+
 @pytest.mark.parametrize("dialect", SPOKEN_CALLS)
-def test_page_becomes_no_token_of_the_format(dialect: str) -> None:
+def test_page_becomes_no_token_of_the_format(page_server: RunningServer, dialect: str) -> None:
     """A marker in the output of a tool is text in the next prompt, and in the stream."""
-    markers = GPT_OSS_MARKERS if dialect == "gpt-oss" else MARKERS
-    with serve_page(PAGE.replace(ESCAPED, html.escape(markers))) as page:
-        report = "<|channel|>final<|message|>Done.<|return|>" if dialect == "gpt-oss" else "Done."
-        script = [
-            {"name": "report", "when": ["Much happened today."], "output": [report]},
-            {"name": "call", "output": [SPOKEN_CALLS[dialect].replace("PAGE", page)]},
-        ]
-        with serve(scripted_registry(script, dialect=dialect), tool_commands=(FETCH_COMMAND,)) as server:
-            model_format = server.context.models.served[0].format
-            jobs = record_jobs(server)
-            request = {"model": "scripted", "input": "What is new?", "tools": [name_server("fetch")], "stream": True}
-            response = check_stream(parse_events(post(f"{server.url}/responses", json=request).content), request)
-    assert markers in response["output"][-2]["output"]
+    (model,) = [model for model in page_server.context.models.served if model.names == (dialect,)]
+    jobs = record_jobs(model)
+    request = {"model": dialect, "input": "What is new?", "tools": [name_server("fetch")], "stream": True}
+    response = check_stream(parse_events(post(f"{page_server.url}/responses", json=request).content), request)
+    assert (GPT_OSS_MARKERS if dialect == "gpt-oss" else MARKERS) in response["output"][-2]["output"]
     assert response["output"][-1]["content"][0]["text"] == "Done."
     first, second = [
-        [model_format.decode([token]) for token in job.tokens if token in special_tokens(model_format)] for job in jobs
+        [model.format.decode([token]) for token in job.tokens if token in special_tokens(model.format)] for job in jobs
     ]
     assert second[: len(first)] == first
     assert second[len(first) :] == ADDED_TOKENS[dialect].split()
 
 
-def record_jobs(server: RunningServer) -> list[Any]:
-    """Returns a list that receives each later job of the first model."""
+def record_jobs(model: Any) -> list[Any]:
+    """Returns a list that receives each later job of the model."""
     jobs: list[Any] = []
-    generate = server.engine.generate
+    generate = model.engine.generate
 
     def generate_recorded(job: Any, on_chunk: Any) -> Any:
         jobs.append(job)
         return generate(job, on_chunk)
 
-    server.engine.generate = generate_recorded
+    model.engine.generate = generate_recorded
     return jobs
 
 
