@@ -247,7 +247,11 @@ class KillRun:
                 await check_input_in_use(self.cluster, self.inputs[batch_id], batch_id)
 
 
-@pytest.mark.parametrize("num_servers", [1, 2])
+@pytest.mark.parametrize(
+    ("place", "num_servers"),
+    [("sqlite", 1), ("postgres", 2), *([("sqlite", 2), ("postgres", 1)] if FULL_COUNTS else [])],
+    indirect=["place"],
+)
 @pytest.mark.timeout(300 + 20 * NUM_KILLS)
 async def test_every_line_is_there_once_after_kills(place: StorePlace, num_servers: int) -> None:
     async with run_cluster(place, num_servers, DEFAULT_TIMINGS if FULL_COUNTS else (0.2, 7.0)) as cluster:
