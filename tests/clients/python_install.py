@@ -17,6 +17,19 @@ PROGRAMS_FOLDER = Path(__file__).with_name("programs")
 INSTALL_FOLDER = ROOT / "build" / "python-clients"
 INSTALL_TIMEOUT_S = 240.0
 PROGRAM_TIMEOUT_S = 400.0
+RUN_IN_TURN = """\
+import contextlib, io, json, os, sys
+
+printed = []
+for source, argument, folder in json.loads(sys.argv[1]):
+    sys.argv = ["program", argument]
+    os.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(compile(source, "program", "exec"), {"__name__": "__main__"})
+    printed.append(output.getvalue())
+json.dump(printed, sys.stdout)
+"""
+"""Runs programs one after the other. The libraries of agents take seconds to import, a program a fraction of one."""
 
 
 def install_python_clients(name: str) -> Path:
@@ -32,8 +45,8 @@ def install_python_clients(name: str) -> Path:
     return _interpreter(environment)
 
 
-def run_program(command: list[str | Path], home: Path, **variables: str) -> dict[str, Any]:
-    """Runs a client program with an environment and a home folder of its own. Returns the JSON object that it prints.
+def run_program(command: list[str | Path], home: Path, **variables: str) -> Any:
+    """Runs a client program with an environment and a home folder of its own. Returns the JSON value that it prints.
 
     The client sees none of the caller's variables, since proxies, keys and `PYTHONPATH` change what clients do.
     """
@@ -42,8 +55,14 @@ def run_program(command: list[str | Path], home: Path, **variables: str) -> dict
         command, env=environment, cwd=home, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
     )
     assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
-    results: dict[str, Any] = json.loads(done.stdout)
-    return results
+    return json.loads(done.stdout)
+
+
+def run_in_turn(python: Path, programs: list[tuple[str, str, Path]], home: Path) -> list[str]:
+    """Runs programs in one interpreter: texts, each with its argument and its folder. Returns what each prints."""
+    task = json.dumps([(source, argument, str(folder)) for source, argument, folder in programs])
+    printed: list[str] = run_program([python, "-c", RUN_IN_TURN, task], home)
+    return printed
 
 
 def _create_environment(environment: Path, lock: Path) -> None:

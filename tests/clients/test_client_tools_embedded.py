@@ -14,7 +14,7 @@ from antiphon.engine.process.client import ProcessEngine
 from tests.clients.node_install import copy_node_programs, install_node_sdk
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
 from tests.clients.sdk_helpers import Json, dump_sdk_object, get, open_sdk, post
-from tests.clients.test_client_tools_page import PATCH_PROGRAM, PATCH_PROMPT, SHELL_PROGRAM, run_page_program
+from tests.clients.test_client_tools_page import PATCH_PROGRAM, PATCH_PROMPT, SHELL_PROGRAM, run_page_programs
 from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.invariants import check_stream
@@ -105,22 +105,23 @@ def test_agent_edits_the_file_and_reports_the_outcome(agent_runs: Json) -> None:
     assert hindered["without the files"]["text"].startswith("failed: ")
 
 
-def test_program_of_the_page_runs_on_the_embedded_model(server: RunningServer, tmp_path: Path) -> None:
-    assert run_page_program(SHELL_PROGRAM, server, tmp_path) == "hello\n"
-
-
-def test_program_of_the_page_creates_edits_and_deletes_a_file(server: RunningServer, tmp_path: Path) -> None:
-    def run_prompt(prompt: str) -> str:
-        return run_page_program(PATCH_PROGRAM.replace(PATCH_PROMPT, prompt), server, tmp_path)
-
-    notes = tmp_path / "notes.txt"
-    assert run_prompt("create the file notes.txt with the text hello") == "Done.\n"
-    assert notes.read_text() == "hello"
-    assert run_prompt("change hello to goodbye in notes.txt") == "Done.\n"
-    assert notes.read_text() == "goodbye"
-    assert run_prompt("delete the file notes.txt") == "Done.\n"
-    assert not notes.exists()
-    assert run_prompt("delete the file notes.txt").startswith("failed: ")
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_programs_of_the_page_run_on_the_embedded_model(server: RunningServer, tmp_path: Path) -> None:
+    """One runs a command; the other creates, edits and deletes a file, and fails to delete it again."""
+    prompts = [
+        "create the file notes.txt with the text hello",
+        "change hello to goodbye in notes.txt",
+        "delete the file notes.txt",
+        "delete the file notes.txt",
+    ]
+    tell_text = "notes = FOLDER / 'notes.txt'\nprint(notes.read_text() if notes.exists() else None)\n"
+    programs = [(PATCH_PROGRAM.replace(PATCH_PROMPT, prompt) + tell_text, tmp_path) for prompt in prompts]
+    shell, created, edited, deleted, failed = run_page_programs(
+        [(SHELL_PROGRAM, tmp_path), *programs], server, tmp_path
+    )
+    assert shell == "hello\n"
+    assert (created, edited, deleted) == ("Done.\nhello\n", "Done.\ngoodbye\n", "Done.\nNone\n")
+    assert failed.startswith("failed: ")
 
 
 @pytest.mark.parametrize("tools", [[SHELL, PATCH], [PATCH, SHELL]], ids=["shell first", "patch first"])

@@ -2,16 +2,14 @@
 
 import json
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.python_install import install_python_clients
+from tests.clients.python_install import install_python_clients, run_in_turn
 from tests.clients.sdk_helpers import Json, post
-from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
@@ -39,41 +37,38 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def run_page_program(program: str, server: RunningServer, folder: Path) -> str:
-    """Runs a program of the page with the libraries that it names. Returns what it prints."""
-    command = [install_python_clients("python"), "-c", program.replace(BASE_URL, server.url)]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False
+def run_page_programs(programs: list[tuple[str, Path]], server: RunningServer, home: Path) -> list[str]:
+    """Runs programs of the page, each in its folder, with the libraries that they name. Returns what each prints."""
+    return run_in_turn(
+        install_python_clients("python"),
+        [(program.replace(BASE_URL, server.url), "", folder) for program, folder in programs],
+        home,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
-@pytest.mark.timeout(600)  # the first run installs packages
-def test_program_with_a_shell_prints_what_the_command_printed(server: RunningServer, tmp_path: Path) -> None:
-    assert run_page_program(SHELL_PROGRAM, server, tmp_path) == "hello\n"
-
-
-@pytest.mark.timeout(600)  # the first run installs packages
-def test_program_applies_the_patch(server: RunningServer, tmp_path: Path) -> None:
-    (tmp_path / "hello.py").write_text("def greet():\n    print('Hi')\n")
-    assert run_page_program(PATCH_PROGRAM, server, tmp_path) == "Done: it is welcome() now.\n"
-    files = {path.name: path.read_text() for path in tmp_path.glob("*.*") if path.is_file()}
-    assert files == {"hello.py": "def welcome():\n    print('Hi')\n", "notes.txt": "greet is welcome now."}
-
-
-@pytest.mark.timeout(600)  # the first run installs packages
-def test_program_with_a_local_shell_prints_what_the_program_printed(server: RunningServer, tmp_path: Path) -> None:
+def write_local_shell_program() -> str:
+    """Returns the program with a shell, with the lines of the page for a local shell in it."""
     lines = SHELL_PROGRAM.splitlines(keepends=True)
     (agent,) = [index for index, line in enumerate(lines) if line.startswith("agent = ")]
-    program = "".join((*lines[:agent], LOCAL_SHELL_LINES, *lines[agent + 1 :]))
-    assert run_page_program(program, server, tmp_path) == "hello\n"
+    return "".join((*lines[:agent], LOCAL_SHELL_LINES, *lines[agent + 1 :]))
 
 
 @pytest.mark.timeout(600)  # the first run installs packages
-def test_program_finds_and_calls_a_tool(server: RunningServer, tmp_path: Path) -> None:
-    assert run_page_program(SEARCH_PROGRAM, server, tmp_path) == "It rains in Oslo.\n"
+def test_programs_print_what_the_page_says(server: RunningServer, tmp_path: Path) -> None:
+    edited = tmp_path / "edited"
+    edited.mkdir()
+    (edited / "hello.py").write_text("def greet():\n    print('Hi')\n")
+    programs = [
+        (SHELL_PROGRAM, tmp_path),
+        (write_local_shell_program(), tmp_path),
+        (PATCH_PROGRAM, edited),
+        (SEARCH_PROGRAM, tmp_path),
+    ]
+    assert run_page_programs(programs, server, tmp_path) == [
+        "hello\n", "hello\n", "Done: it is welcome() now.\n", "It rains in Oslo.\n"
+    ]  # fmt: skip
+    files = {path.name: path.read_text() for path in edited.iterdir()}
+    assert files == {"hello.py": "def welcome():\n    print('Hi')\n", "notes.txt": "greet is welcome now."}
 
 
 def create_response(server: RunningServer, **fields: object) -> Json:

@@ -22,11 +22,12 @@ from tests.clients.sdk_helpers import record_prompts
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, make_reading_registry)
-HISTORIES = [
-    pytest.param(["run", "stream"], id="kept by the library"),
-    pytest.param(["extra_body, store False", "stream, drops"], id="not stored, or dropped"),
-    pytest.param(["previous_response_id", "stream, previous_response_id"], id="kept by the server"),
-]
+HISTORIES = {
+    "kept by the library": ["run", "stream"],
+    "not stored, or dropped": ["extra_body, store False", "stream, drops"],
+    "kept by the server": ["previous_response_id", "stream, previous_response_id"],
+}
+"""The runs of the program, by what keeps the history."""
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,10 @@ def prompts(server: RunningServer) -> list[str]:
 
 
 @pytest.mark.timeout(600)  # the first run installs packages
-@pytest.mark.parametrize("runs", HISTORIES)
 def test_agent_reads_twenty_files(
-    server: RunningServer, prompts: list[str], runs: list[str], tmp_path: Path, subtests: pytest.Subtests
+    server: RunningServer, prompts: list[str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    prompts.clear()
+    runs = [run for history in HISTORIES.values() for run in history]
     task = json.dumps(TASK | {"url": server.url, "runs": runs})
     results = run_program([install_python_clients("python"), PROGRAMS_FOLDER / "agents_compaction.py", task], tmp_path)
     assert list(results) == runs
@@ -52,7 +52,7 @@ def test_agent_reads_twenty_files(
             assert all_items == kept_items < THRESHOLD, "what a client may drop is no part of the prompt"
             assert seen["num_dropped"] > NUM_FILES
     assert {record.status for record in server.access_records} == {200}
-    first, second = prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]
-    assert first == second, "the prompts are the same with any storage of the history"
-    assert len(first) == NUM_FILES + NUM_COMPACTIONS + 2
+    size = NUM_FILES + NUM_COMPACTIONS + 2
+    first = prompts[:size]
+    assert prompts == first * len(runs), "the prompts are the same with any storage of the history"
     assert sum(ASKED in prompt for prompt in first) == NUM_COMPACTIONS
