@@ -29,6 +29,7 @@ from antiphon.events.inputs import (
 )
 
 BLOB_PREFIX = "blob:sha256-"
+UNKNOWN_TYPE = "application/octet-stream"
 SCREENSHOT_TYPES = ("computer_screenshot", "input_image")
 """Types of the output of a `computer_call_output`: OpenAI's and LangChain's."""
 BlobContents = Mapping[bytes, bytes]
@@ -36,7 +37,7 @@ BlobContents = Mapping[bytes, bytes]
 NO_BLOBS: BlobContents = MappingProxyType({})
 _MEDIA_TYPE = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}"
 _MEDIA_TYPE_PATTERN = re.compile(_MEDIA_TYPE)
-_BLOB_URL = re.compile(rf"{BLOB_PREFIX}([0-9a-f]{{64}});((?:{_MEDIA_TYPE})?);([0-9]{{1,15}})(?:;(https?://.*))?")
+_BLOB_URL = re.compile(rf"{BLOB_PREFIX}([0-9a-f]{{64}});((?:{_MEDIA_TYPE})?);([0-9]{{1,15}})(?:;((?i:https?)://.*))?")
 
 
 class BlobReference(Struct, frozen=True):
@@ -52,9 +53,13 @@ class BlobReference(Struct, frozen=True):
 
 
 def refer_to(data: bytes, media_type: str, source_url: str = "") -> BlobReference:
-    """Returns the reference to bytes. Hashes them: 0.6 ms for each MB. Raises `ValueError` for no media type."""
+    """Returns the reference to bytes. Hashes them: 0.6 ms for each MB. A text that is no media type counts as unknown.
+
+    `media_type` may be empty: for base64 that came without one.
+    """
+    media_type = media_type.lower()
     if media_type and not _MEDIA_TYPE_PATTERN.fullmatch(media_type):
-        raise ValueError(f"no media type: {media_type[:40]!r}")
+        media_type = UNKNOWN_TYPE
     return BlobReference(hashlib.sha256(data).digest(), media_type, len(data), source_url)
 
 

@@ -59,6 +59,19 @@ def open_item_slots(fields: Mapping[str, Any], include: frozenset[str]) -> list[
     return slots
 
 
+def open_whole_slots(fields: Mapping[str, Any]) -> list[MediaSlot]:
+    """Returns the places of a listed item whose content a client needs that sends the item back: all that it sent."""
+    slots: list[MediaSlot] = []
+    for part, _ in _item_parts(fields, frozenset()):
+        for key in ("image_url", "file_data"):
+            url = part.get(key)
+            if (reference := parse_blob_url(url if isinstance(url, str) else None)) is not None:
+                part[key] = reference.source_url or None
+                if not reference.source_url and all(part.get(each) is None for each in ("file_id", "file_url")):
+                    slots.append(MediaSlot(part, key, reference))
+    return slots
+
+
 def open_message_slots(messages: Iterable[Mapping[str, Any]]) -> list[MediaSlot]:
     """Returns the places of chat messages that have blob URLs. All of them are shown, so that parts are whole."""
     slots: list[MediaSlot] = []

@@ -1,12 +1,13 @@
 """Replies that list items or chat messages, with the pictures that they show."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from litestar.response import Response
 
+from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.projections.item_lists import build_list, listed_item
 from antiphon.app.projections.listed_media import (
@@ -15,6 +16,7 @@ from antiphon.app.projections.listed_media import (
     fitting_length,
     open_item_slots,
     open_message_slots,
+    open_whole_slots,
 )
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.requests.pagination import ListPage, read_include
@@ -37,6 +39,18 @@ async def item_reply(request: AnyRequest, item: AnyInput, include: frozenset[str
     return json_reply(fields)
 
 
+async def list_whole_items(
+    request: AnyRequest, items: Iterable[AnyInput], contents: BlobContents
+) -> list[dict[str, Any]]:
+    """Returns items for a client that sends them back, with all pictures and files.
+
+    `contents` has those of the request; the others are stored.
+    """
+    listed = [listed_item(item) for item in items]
+    await _fill_slots(request, [slot for fields in listed for slot in open_whole_slots(fields)], contents)
+    return listed
+
+
 async def message_page_reply(
     request: AnyRequest, messages: Sequence[Mapping[str, Any]], *, has_more: bool
 ) -> Response[bytes]:
@@ -53,13 +67,14 @@ async def _page_reply(
     return json_reply(build_list(listed[:length], has_more=has_more or length < len(listed)))
 
 
-async def _fill_slots(request: AnyRequest, slots: Sequence[MediaSlot]) -> None:
-    """Loads the contents, each once. One that was deleted meanwhile stays null."""
+async def _fill_slots(request: AnyRequest, slots: Sequence[MediaSlot], contents: BlobContents = NO_BLOBS) -> None:
+    """Loads the contents, each once, unless `contents` has them. One that was deleted meanwhile stays null."""
     store, owner = server_context(request).store, request_owner(request)
     encoded: dict[object, msgspec.Raw | None] = {}
     for slot in slots:
         if slot.reference not in encoded:
-            content = await store.read_blob(owner, slot.reference.sha256)
+            sha256 = slot.reference.sha256
+            content = contents[sha256] if sha256 in contents else await store.read_blob(owner, sha256)
             encoded[slot.reference] = (
                 None if content is None else await asyncio.to_thread(encode_content, slot.reference, content)
             )

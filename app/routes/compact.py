@@ -1,6 +1,6 @@
 """`POST /v1/responses/compact`: reduces a conversation to the user's messages and one encrypted summary."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from litestar import post
@@ -11,16 +11,16 @@ from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
-from antiphon.app.projections.item_lists import listed_item
 from antiphon.app.replies.engine_ready import wait_until_ready
 from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns
+from antiphon.app.replies.listed_items import list_whole_items
 from antiphon.app.replies.stored_reads import read_with_history
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import CompactBody
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.turns.stored_history import with_ids
-from antiphon.events.inputs import AnyInput, InputMessage
+from antiphon.events.inputs import InputMessage
 from antiphon.events.response import Response as ResponseObject
 
 
@@ -39,7 +39,11 @@ async def compact_conversation(request: AnyRequest) -> Response[Any]:
     )
     items = (*parsed.earlier_items, *parsed.spec.input_items)
     logs = await start_turns(request, parsed)
-    return json_reply(await final_reply(request, _compacted_output(logs[0], items), logs))
+    reply = await final_reply(request, _compacted_output(logs[0]), logs)
+    user_messages = [item for item in items if isinstance(item, InputMessage) and item.role == "user"]
+    contents = {each.sent.reference.sha256: each.sent.data for each in parsed.spec.media if each.sent is not None}
+    listed = await list_whole_items(request, with_ids(tuple(user_messages), logs[0].id), contents)
+    return json_reply({**reply, "output": [*listed, *reply["output"]]})
 
 
 def _add_trigger(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,18 +56,16 @@ def _add_trigger(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "input": items, "store": False}
 
 
-async def _compacted_output(log: EventLog, items: Sequence[AnyInput]) -> dict[str, Any]:
-    """Returns the user's messages unchanged, then the output of the turn. Raises `ApiError` if the turn failed."""
+async def _compacted_output(log: EventLog) -> dict[str, Any]:
+    """Returns the reply without the user's messages, which stand before. Raises `ApiError` if the turn failed."""
     response: ResponseObject = await log.wait_finished()
     if response.status != "completed":
         message = response.error.message if response.error else "The compaction did not complete. Retry the request."
         raise ApiError(500, response.error.code if response.error else None, message, kind=SERVER_ERROR)
-    user_messages = [item for item in items if isinstance(item, InputMessage) and item.role == "user"]
-    listed = [listed_item(item) for item in with_ids(tuple(user_messages), response.id)]
     return {
         "id": response.id,
         "object": "response.compaction",
         "created_at": response.created_at,
-        "output": [*listed, *response.output],
+        "output": response.output,
         "usage": response.usage,
     }

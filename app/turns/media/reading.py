@@ -1,9 +1,9 @@
 """Reads the images and files that a request holds or names, so that its items refer to their bytes only."""
 
+import asyncio
 import mimetypes
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -11,15 +11,16 @@ from msgspec import structs
 
 from antiphon.app.base.blob_urls import BlobReference, format_blob_url, refer_to
 from antiphon.app.media.fetch import FetchFault, MediaFetcher
-from antiphon.app.requests.batches.body import FILE_ID
+from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.requests.media.errors import MediaPlace, file_not_found
 from antiphon.app.requests.media.sent_media import SentMedia
-from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile
-from antiphon.app.store.database import Database
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.turns.media.faults import explain_fetch_fault
+from antiphon.app.turns.media.faults import explain_fetch_fault, explain_file_fault, explain_image_fault
 from antiphon.app.turns.media.parts import MediaPart, replace_media
 from antiphon.events.inputs import AnyInput, InputImage, InputPart
+
+MAX_NAMED_FILE_BYTES = 32 << 20
+"""Largest file that a request may name by its id. Images and PDFs have smaller limits or the same one."""
 
 
 class MediaReading:
@@ -75,13 +76,17 @@ class MediaReading:
 
     async def _read_file(self, media: SentMedia) -> BlobReference:
         """Returns the reference to the content of a file of the owner. Raises `ApiError`."""
-        load = partial(_load_file, self._owner, media.source, time.time())
-        found = await self._store.read(load) if FILE_ID.fullmatch(media.source) else None
+        found = await self._store.read_file_bytes(self._owner, media.source, time.time(), MAX_NAMED_FILE_BYTES)
         if found is None:
             raise file_not_found(media.place, media.source)
         file, data = found
+        if data is None:
+            fault = MediaFault("too_large", "bytes", found=file.size, allowed=MAX_NAMED_FILE_BYTES)
+            explain = explain_image_fault if media.place.is_image else explain_file_fault
+            raise explain(fault, media.place)
         self._filenames[media.source] = file.filename
-        reference = refer_to(data, mimetypes.guess_type(file.filename)[0] or "")
+        media_type = file.media_type or mimetypes.guess_type(file.filename)[0] or ""
+        reference = await asyncio.to_thread(refer_to, data, media_type)
         self.blobs[reference.sha256] = data
         return reference
 
@@ -111,13 +116,3 @@ class MediaReading:
         """Returns bytes of this request or of an earlier one; None if they were deleted."""
         data = self.find(reference.sha256)
         return await self._store.read_blob(self._owner, reference.sha256) if data is None else data
-
-
-def _load_file(owner: str, file_id: str, now: float, database: Database) -> tuple[StoredFile, bytes] | None:
-    """Returns a file of the owner with its content; None if there is none, or if it was deleted meanwhile."""
-    file = database.files.find_file(owner, file_id, now)
-    if file is None:
-        return None
-    pieces = map(partial(database.files.read_piece, file_id), range(-(-file.size // PIECE_BYTES)))
-    data = b"".join(piece or b"" for piece in pieces)
-    return (file, data) if len(data) == file.size else None
