@@ -69,6 +69,8 @@ def _open_media(settings: Settings, metrics: MetricsCollector) -> tuple[MediaPre
     """Returns what prepares images, and what reads PDFs. None: it is switched off, or the extra `vision` is missing."""
     limits = MediaLimits(
         max_image_bytes=settings.max_image_mib << 20,
+        memory_bytes=settings.media_memory_mib << 20,
+        num_workers=settings.media_workers,
         image_tokens=settings.image_tokens or IMAGE_TOKENS,
         max_image_tokens=settings.max_image_tokens or max(MAX_IMAGE_TOKENS, settings.image_tokens or 0),
     )

@@ -33,6 +33,18 @@ LARGEST = (8000, 5000)
 MIB = 1 << 20
 
 
+def draw_screen(size: tuple[int, int]) -> Image.Image:
+    """Returns a picture like a screenshot: areas of one colour, lines of small marks, and a photograph in a corner."""
+    width, height = size
+    screen = Image.new("RGB", size, (250, 250, 250))
+    marks = Image.effect_noise((width * 2 // 3, 6), 80).point(lambda value: 30 if value > 140 else 250)
+    for top in range(20, height - 20, 14):
+        screen.paste(marks.crop((0, 0, marks.width - top % 300, 6)), (20 + 40 * (top % 5), top))
+    screen.paste((30, 60, 120), (0, 0, width, 16))
+    screen.paste(draw((width // 4, height // 3)), (width * 3 // 4, 40))
+    return screen
+
+
 def draw(size: tuple[int, int]) -> Image.Image:
     """Returns a picture with areas and noise, as screenshots and photographs have them."""
     area = Image.linear_gradient("L").resize(size)
@@ -124,10 +136,11 @@ def make_large_pictures() -> dict[str, bytes]:
 
 async def run(folder: Path, rounds: int) -> None:
     """Measures and prints all tables."""
-    screen, photo = draw((1920, 1080)), draw((4000, 3000))
+    screen, noise, photo = draw_screen((1920, 1080)), draw((1920, 1080)), draw((4000, 3000))
     pictures = {
-        "1920x1080 PNG": encode(screen, "PNG"),
-        "1920x1080 JPEG": encode(screen, "JPEG"),
+        "1920x1080 PNG, screen": encode(screen, "PNG"),
+        "1920x1080 PNG, noise": encode(noise, "PNG"),
+        "1920x1080 JPEG, noise": encode(noise, "JPEG"),
         "12 Mpx JPEG": encode(photo, "JPEG", quality=90),
     }
     print(f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}\n")

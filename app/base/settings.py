@@ -133,6 +133,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = None
     max_images: Annotated[int, _images("Maximum number of images in a conversation.", minimum=1)] = 100
     max_image_mib: Annotated[int, _images("Maximum size of an image in MiB.", minimum=1)] = 20
+    media_workers: Annotated[int, _images("Processes that decode images.", minimum=1, maximum=64)] = 1
+    media_memory_mib: Annotated[
+        int, _images("Memory for prepared images, and for the pages of PDFs, in MiB each.", minimum=1)
+    ] = 256
     image_hosts: Annotated[
         tuple[str, ...],
         _images(

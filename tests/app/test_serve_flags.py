@@ -133,6 +133,8 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "image_hosts": (["--allow-image-host", "x.example"], {"settings.image_hosts": ("x.example",)}),
     "allow_any_image_host": (["--allow-any-image-host"], {"settings.allow_any_image_host": True}),
     "max_file_mib": (["--max-file-mib", "7"], {"settings.max_file_mib": 7}),
+    "media_workers": (["--media-workers", "2"], {"settings.media_workers": 2}),
+    "media_memory_mib": (["--media-memory-mib", "64"], {"settings.media_memory_mib": 64}),
     "max_image_mib": (["--max-image-mib", "3"], {"settings.max_image_mib": 3}),
     "store": (["--store", "a/b.db"], {"settings.store_file": Path("a/b.db")}),
     "tool_servers": (

@@ -227,7 +227,7 @@ class _MediaWorker:
         """Ends the process, if it still runs, and returns the reason."""
         if timed_out:
             self.end()
-            return _EndedError(f"{self._name} did not answer in time", at_limit=True)
+            return _EndedError(f"{self._name} did not answer in time", at_limit=False)
         try:
             code = self._process.wait(START_TIMEOUT_S)
         except subprocess.TimeoutExpired:

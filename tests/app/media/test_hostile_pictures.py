@@ -237,6 +237,7 @@ async def test_full_queue_is_busy(preparer: MediaPreparer, folder: Path, monkeyp
 
 
 async def test_killed_process_is_replaced(preparer: MediaPreparer, folder: Path) -> None:
+    await _check_alive(preparer, folder)
     (process,) = preparer.processes
     for delay_s in (0.0, 0.02):
         pid = process.pid
