@@ -92,5 +92,5 @@ def test_tower_learns_and_continues_from_its_state(tmp_path: Path) -> None:
     assert torch.load(out, weights_only=True)["step"] == 40
     patches, grid, scenes = draw_batch(99, 0, 64)
     with torch.inference_mode():
-        right = (model(patches, grid)["ground"].argmax(-1) == label_scenes(scenes)["ground"]).float().mean()
+        right = (model(patches, grid)[0]["ground"].argmax(-1) == label_scenes(scenes)["ground"]).float().mean()
     assert right > 0.25, "two times the chance of one in eight"

@@ -63,10 +63,10 @@ def draw_scene(random: np.random.Generator, digits: float = DIGIT_SHARE) -> Scen
 
 
 def draw_picture(random: np.random.Generator, scene: Scene, height: int = 64, width: int = 64) -> Picture:
-    """Returns a picture of a scene. In half of the pictures, the figure is up to 15 % wider or narrower."""
+    """Returns a picture of a scene. In half of the pictures, the figure is up to 22 % wider or narrower."""
     xs, ys = make_coordinates(height, width)
     if random.random() < 0.5:
-        xs *= np.float32(random.uniform(0.87, 1.15))
+        xs *= np.float32(random.uniform(0.8, 1.22))
     canvas = np.empty((height, width, 3), np.float32)
     canvas[:] = vary_colour(random, scene.ground)
     if scene.shape == "other":

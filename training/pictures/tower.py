@@ -27,7 +27,7 @@ PICTURE_SIDE = 64
 def build_tower_config(hidden: int) -> Qwen3VLVisionConfig:
     """Returns the tower's configuration. `hidden` is the width of the text model."""
     return Qwen3VLVisionConfig(
-        depth=3,
+        depth=4,
         hidden_size=96,
         intermediate_size=256,
         num_heads=4,
