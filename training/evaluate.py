@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3VLForConditionalGeneration
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.embedded import MODEL_DIR
@@ -70,7 +70,9 @@ Model = Any
 
 def load_model(folder: Path) -> tuple[Model, Tokenizer]:
     """Loads the model in fp32, and its tokenizer."""
-    model: Model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    has_tower = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == "qwen3_vl"
+    model_class: Any = Qwen3VLForConditionalGeneration if has_tower else AutoModelForCausalLM
+    model: Model = model_class.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
