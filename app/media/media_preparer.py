@@ -8,6 +8,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import structlog
+
 from antiphon.app.media.array_checks import take_arrays
 from antiphon.app.media.budget import MediaLimits, find_budget
 from antiphon.app.media.media_client import MediaClient, refuse
@@ -40,6 +42,8 @@ from antiphon.app.sandbox.media.messages import (
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.engine.media_messages import MediaArrays
 
+_log = structlog.get_logger(__name__)
+
 
 class MediaPreparer:
     """Prepares pictures. One for each server; it belongs to one event loop.
@@ -60,6 +64,7 @@ class MediaPreparer:
         self._known: KnownImages[CompactImage] = KnownImages()
         self._facts: KnownImages[ImageFacts] = KnownImages()
         self._processors: dict[bytes, ProcessorFacts] = {}
+        self._folders: dict[Path, ProcessorFacts] = {}
         self._shared = SharedWork()
 
     @property
@@ -85,23 +90,32 @@ class MediaPreparer:
         return answer.reply
 
     async def describe(self, folder: Path) -> ProcessorFacts:
-        """Returns what the processor of a model takes, or in `error` why pictures cannot be prepared for it."""
+        """Returns what the processor of a model takes, or in `error` why pictures can never be prepared for it.
+
+        The first time, it logs the error.
+        """
+        known = self._folders.get(folder)
+        if known is None:
+            known = self._folders[folder] = await self._find_facts(folder)
+            if known.error:
+                _log.error(f"Media   : no pictures for the model in {folder.name}: {known.error}")
+        return known
+
+    async def _find_facts(self, folder: Path) -> ProcessorFacts:
         if missing := find_missing_packages(IMAGE_PACKAGES):
-            return ProcessorFacts(error=f"pictures need {' and '.join(missing)}: install antiphon[vision]")
+            return ProcessorFacts(error=f"they need {' and '.join(missing)}: install antiphon[vision]")
         try:
             files = await asyncio.to_thread(read_processor_files, folder)
-            return await self._describe(files)
         except (OSError, ValueError) as error:
-            return ProcessorFacts(error=f"its processor cannot be loaded: {error}")
-        except MediaFault as fault:
-            return ProcessorFacts(error=f"its processor cannot be loaded: {fault.detail}")
+            return ProcessorFacts(error=f"the files of its processor cannot be read ({error})")
+        return await self._describe(files)
 
     async def _describe(self, files: ProcessorFiles) -> ProcessorFacts:
         facts = self._processors.get(files.fingerprint)
         if facts is None:
             answer = await self._client.ask("", derive_key(files.fingerprint), DescribeRequest(files), b"")
             if not isinstance(answer.reply, ProcessorFacts):
-                raise MediaFault("unavailable")
+                raise refuse("image_worker said nothing of a processor")
             facts = self._processors[files.fingerprint] = answer.reply
         return facts
 

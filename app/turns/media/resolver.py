@@ -15,10 +15,11 @@ from antiphon.app.base.blob_urls import BlobContents, parse_blob_url
 from antiphon.app.base.settings import Settings
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.fetch import MediaFetcher
+from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.model_registry import ServedModel
-from antiphon.app.requests.media.errors import too_many_images
+from antiphon.app.requests.media.errors import media_busy, refused_media, too_many_images
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.requests.media.vision import sees_images
 from antiphon.app.requests.turn_spec import TurnSpec
@@ -70,7 +71,7 @@ class MediaResolver:
         items = spec.prompt_input.items
         if not spec.media and next(find_media(items), None) is None:
             return spec, NO_MEDIA
-        preparer = self._preparer if sees_images(model, self._settings) else None
+        preparer = await self._find_preparer(model, spec)
         reading = MediaReading(spec.media, owner, self._store, spec.prompt_param)
         await reading.read_sources(self._fetcher, self._max_bytes, reads_images=preparer is not None)
         items = reading.refer(items)
@@ -90,6 +91,25 @@ class MediaResolver:
             recipes = tuple(preparation.recipes)
         resolved = structs.replace(spec, prompt_input=prompt_input, input_items=reading.refer(spec.input_items))
         return resolved, TurnMedia(reading.blobs, recipes)
+
+    async def _find_preparer(self, model: ServedModel, spec: TurnSpec) -> MediaPreparer | None:
+        """Returns what prepares images for a model; None if it sees none.
+
+        Raises `ApiError` if the model's processor cannot be used here, and images must not become placeholders.
+        """
+        if self._preparer is None or not sees_images(model, self._settings):
+            return None
+        try:
+            if model.folder is None or not (await self._preparer.describe(model.folder)).error:
+                return self._preparer
+        except MediaFault:
+            raise media_busy() from None
+        has_images = any(isinstance(part, InputImage) for part in find_media(spec.prompt_input.items))
+        if has_images and self._settings.unsupported_media == "refuse":
+            raise refused_media(
+                next((each.place.path for each in spec.media if each.place.is_image), spec.prompt_param)
+            )
+        return None
 
     async def read_items(
         self, items: Iterable[AnyInput], media: Iterable[SentMedia], owner: str

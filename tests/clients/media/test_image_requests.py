@@ -178,6 +178,16 @@ def test_images_can_be_switched_off(folder: Path) -> None:
         assert respond(server, [user(image_part(RED))]).json()["error"]["code"] == "unsupported_parameter"
 
 
+def test_model_whose_processor_cannot_be_used_sees_no_images(tmp_path: Path) -> None:
+    folder = write_vision_model(tmp_path)
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Llama4ImageProcessorFast"}')
+    with serve(vision_registry(folder)) as server:
+        assert said(respond(server, [user("x", image_part(RED))])) == "0 images"
+    with serve(vision_registry(folder), unsupported_media="refuse") as server:
+        error = respond(server, [user(image_part(RED))]).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "input[0].content[0].image_url")
+
+
 def test_too_many_images_of_a_conversation(folder: Path) -> None:
     with serve(vision_registry(folder), max_images=2) as server:
         first = respond(server, [user(image_part(RED), image_part(RED))]).json()
