@@ -13,12 +13,11 @@ from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError
 from antiphon.engine.remote.backend_apis.base import BackendApi, GrammarSyntax, JobTarget, read_error_body
 from antiphon.engine.remote.faults import (
     REFUSED_GRAMMAR,
-    REFUSED_IMAGE,
     FailedAttempt,
     classify_failure,
     is_about_grammar,
-    is_about_media,
     lost_attempt,
+    refuse_media,
 )
 from antiphon.engine.remote.grammars.follower import PreparedGrammar
 from antiphon.engine.remote.handshake import ServerProfile
@@ -182,9 +181,9 @@ class AttemptRunner:
                 if lost is not None
                 else classify_failure(stream.failure, replica.name, client.secrets)
             )
-        if job.media and is_about_media(attempt):
+        if job.media and (refused := refuse_media(attempt)) is not attempt:
             log.warning("engine %s refused an image", replica.name)
-            attempt = REFUSED_IMAGE
+            attempt = refused
         if target.grammar is not None and is_about_grammar(attempt, target.grammar):
             log.warning("engine %s refused a grammar: %s", replica.name, attempt.error.message)
             attempt = REFUSED_GRAMMAR
@@ -219,7 +218,7 @@ class AttemptRunner:
         salt = ""
         if job.cache_salt or self._setup.options.separate_owners:
             digest = hashlib.sha256(f"{job.owner}\0{job.cache_salt}".encode()).digest()
-            salt = base64.b64encode(digest).decode()
+            salt = base64.urlsafe_b64encode(digest).decode()  # vLLM refuses slashes
         return JobTarget(
             model=profile.model,
             max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),

@@ -12,6 +12,7 @@ TOO_LONG = re.compile(r"maximum (model|context) length|context (size|length|wind
 BUSY = re.compile(r"\bbusy\b|queue is full|too many requests", re.IGNORECASE)
 GRAMMAR_WORDS = re.compile(r"grammar|lark|gbnf|ebnf|guid(ed|ance)|structured|schema|regex|lexer", re.IGNORECASE)
 MEDIA_WORDS = re.compile(r"image|multi.?modal|\bmm_|media|\bpng\b|pixel|placeholder|vision", re.IGNORECASE)
+MEDIA_LIMIT = re.compile(r"at most (\d{1,6}) image", re.IGNORECASE)
 QUOTED_CHARS = 40
 """Characters of a line of a grammar that a message must contain to count as a quotation."""
 MAX_MESSAGE_CHARS = 500
@@ -44,9 +45,15 @@ REFUSED_IMAGE = FailedAttempt(
 """A server refused a picture. Its own message may quote what a library says of it; agents know this one."""
 
 
-def is_about_media(attempt: FailedAttempt) -> bool:
-    """Returns true if a server refused a picture of a job."""
-    return attempt.error.code == "invalid_request" and MEDIA_WORDS.search(attempt.error.message) is not None
+def refuse_media(attempt: FailedAttempt) -> FailedAttempt:
+    """Returns the failure of a job with pictures in our own words, if the server's are about a picture."""
+    message = attempt.error.message
+    if attempt.error.code != "invalid_request" or not MEDIA_WORDS.search(message):
+        return attempt
+    if limit := MEDIA_LIMIT.search(message):
+        error = EngineError("invalid_request", f"the engine takes at most {limit[1]} images in a prompt")
+        return FailedAttempt(error, is_retryable=False)
+    return REFUSED_IMAGE
 
 
 def clean_message(message: str, secrets: Sequence[str] = (), max_chars: int = MAX_MESSAGE_CHARS) -> str:

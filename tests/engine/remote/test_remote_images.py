@@ -341,6 +341,22 @@ async def test_refused_picture_does_not_quote_the_server() -> None:
         assert len(server.jobs) == 1, "no other replica would read it"
 
 
+async def test_number_of_pictures_that_a_server_takes() -> None:
+    async with image_engine() as (engine, server, _):
+        message = "At most 8 image(s) may be provided in one prompt."
+        server.answer_job = lambda _: json_reply({"error": {"message": message, "code": 400}}, 400)
+        error = await fail(engine)
+        assert (error.code, error.message) == ("invalid_request", "the engine takes at most 8 images in a prompt")
+
+
+async def test_salt_has_no_characters_that_vllm_refuses() -> None:
+    async with image_engine(separate_owners=True) as (engine, server, _):
+        for number in range(20):
+            await run(engine, owner=f"owner {number}")
+        salts = [job.body["cache_salt"] for job in server.jobs]
+        assert len(set(salts)) == 20 and not {"/", "@", "\\"} & set("".join(salts))
+
+
 def refuse_image(body: dict[str, Any]) -> Reply:
     return json_reply({"error": {"message": "cannot identify image file <at 0x7f00>", "code": 400}}, 400)
 
