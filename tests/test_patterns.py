@@ -42,6 +42,8 @@ BUILT_PATTERNS: dict[str, tuple[re.Pattern[str] | re.Pattern[bytes], ...]] = {
     "engine.remote.faults:line": (re.compile(re.escape("sk-a secret"), re.IGNORECASE),),
     "harmony.gptoss.header:_ahead": (_HEADERS._ahead,),
     "harmony.gptoss.header:_heads": tuple(_HEADERS._heads.values()),
+    "harmony.images:_run": (re.compile("(?:<image>)+"), re.compile("(?:aa)+")),
+    "harmony.prompt.images:_marks": (re.compile("#(\\d+)#"),),
     "harmony.parsing.tape:complete_pattern": (_TEXTS.complete_pattern,),
     "harmony.parsing.tape:first_char_pattern": (_TEXTS.first_char_pattern,),
     "harmony.parsing.tape:partial_pattern": (_TEXTS.partial_pattern,),
