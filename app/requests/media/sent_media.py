@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import format_blob_url
+from antiphon.app.base.blob_urls import SCREENSHOT_TYPES, format_blob_url
 from antiphon.app.base.errors import ApiError, missing_field
 from antiphon.app.base.settings import Settings
 from antiphon.app.requests.fields.checks import check_choice
@@ -75,8 +75,8 @@ class MediaTaker:
             value = entry.get(key)
             if isinstance(value, list):
                 changed[key] = self._take_parts(value, f"{path}.{key}")
-            elif isinstance(value, dict) and value.get("type") == "computer_screenshot":
-                changed[key] = dict(self._take_input_image(value, f"{path}.{key}"))
+            elif isinstance(value, dict) and value.get("type") in SCREENSHOT_TYPES:
+                changed[key] = self._take_screenshot(value, f"{path}.{key}")
         return {**entry, **changed} if changed else entry
 
     def _take_parts(self, parts: Sequence[Any], path: str) -> list[Any]:
@@ -114,6 +114,11 @@ class MediaTaker:
             part = {**part, "image_url": self._take_url(url, self._place(f"{path}.image_url"))}
         self._check_detail(part, f"{path}.detail", IMAGE_DETAILS)
         return part
+
+    def _take_screenshot(self, output: Sent, path: str) -> Sent:
+        """Takes a screenshot. One with an empty URL failed, which is no fault of the request."""
+        failed = output.get("image_url") == "" and output.get("file_id") is None
+        return output if failed else self._take_input_image(output, path)
 
     def _take_chat_image(self, part: Sent, path: str) -> Sent:
         self._refuse(path)

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import structs
 
-from antiphon.app.base.blob_urls import screenshot_url
+from antiphon.app.base.blob_urls import SCREENSHOT_TYPES
 from antiphon.events.inputs import (
     AnyInput,
     HostedInput,
@@ -24,10 +24,6 @@ ReplacePart = Callable[[MediaPart], Sequence[InputPart]]
 def find_media(items: Iterable[AnyInput]) -> Iterator[MediaPart]:
     """Yields the images and files of items, in order, repeated ones too. A screenshot is an image."""
     for item in items:
-        if isinstance(item, HostedInput):
-            url = screenshot_url(item)
-            if url is not None:
-                yield InputImage(image_url=url)
         for part in _parts(item):
             if isinstance(part, InputImage | InputFile):
                 yield part
@@ -45,14 +41,44 @@ def _replace_in(item: AnyInput, replace: ReplacePart) -> AnyInput:
     changed: list[Any] = []
     for part in parts:
         changed += replace(part) if isinstance(part, InputImage | InputFile) else (part,)
+    if isinstance(item, HostedInput):
+        return _replace_screenshot(item, changed)
     if isinstance(item, InputMessage):
         return structs.replace(item, content=tuple(changed))
     return structs.replace(item, output=tuple(changed))
 
 
+def _replace_screenshot(item: HostedInput, parts: Sequence[InputPart]) -> HostedInput:
+    """Returns the item with the URL of the image that takes the place of its screenshot."""
+    (part,) = parts
+    if not isinstance(part, InputImage) or part.image_url is None:
+        return item
+    output = {**item.payload["output"], "image_url": part.image_url}
+    return structs.replace(item, payload={**item.payload, "output": output})
+
+
 def _parts(item: AnyInput) -> Sequence[Any]:
+    if isinstance(item, HostedInput):
+        return _read_screenshot(item)
     if isinstance(item, InputMessage):
         return item.content if isinstance(item.content, tuple) else ()
     if isinstance(item, InputFunctionOutput | InputCustomOutput):
         return item.output if isinstance(item.output, tuple) else ()
     return ()
+
+
+def _read_screenshot(item: HostedInput) -> Sequence[InputImage]:
+    """Returns the screenshot that a `computer_call_output` holds. Nothing has checked the item."""
+    output = item.payload.get("output")
+    if (
+        item.kind != "computer_call_output"
+        or not isinstance(output, dict)
+        or output.get("type") not in SCREENSHOT_TYPES
+    ):
+        return ()
+    url, file_id, detail = (_read_text(output.get(key)) for key in ("image_url", "file_id", "detail"))
+    return (InputImage(image_url=url, file_id=file_id, detail=detail),) if url or file_id else ()
+
+
+def _read_text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
