@@ -113,7 +113,7 @@ BuiltinTool = ShellTool | PatchTool | LocalShellTool | ToolSearchTool
 
 
 COMPUTER_TOOL_TYPES = ("computer", "computer-preview", "computer_use", "computer_use_preview")
-"""Types of tools for which a model must read images."""
+"""Types of tools that are not offered: only models that were trained for them can use them."""
 
 WEB_SEARCH_TYPES = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
 HOSTED_TOOL_TYPES = frozenset(

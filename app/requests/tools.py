@@ -155,10 +155,10 @@ def read_tools(
 
 
 def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
-    """Reads a tool. Returns None for a hosted tool, which the server would have to run itself."""
+    """Reads a tool. Returns None for a hosted tool, which the server would have to run itself, and for a computer."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind in COMPUTER_TOOL_TYPES:
-        raise invalid_value(f"{path}.type", "This model reads no images, so it cannot use a computer.")
+        return None
     if isinstance(tool, dict):
         _check_callers(tool.get("allowed_callers"), f"{path}.allowed_callers")
     if isinstance(kind, str) and kind in HOSTED_TOOL_TYPES:

@@ -173,7 +173,7 @@ class TokenizeBody(RequestBody, frozen=True, kw_only=True):
     since a chat template writes special tokens itself."""
     return_token_strs: Honoured[bool] = None
     """Returns the text of each token, too, in `token_strs`."""
-    mm_processor_kwargs: Annotated[Any, refused("Images, audio and video are not supported.")] = None
+    mm_processor_kwargs: Annotated[Any, refused("Options of image processors are not supported.")] = None
 
 
 class DetokenizeBody(RequestBody, frozen=True, kw_only=True):

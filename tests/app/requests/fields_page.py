@@ -8,6 +8,8 @@ from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.events.inputs import HOSTED_ITEM_TYPES
 from antiphon.events.tools import HOSTED_TOOL_TYPES
 
+RENDERED_HOSTED_TYPES = {"computer_call", "computer_call_output"}
+
 _HEAD = """# Request fields
 
 This page is printed by `python -m tests.app.requests.fields_page` from the structs that decode requests. A test checks
@@ -35,7 +37,7 @@ _TAIL = """
 | `apply_patch` | offered as a tool that takes raw text; each file of a patch is an `apply_patch_call` item |
 | `local_shell` | offered as a function; its calls are `local_shell_call` items, which the client runs |
 | `tool_search` | offered as a function if tools have `defer_loading`, or if the client runs it (`execution: "client"`); these tools are then shown and callable once a `tool_search_output` has them. One at most |
-| `computer`, `computer-preview`, `computer_use`, `computer_use_preview` | 400: no model reads images yet |
+| `computer`, `computer-preview`, `computer_use`, `computer_use_preview` | accepted and echoed, but not offered to the model: it would have to be trained for them. Calls and screenshots in the input are rendered |
 | {hosted} | accepted and echoed, but not offered to the model: they run elsewhere |
 
 A call of a `function` or `custom` tool with `async: true` has `async: true`, too, and the client may go on without its output. Until then
@@ -59,7 +61,7 @@ thousands of properties are enforced as they are.
 
 | type | handling |
 |---|---|
-| `message`, also without `type` | rendered; images and files as placeholders (`[image]`); `input_audio` is refused |
+| `message`, also without `type` | rendered; [images and files](images.md), too; `input_audio` is refused |
 | `reasoning` | rendered if the model's template supports it |
 | `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call`, `tool_search_call` with a `call_id` | rendered; each must have an output, except a call with `async: true` (see [tools](#tools)) and a search of the server |
 | `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output`, `local_shell_call_output`, `tool_search_output` with a `call_id` | rendered; each must follow its call |
@@ -71,6 +73,7 @@ thousands of properties are enforced as they are.
 | `mcp_call`, `web_search_call`, `code_interpreter_call`, `file_search_call` | rendered as a call and its output, whichever server ran the tool |
 | `mcp_approval_request`, `mcp_approval_response` | a call that was not approved or not run is rendered with this as its output; an approved one that the client has just answered is not; each request may have one response |
 | `mcp_list_tools` | accepted, but not rendered: the list of tools is |
+| `computer_call`, `computer_call_output` | rendered as a call of a tool `computer` and its screenshot; `"image_url": ""` is "[no screenshot]" |
 | {items} | accepted, but not rendered: they belong to tools that run elsewhere |
 
 Any other type returns 400 `invalid_value`.
@@ -88,7 +91,7 @@ def render_page() -> str:
         rows.append(f"\n## {title}\n\n")
         rows += _render_subset(kind, earlier) or _render_table(kind)
         earlier[title] = kind
-    type_lists = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOL_TYPES, HOSTED_ITEM_TYPES)]
+    type_lists = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOL_TYPES, HOSTED_ITEM_TYPES - RENDERED_HOSTED_TYPES)]
     return "".join(rows) + _TAIL.replace("{hosted}", type_lists[0]).replace("{items}", type_lists[1])
 
 
