@@ -91,7 +91,10 @@ def render_page() -> str:
         rows.append(f"\n## {title}\n\n")
         rows += _render_subset(kind, earlier) or _render_table(kind)
         earlier[title] = kind
-    type_lists = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOL_TYPES, HOSTED_ITEM_TYPES - RENDERED_HOSTED_TYPES)]
+    type_lists = [
+        ", ".join(f"`{name}`" for name in sorted(names))
+        for names in (HOSTED_TOOL_TYPES, HOSTED_ITEM_TYPES - RENDERED_HOSTED_TYPES)
+    ]
     return "".join(rows) + _TAIL.replace("{hosted}", type_lists[0]).replace("{items}", type_lists[1])
 
 
