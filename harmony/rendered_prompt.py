@@ -18,6 +18,11 @@ class ImageSpan(Struct, frozen=True, kw_only=True):
     soft_id: int = -1
     """Id of these tokens."""
 
+    @property
+    def end(self) -> int:
+        """Index after its last token."""
+        return self.offset + self.length
+
 
 class RenderedPrompt(Struct, frozen=True):
     """Prompt of a turn. `in_reasoning`: the answer begins inside reasoning, because the prompt ends there."""

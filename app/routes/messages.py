@@ -37,14 +37,14 @@ async def create_message(request: AnyRequest) -> Response[Any]:
 async def count_message_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of tokens in the prompt of a request. Nothing is generated."""
     parsed = await _read_request(request, count_only=True)
-    rendering = server_context(request).turn_manager.preparer.render_prompt_tokens(
+    rendering = server_context(request).turn_manager.preparer.render_prompt(
         parsed.model, parsed.spec, request_owner(request)
     )
     try:
-        tokens = await cancel_on_disconnect(request, rendering)
+        prompt = await cancel_on_disconnect(request, rendering)
     except ApiError as error:
         raise _with_messages_param(error) from None
-    return json_reply({"input_tokens": len(tokens)})
+    return json_reply({"input_tokens": prompt.num_tokens})
 
 
 async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest[MessagesForm]:

@@ -41,9 +41,9 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of input tokens of a Responses request. Nothing is generated or stored."""
     parsed = await _read_request(request, generates=False)
     preparer = server_context(request).turn_manager.preparer
-    rendering = preparer.render_prompt_tokens(parsed.model, parsed.spec, request_owner(request))
-    tokens = await cancel_on_disconnect(request, rendering)
-    return json_reply({"object": "response.input_tokens", "input_tokens": len(tokens)})
+    rendering = preparer.render_prompt(parsed.model, parsed.spec, request_owner(request))
+    prompt = await cancel_on_disconnect(request, rendering)
+    return json_reply({"object": "response.input_tokens", "input_tokens": prompt.num_tokens})
 
 
 @get("/v1/responses/{response_id:str}", before_request=prepare_read)

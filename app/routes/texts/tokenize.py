@@ -110,7 +110,7 @@ async def _tokenize_chat(request: AnyRequest, body: Mapping[str, Any], model: Se
     chat = {name: body[name] for name in _SHARED_NAMES if name in body}
     size = request_state(request.scope).body_bytes
     spec = (await run_parser(size, read_chat_request, chat, context.models, context.settings)).spec
-    return list(await context.turn_manager.preparer.render_prompt_tokens(model, spec, request_owner(request)))
+    return list((await context.turn_manager.preparer.render_prompt(model, spec, request_owner(request))).tokens)
 
 
 async def _tokenize_for_encoder(request: AnyRequest, body: TokenizeBody, model: EncoderModel) -> Response[Any]:

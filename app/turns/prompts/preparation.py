@@ -18,6 +18,7 @@ from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import CacheUnavailable, ComparisonNotFound
+from antiphon.harmony.rendered_prompt import RenderedPrompt
 
 
 class Choice(NamedTuple):
@@ -75,11 +76,11 @@ class TurnPreparer:
                 choices += [Choice(opened, tools, prompt, number, media) for number in group]
         return choices
 
-    async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
-        """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
+    async def render_prompt(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> RenderedPrompt:
+        """Returns a turn's prompt, however many tokens it has. Raises `ApiError`."""
         spec, _ = await self._media.resolve(model, spec, owner)
         spec, _ = await self.open_tools(spec, owner)
-        return (await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt.tokens
+        return (await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt
 
     async def open_tools(self, spec: TurnSpec, owner: str) -> tuple[TurnSpec, HostedTurn | None]:
         """Returns the turn with the tools that the server runs. One that only prefills outputs nothing and runs none.

@@ -206,11 +206,26 @@ def _add_grammar(model: ServedModel, prompt: TurnPrompt) -> TurnPrompt:
 
 
 def _keep_last_tokens(prompt: TurnPrompt, count: int) -> TurnPrompt:
-    """Returns the prompt's last `count` tokens. A prompt that lost its beginning is not remembered for later turns."""
-    tokens = prompt.prompt.tokens[-count:]
-    if len(tokens) == len(prompt.prompt.tokens):
+    """Returns the prompt's last `count` tokens. A prompt that lost its beginning is not remembered for later turns.
+
+    A picture leaves as a whole.
+    """
+    whole = prompt.prompt
+    start = max(len(whole.tokens) - count, 0)
+    if start == 0:
         return prompt
-    shortened = msgspec.structs.replace(prompt.prompt, tokens=tokens, text=prompt.format.decode(tokens))
+    if whole.texts:
+        message = "With images, this model's engine takes whole prompts only."
+        raise ApiError(400, "unsupported_parameter", message, "truncate_prompt_tokens")
+    start = max([start, *(span.end for span in whole.media if span.offset < start)])
+    tokens = whole.tokens[start:]
+    if not tokens:
+        message = f"The last {count} tokens of the prompt are the inside of an image."
+        raise ApiError(400, "invalid_value", message, "truncate_prompt_tokens")
+    media = tuple(
+        msgspec.structs.replace(span, offset=span.offset - start) for span in whole.media if span.offset >= start
+    )
+    shortened = msgspec.structs.replace(whole, tokens=tokens, text=prompt.format.decode(tokens), media=media)
     return msgspec.structs.replace(prompt, prompt=shortened, rendered_tokens=(), start=None)
 
 

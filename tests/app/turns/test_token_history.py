@@ -7,7 +7,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.responses.input_items import read_item
+from antiphon.app.turns.prompts.prompt_renderer import _keep_last_tokens
 from antiphon.app.turns.prompts.prompt_token_cache import (
     BYTES_PER_TOKEN,
     MAX_COMPARED_TURNS,
@@ -45,7 +47,8 @@ from antiphon.events.response import OutputItem
 from antiphon.events.tools import FunctionTool, PatchTool, ShellTool
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, PromptInput
-from antiphon.harmony.rendered_prompt import RenderedPrompt
+from antiphon.harmony.images import find_spans
+from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt
 from antiphon.harmony.tools import ToolTable
 from tests.harmony.image_models import IMAGE_MODELS, list_pictures, load_image_model, picture
 
@@ -402,3 +405,29 @@ def test_pictures_are_found_again_after_generated_tokens() -> None:
         (rows, (soft_id,) * rows) for rows in (3, 2)
     ]
     assert prompt.media[0] == first.prompt.media[0]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(100, 100), (8, 8), (7, 5), (6, 5), (5, 5), (2, 2), (1, 0)])
+def test_picture_leaves_a_shortened_prompt_as_a_whole(count: int, kept: int) -> None:
+    """Ten tokens, of which 2 to 4 and 8 to 9 stand for pictures."""
+    model_format = load_image_model(IMAGE_MODELS[1])
+    soft_id = model_format.encode(IMAGE_MODELS[1].soft)[0]
+    tokens = tuple(soft_id if index in (2, 3, 4, 8, 9) else 40 + index for index in range(10))
+    spans = find_spans(tokens, [ImageSpan(key=b"k", offset=0, length=n, rows=n, soft_id=soft_id) for n in (3, 2)])
+    whole = TurnPrompt(
+        format=model_format,
+        owner="me",
+        prompt_input=PromptInput(),
+        now=NOW,
+        rendered_tokens=tokens,
+        prompt=RenderedPrompt(tokens, "", media=spans),
+    )
+    if not kept:
+        with pytest.raises(ApiError, match="inside of an image"):
+            _keep_last_tokens(whole, count)
+        return
+    prompt = _keep_last_tokens(whole, count).prompt
+    assert prompt.tokens == tokens[-kept:]
+    for span in prompt.media:
+        assert set(prompt.tokens[span.offset : span.end]) == {soft_id}
+    assert sum(span.rows for span in prompt.media) == prompt.tokens.count(soft_id)
