@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
 from antiphon.app.assembly.encoders import create_encoders
 from antiphon.app.base.settings import Settings
+from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.models.expected_info import expect_info
 from antiphon.app.models.memory import (
@@ -181,12 +182,18 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
     elif options.engine == "torch":
         if options.remote.urls:
             raise ServeError("--engine-url requires --engine vllm, sglang, llama.cpp, trtllm or remote")
-        return await _plan_torch_model(options, on_status, spawn)
+        return await _plan_torch_model(_decide_on_images(options, settings), on_status, spawn)
     else:
         template = None if options.chat_template is None else _load_template(options.chat_template)
         separate_owners = bool(settings.api_key_digests)
         engine, loaded, name = await create_remote_engine(options, template, on_status, separate_owners=separate_owners)
     return _ModelPlan(options=options, name=options.name or name, loaded=loaded, build_engine=lambda _: engine)
+
+
+def _decide_on_images(options: ServeOptions, settings: Settings) -> ServeOptions:
+    """Returns the options without a vision tower if this server never prepares a picture for it."""
+    sees = settings.images == "auto" and not find_missing_packages(IMAGE_PACKAGES)
+    return structs.replace(options, engine_options=structs.replace(options.engine_options, keep_vision_tower=sees))
 
 
 async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: SpawnWorker) -> _ModelPlan:

@@ -1,4 +1,4 @@
-"""Chooses the class of transformers that loads a checkpoint. Vision-language models are loaded whole, to serve text."""
+"""Chooses the class of transformers that loads a checkpoint. Vision-language models are loaded whole."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.checkpoint.vision_families import VERIFIED_TYPES
 from antiphon.engine.errors import LoadError
 
 MODEL_TYPE_ALIASES = {"kimi_k2": "deepseek_v3"}
@@ -52,6 +53,8 @@ def _find_automatic_class(checkpoint: Checkpoint) -> Any:
     model_type = resolve_model_type(checkpoint)
     if model_type in _types_of(*AUDIO_TASKS):
         raise LoadError(f"{checkpoint.path}: {model_type} is a speech model; choose a text generation model")
+    if model_type in _types_of("IMAGE_TEXT_TO_TEXT") and _has_pictures(checkpoint):
+        return AutoModelForImageTextToText
     if model_type in _types_of("CAUSAL_LM"):
         return AutoModelForCausalLM
     if model_type in _types_of("IMAGE_TEXT_TO_TEXT"):
@@ -66,6 +69,13 @@ def _find_automatic_class(checkpoint: Checkpoint) -> Any:
         f"{checkpoint.path}: transformers {transformers.__version__} does not know {model_type}; update transformers, "
         "or choose another model"
     )
+
+
+def _has_pictures(checkpoint: Checkpoint) -> bool:
+    """Tells whether the checkpoint has a vision tower that is served. Some types also have a class for text alone."""
+    names = [str(name) for name in checkpoint.config.get("architectures") or []]
+    is_whole = any(name.endswith("ForConditionalGeneration") for name in names)
+    return is_whole and "vision_config" in checkpoint.config and resolve_model_type(checkpoint) in VERIFIED_TYPES
 
 
 def _types_of(*tasks: str) -> set[str]:

@@ -5,11 +5,11 @@ import logging
 import msgspec
 from transformers import PreTrainedModel
 
+from antiphon.engine.checkpoint.vision_families import find_two_way_layers, read_soft_ids
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.media.desk import PictureDesk
 from antiphon.engine.media.encoder import ImageEncoder
-from antiphon.engine.media.families import find_two_way_layers, read_soft_ids
 from antiphon.engine.media.vision_tower import VisionTower
 from antiphon.engine.protocol import EngineInfo
 
@@ -22,7 +22,7 @@ def describe_images(info: EngineInfo, model: PreTrainedModel, tower: VisionTower
         log.warning("%s", refusal)
     if tower is None:
         return msgspec.structs.replace(info, image_refusal=refusal)
-    soft_ids = tuple(token for token in read_soft_ids(model.config) if token < info.vocab_size)
+    soft_ids = tuple(token for token in _read_soft_ids(model) if token < info.vocab_size)
     suppressed = tuple(dict.fromkeys((*info.suppressed_ids, *soft_ids)))
     return msgspec.structs.replace(info, image_form="expanded", soft_ids=soft_ids, suppressed_ids=suppressed)
 
@@ -32,5 +32,9 @@ def create_desk(model: PreTrainedModel, forward: ForwardPass, tower: VisionTower
     assert isinstance(forward, VarlenForward)
     two_way = forward.two_way_layers = find_two_way_layers(model.config)
     encoder = ImageEncoder(model, tower.modules)
-    soft_ids = read_soft_ids(model.config)[:1]
+    soft_ids = _read_soft_ids(model)[:1]
     return PictureDesk(model, encoder, soft_ids=soft_ids, two_way=bool(two_way), max_bytes=max_bytes)
+
+
+def _read_soft_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    return read_soft_ids(lambda name: getattr(model.config, name, None))

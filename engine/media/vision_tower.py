@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from antiphon.engine.checkpoint.vision_families import explain_refusal, find_two_way_layers, read_soft_ids
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.recurrent.forward import RecurrentForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.load.mmap_weights import MmapLinear
-from antiphon.engine.media.families import explain_refusal, find_two_way_layers, read_soft_ids
 
 
 class VisionTower:
@@ -56,7 +56,7 @@ def explain_no_pictures(model: PreTrainedModel, children: Mapping[str, nn.Module
         return refusal
     if "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
         return f"{name} takes no pictures here: its forward pass takes no encoded pictures"
-    soft_ids = read_soft_ids(model.config)
+    soft_ids = read_soft_ids(lambda name: getattr(model.config, name, None))
     if not soft_ids or soft_ids[0] >= model.config.get_text_config(decoder=True).vocab_size:
         return f"{name} takes no pictures here: no token of its vocabulary stands for one"
     return None

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.models.published import keep_published, rewrite_config
-from tests.models.rows import BASE_CONFIG, ModelRow
+from tests.models.rows import BASE_CONFIG, VOCAB_SIZE, ModelRow
 
 NOISE = 0.15
 """Standard deviation of the noise on norms, biases and other vectors, which configurations set to ones and zeros."""
@@ -27,6 +27,7 @@ def build_model(row: ModelRow) -> PreTrainedModel:
     else:
         text = {name: value for name, value in (BASE_CONFIG | row.config).items() if name not in row.without}
         ids = {name: BASE_CONFIG[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        ids["image_token_id"] = VOCAB_SIZE  # no token of the texts stands for a picture
         config = config_class(text_config=text, vision_config=row.vision, tie_word_embeddings=False, **ids)
         model = AutoModelForImageTextToText.from_config(config)  # type: ignore[no-untyped-call]
     _shake_vectors(model)

@@ -23,6 +23,7 @@ from antiphon.engine.options import EngineOptions, Quantization
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.scheduler.core import Core
 from tests.models.checkpoints import build_model, save_checkpoint
+from tests.models.pictures import judge_pictures
 from tests.models.rows import VOCAB_SIZE, ModelRow
 
 PROMPT_LENGTHS_TOKENS = (90, 15, 31, 64, 9, 150, 40, 110)
@@ -58,6 +59,8 @@ class RowResult(msgspec.Struct):
     reuses_prefixes: bool = False
     forms: dict[str, FormResult] = {}
     faults: list[str] = []
+    images: str = ""
+    """What the engine does with pictures; empty for a model without a vision tower."""
 
 
 class _Reasons(logging.Handler):
@@ -88,12 +91,16 @@ def judge_row(
     row: ModelRow,
     forms: tuple[Quantization, ...] = ("int8", "int4"),
     dtypes: tuple[str, ...] = ("fp32", "bf16"),
+    *,
+    judges_images: bool = True,
 ) -> RowResult:
     """Runs all checks of a row, from files in these types; quantized forms are made from the last one.
 
     A failure of the engine is a fault of the row; one of transformers is raised.
     """
     result = RowResult(row.name, forms={}, faults=[])
+    if row.vision is not None and judges_images:
+        result.images = judge_pictures(row.model_type)
     model = build_model(row)
     with tempfile.TemporaryDirectory(prefix="antiphon-models-") as folder:
         for dtype in dtypes:

@@ -1,4 +1,4 @@
-"""Rows of the table of models: vision-language models, of which the text is served."""
+"""Rows of the table of models: vision-language models."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ SECTIONS = (
     ("Dense", DENSE_ROWS),
     ("Mixtures of experts", MIXTURE_ROWS),
     ("With a state per sequence", HYBRID_ROWS),
-    ("Vision-language models, of which the text is served", VISION_ROWS),
+    ("Vision-language models", VISION_ROWS),
 )
 ROWS = tuple(row for _, rows in SECTIONS for row in rows)
 EXACT = "as `generate`"
@@ -49,6 +49,8 @@ Its config.json has the keys of published files ({len(PUBLISHED_KEYS)} families)
   random routers choose other experts at the slightest error, so compare rows rather than read the figures as quality. *≠* marks
   a row whose quantized output depends on the batch.
 - **experts**: the forms in which the weights of experts are held. Where one is missing, they stay in fp32 in that form.
+- **images**: the greedy output with pictures equals that of `generate` from the same pixels, from files in fp32 and in bf16: alone, and
+  eight prompts with 0 to 3 pictures together. A refused type serves text.
 """
 
 
@@ -103,9 +105,9 @@ def format_page(results: dict[str, RowResult]) -> str:
     for title, rows in SECTIONS:
         lines = [format_row(results[row.name]) for row in rows if row.name in results]
         if lines:
-            header = (
-                "| architecture | output | path | prefixes | int8 | int4 | experts |\n|---|---|---|---|---|---|---|\n"
-            )
+            names = ["architecture", "output", "path", "prefixes", "int8", "int4", "experts"]
+            names += ["images"] if any(results[row.name].images for row in rows if row.name in results) else []
+            header = f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n"
             parts.append(f"## {title}\n\n{header}" + "".join(lines))
     return "\n".join(parts)
 
@@ -128,6 +130,7 @@ def format_row(result: RowResult) -> str:
         "reused" if result.reuses_prefixes else "–",
         *(_format_form(result.forms.get(form)) for form in ("int8", "int4")),
         ", ".join(experts) or ("fp32" if has_experts else "–"),
+        *([result.images] if result.images else []),
     ]
     return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |\n"
 

@@ -376,6 +376,21 @@ def make_prompt(*parts: int | Picture, seed: int = 3) -> Prompt:
     return Prompt(tokens, pictures, tuple(spans))
 
 
+def make_prompts(name: str) -> list[Prompt]:
+    """Returns eight prompts of mixed length, with 0 to 3 pictures."""
+    pictures = [draw_picture(name, seed, 1 + seed % 2) for seed in range(4)]
+    return [
+        make_prompt(6, pictures[0], 5),
+        make_prompt(21, seed=4),
+        make_prompt(pictures[1], 3, seed=5),
+        make_prompt(17, pictures[2], seed=6),
+        make_prompt(2, pictures[0], 1, pictures[3], 4, seed=7),
+        make_prompt(pictures[1], pictures[1], 1, seed=8),
+        make_prompt(40, pictures[2], 9, seed=9),
+        make_prompt(pictures[0], 7, pictures[1], 1, pictures[3], 12, seed=10),
+    ]
+
+
 def make_picture_job(prompt: Prompt, name: str = "j", **options: Any) -> Job:
     """Returns a greedy job of `NUM_TOKENS` tokens."""
     fields = {key: options.pop(key) for key in list(options) if key in Sampling.__struct_fields__}

@@ -18,6 +18,7 @@ from tests.engine.media.picture_families import (
     join_output,
     make_picture_job,
     make_prompt,
+    make_prompts,
     run_picture_jobs,
 )
 
@@ -27,21 +28,6 @@ TWO_WAY = {"gemma3", "gemma4_two_way"}
 RECURRENT = {"qwen3_5"}
 QUICK = ("qwen3_vl", "gemma3", "gemma4_two_way", "mistral3", "qwen3_5", "qwen2_5_vl")
 """Families for what does not depend on the tower: positions in grids, two-way pictures, rows with gaps, states."""
-
-
-def make_prompts(name: str) -> list[Prompt]:
-    """Returns eight prompts of mixed length, with 0 to 3 pictures."""
-    pictures = [draw_picture(name, seed, 1 + seed % 2) for seed in range(4)]
-    return [
-        make_prompt(6, pictures[0], 5),
-        make_prompt(21, seed=4),
-        make_prompt(pictures[1], 3, seed=5),
-        make_prompt(17, pictures[2], seed=6),
-        make_prompt(2, pictures[0], 1, pictures[3], 4, seed=7),
-        make_prompt(pictures[1], pictures[1], 1, seed=8),
-        make_prompt(40, pictures[2], 9, seed=9),
-        make_prompt(pictures[0], 7, pictures[1], 1, pictures[3], 12, seed=10),
-    ]
 
 
 def run_alone(core: Core, prompt: Prompt, name: str = "j", **options: object) -> list[int]:
@@ -180,3 +166,22 @@ def test_soft_tokens_have_no_log_probability_and_are_never_generated() -> None:
         core.add(biased)
     with pytest.raises(EngineError, match="stands for a picture"):
         core.add(make_picture_job(Prompt(prompt.tokens, [], ())))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"compile_kernels": False}, {"paged_cache": True}, {"deterministic": True}, {"quantization": "int8"}],
+    ids=["torch", "paged", "deterministic", "int8"],
+)
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "gemma4_two_way"])
+def test_every_kind_of_attention_gives_the_same_output(name: str, options: dict[str, object]) -> None:
+    is_exact = "quantization" not in options
+    core = build_picture_core(name, max_batched_tokens=16, force_quantization=not is_exact, **options)
+    prompts = make_prompts(name)[3:7]
+    jobs = [(make_picture_job(prompt, f"b{index}"), prompt) for index, prompt in enumerate(prompts)]
+    together = run_picture_jobs(core, jobs)
+    outputs = [join_output(together[f"b{index}"]) for index in range(len(prompts))]
+    if is_exact:
+        assert outputs == [generate_reference(name, prompt) for prompt in prompts]
+    for prompt, output in zip(prompts, outputs, strict=True):  # quantized output must not depend on the batch
+        assert run_alone(core, prompt, "alone", owner="alone") == output

@@ -1,5 +1,6 @@
 """Which models take pictures, and how their text part attends to one."""
 
+from collections.abc import Callable
 from typing import Any
 
 VERIFIED_TYPES = frozenset(
@@ -28,9 +29,12 @@ SOFT_ID_NAMES = tuple(f"{kind}_token_{end}" for kind in ("image", "video", "audi
 """Entries of a config.json with the ids that stand for pictures, video and audio."""
 
 
-def read_soft_ids(config: Any) -> tuple[int, ...]:
-    """Returns the ids that stand for pictures, video or audio, that of pictures first. `config` is transformers'."""
-    ids = [getattr(config, name, None) for name in SOFT_ID_NAMES]
+def read_soft_ids(get: Callable[[str], Any]) -> tuple[int, ...]:
+    """Returns the ids that stand for pictures, video or audio, that of pictures first.
+
+    `get` returns an entry of a model's config.json, or None.
+    """
+    ids = [get(name) for name in SOFT_ID_NAMES]
     return tuple(dict.fromkeys(token for token in ids if isinstance(token, int) and token >= 0))
 
 
