@@ -15,6 +15,8 @@ MAX_KNOWN_IMAGES = 20_000
 """Pictures whose counts are kept. Each takes about a kilobyte."""
 
 MAX_KNOWN_BYTES = 32 << 20
+MAX_KEPT_IMAGES = 256
+"""Pictures whose arrays are kept. Each takes a descriptor, of which a process often has 1024 only."""
 Kept = TypeVar("Kept")
 
 
@@ -112,7 +114,7 @@ class MediaMemory:
         self._drop((owner, key))
         self._entries[owner, key] = entry
         self.used_bytes += _measure(entry)
-        while self.used_bytes > self._max_bytes and len(self._entries) > 1:
+        while len(self._entries) > MAX_KEPT_IMAGES or (self.used_bytes > self._max_bytes and len(self._entries) > 1):
             self._drop(next(iter(self._entries)))
 
     def has(self, owner: str, key: bytes) -> bool:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from antiphon.app.media.fetch import FetchFault, MediaFetcher, parse_allowed_host
+from tests.progress import HANG_TIMEOUT_S
 
 HOSTS = {"pictures.example": ["93.184.216.34"], "cdn.example": ["2606:2800:220:1::1"]}
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -227,8 +228,8 @@ async def fetch_from() -> AsyncIterator[Callable[[Serve], Awaitable[bytes]]]:
             [parse_allowed_host(f"http://pictures.example:{port}")],
             resolve=resolve,
             may_dial=lambda ip: ip == "127.0.0.1",
-            total_timeout_s=1.0,
-            first_byte_timeout_s=0.5,
+            total_timeout_s=1.0 if serve in (_drip, _say_nothing) else HANG_TIMEOUT_S,
+            first_byte_timeout_s=0.5 if serve is _say_nothing else HANG_TIMEOUT_S,
         )
         return await fetcher.fetch("a", f"http://pictures.example:{port}/", 1 << 20)
 
