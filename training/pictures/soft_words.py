@@ -33,6 +33,8 @@ ROLES = ("figure",) * 6 + ("comma",) + ("colour",) * 4 + ("ground",) * 5
 """The property of the picture that decides the state of each soft token."""
 PLACES = (0, 1, 2, 3, 4, 5, 0, 0, 1, 2, 3, 0, 1, 2, 3, 3)
 """Which token of the property's part of the description each soft token is; the last one if there are fewer."""
+DIGIT_ROLE = 4
+"""Index of the soft token that is the digit: the fifth token of "digit 7"."""
 CONTEXTS = (
     ("<|im_start|>user\n", "<|im_end|>"),
     ("<|im_start|>user\nview a.png<|im_end|>\n<|im_start|>user\n<tool_response>\n", "</tool_response>"),

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from training.muon import Muon
 from training.pictures.picture_batches import LABEL_SIZES, UNKNOWN, PictureBatches, label_scenes
-from training.pictures.soft_words import SoftWords, index_soft_tokens, list_slots, load_words, map_cells
+from training.pictures.soft_words import DIGIT_ROLE, SoftWords, index_soft_tokens, load_words, map_cells
 from training.pictures.tower import MERGE, build_tower, encode_pictures
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class TowerPlan:
     warmup: int = 60
     distance: float = 0.25
     """Mean squared distance from a state, in units of the table's spread, that costs one nat among its neighbours."""
+    digit_weight: float = 4.0
+    """Weight of the soft tokens that tell the digit, the hardest thing to see. That of the others is 1."""
     same: float = 0.1
     """Mean squared distance below which two states are the same word: "b" is that of "blue" and that of "black"."""
 
@@ -87,22 +89,17 @@ def compute_word_loss(
 ) -> tuple[Tensor, float]:
     """Returns the loss of soft tokens that should be states of a table, and the share of pictures without an error.
 
-    The loss is the mean squared distance to the right state, and the cross-entropy of choosing its word among those of
-    the same role. `states` is the table in units of its spread, `targets` the right indices, [batch, tokens].
+    The loss is the mean squared distance to the right state, and the cross-entropy of choosing its word among all of
+    the table. `states` is the table in units of its spread, `targets` the right indices, [batch, tokens].
     """
-    slots, cells = list_slots(), torch.tensor(map_cells(grid[0] // MERGE, grid[1] // MERGE))
-    loss, right = (soft_tokens - states[targets]).square().mean(), torch.ones(len(targets), dtype=torch.bool)
-    for role, slot in enumerate(slots):
-        given, wanted = soft_tokens[:, cells == role], targets[:, cells == role] - slot.start
-        if given.shape[1] == 0:
-            continue
-        choices = states[slot]
-        is_same = (choices[:, None] - choices).square().mean(-1) < plan.same
-        squares = (given[:, :, None] - choices).square().mean(-1)
-        shares = (-squares / plan.distance).log_softmax(-1).masked_fill(~is_same[wanted], -torch.inf)
-        loss = loss - shares.logsumexp(-1).mean() * given.shape[1] / len(cells)
-        right &= is_same[wanted, squares.argmin(-1)].all(1)
-    return loss, float(right.float().mean())
+    cells = torch.tensor(map_cells(grid[0] // MERGE, grid[1] // MERGE))
+    is_same = torch.cdist(states, states).square() / states.shape[1] < plan.same
+    squares = torch.cdist(soft_tokens, states[None]).square() / states.shape[1]
+    shares = (-squares / plan.distance).log_softmax(-1).masked_fill(~is_same[targets], -torch.inf)
+    weights = torch.where(cells == DIGIT_ROLE, plan.digit_weight, 1.0)
+    choice = -(shares.logsumexp(-1) * weights).mean()
+    is_right = is_same[targets, squares.argmin(-1)].all(1)
+    return (soft_tokens - states[targets]).square().mean() + choice, float(is_right.float().mean())
 
 
 def train_tower(
