@@ -12,7 +12,8 @@ from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.media.budget import MediaLimits
-from antiphon.app.media.fetch import AllowedHost, MediaFetcher, parse_allowed_host
+from antiphon.app.media.fetch import MediaFetcher
+from antiphon.app.media.fetch_rules import AllowedHost, parse_allowed_host
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import IMAGE_PACKAGES, PDF_PACKAGES, find_missing_packages

@@ -1,7 +1,7 @@
 """Translates faults of images and files to errors of the request that sent them."""
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.media.fetch import FetchFault
+from antiphon.app.media.fetch_rules import FetchFault
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.requests.media.errors import (
     MediaPlace,

@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlsplit
 from msgspec import structs
 
 from antiphon.app.base.blob_urls import BlobReference, format_blob_url, refer_to
-from antiphon.app.media.fetch import FetchFault, MediaFetcher
+from antiphon.app.media.fetch import MediaFetcher
+from antiphon.app.media.fetch_rules import FetchFault
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.requests.media.errors import MediaPlace, file_not_found
 from antiphon.app.requests.media.sent_media import SentMedia

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 import httpx
 import pytest
 
-from antiphon.app.media.fetch import FetchFault, MediaFetcher, parse_allowed_host
+from antiphon.app.media.fetch import MediaFetcher
+from antiphon.app.media.fetch_rules import FetchFault, parse_allowed_host
 from tests.progress import HANG_TIMEOUT_S
 
 HOSTS = {"pictures.example": ["93.184.216.34"], "cdn.example": ["2606:2800:220:1::1"]}
