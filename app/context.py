@@ -107,6 +107,8 @@ def create_context(
     if preparer is None:
         settings = structs.replace(settings, images="off")
     media = MediaResolver(store, settings, preparer, reader, MediaFetcher(read_allowed_hosts(settings)))
+    if media.source is not None:
+        media.source.secret = sealer.derive_key("image names")
     for model in models.served:
         if media.source is not None:
             model.engine.attach_media(media.source)

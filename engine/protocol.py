@@ -257,6 +257,8 @@ def is_full(capacity: int, open_jobs: Collection[int], priority: int) -> bool:
 class MediaSource(Protocol):
     """Gives prepared pictures to an engine: arrays, or files for one on another server."""
 
+    secret: bytes  # of the names of pictures there; all front ends of one store have the same
+
     async def load_arrays(self, job: Job, key: bytes) -> MediaArrays:
         """Returns the arrays of the picture `key` of a job. Raises `MediaUnavailable`."""
         ...

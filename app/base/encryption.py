@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Purpose = Literal["reasoning", "compaction"]
-KeyPurpose = Literal["approvals"]
+KeyPurpose = Literal["approvals", "image names"]
 KEY_BYTES = 32
 _VERSION = b"\x01"
 _ID, _NONCE = 8, 12

@@ -70,7 +70,7 @@ class RemoteEngine:
         self._info: EngineInfo | None = None
         self._jobs: dict[str, RemoteJob] = {}
         self._media: MediaSource | None = None
-        self._media_secret = options.media_secret or secrets.token_bytes(32)
+        self._media_secret = secrets.token_bytes(32)
         self._changed = asyncio.Event()
         self._prompt_tokens = self._hit_tokens = self._generated_tokens = 0
         self._finished_jobs = self._failed_jobs = 0
@@ -89,7 +89,7 @@ class RemoteEngine:
 
     def attach_media(self, source: MediaSource) -> None:
         """Sets the source of the pictures of jobs."""
-        self._media = source
+        self._media, self._media_secret = source, source.secret or self._media_secret
 
     async def start(self) -> None:
         """Returns as soon as one replica can take jobs. Raises `LoadError` if none of them fits the model here."""

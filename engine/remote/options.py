@@ -36,8 +36,6 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Silence of a server after which a job fails. A long prompt is silent until its first token."""
     grammar: GrammarPolicy = "probe"
     """`probe`: serve without grammars if a server does not follow them; `require`: do not; `off`: never use them."""
-    media_secret: bytes = b""
-    """Secret of the names of pictures on the servers, shared by all front ends that use them. Empty: a random one."""
     separate_owners: bool = False
     """True if clients have keys, so that one must not find another's prompts in a cache."""
 

@@ -32,6 +32,8 @@ class ImageSource:
 
     def __init__(self, preparer: MediaPreparer, store: ResponseStore) -> None:
         self._preparer, self._store = preparer, store
+        self.secret = b""
+        """Set before the engines start."""
         self._recipes: WeakValueDictionary[tuple[str, bytes], ImageRecipe] = WeakValueDictionary()
 
     def add_recipe(self, owner: str, key: bytes, recipe: ImageRecipe) -> ImageRecipe:

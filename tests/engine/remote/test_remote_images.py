@@ -57,6 +57,8 @@ APIS: dict[str, BackendApi] = {"vllm": VllmGenerateApi(), "sglang": SglangGenera
 class PngSource:
     """Has the pictures `KEY` and `OTHER_KEY`."""
 
+    secret = b"s"
+
     def __init__(self) -> None:
         self.loads: list[tuple[str, bytes]] = []
 
@@ -229,7 +231,7 @@ async def fail(engine: RemoteEngine, **fields: Any) -> EngineError:
 
 
 async def test_vllm_takes_pictures_and_tells_the_length_of_the_prompt() -> None:
-    async with image_engine(separate_owners=True, media_secret=b"s") as (engine, server, source):
+    async with image_engine(separate_owners=True) as (engine, server, source):
         assert (engine.info.image_form, engine.info.image_refusal) == ("placeholder", "")
         chunks = await run(engine, owner="me")
         assert merge_chunks(chunks) == (50, EOS)
