@@ -26,11 +26,11 @@ from antiphon.state.segments import Arguments, Call, Cite, Close, Say, Segment, 
 from tests.counts import FULL_COUNTS
 
 T = TypeVar("T")
-RANDOM_SPLITS = 1000 if FULL_COUNTS else 10
+RANDOM_SPLITS = 1000 if FULL_COUNTS else 5
 """Number of random splits of one output."""
-CUT_STEP = 1 if FULL_COUNTS else 3
+CUT_STEP = 1 if FULL_COUNTS else 5
 """Distance between the token indices at which an output is cut in two."""
-RANDOM_OUTPUTS = 10_000 if FULL_COUNTS else 200
+RANDOM_OUTPUTS = 10_000 if FULL_COUNTS else 120
 """Number of random outputs a test parses for one dialect."""
 NOW = datetime(2026, 11, 21)  # noqa: DTZ001 - prompts hold a date without a time zone
 TRANSCRIPTS_FOLDER = Path(__file__).parent / "transcripts"

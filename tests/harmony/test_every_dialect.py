@@ -311,7 +311,7 @@ def draw_output_under_grammar(
 @EACH_CALLING_DIALECT
 def test_random_output_under_the_grammar_is_a_valid_call(dialect: Dialect) -> None:
     rng, complete_outputs = random.Random(f"answers in {dialect.name}"), 0
-    for number in range(parser_helpers.RANDOM_OUTPUTS // 10 if parser_helpers.FULL_COUNTS else 12):
+    for number in range(parser_helpers.RANDOM_OUTPUTS // 10 if parser_helpers.FULL_COUNTS else 8):
         model_format = load_formats(dialect.name)[number % 2]
         prompt_input = parser_helpers.build_prompt_input(tools=CONSTRAINED_TOOLS, tool_choice="required")
         tokens = draw_output_under_grammar(model_format, prompt_input, rng)

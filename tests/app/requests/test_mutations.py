@@ -15,7 +15,7 @@ from antiphon.app.requests.responses.body import ResponsesBody
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec
 from tests.counts import FULL_COUNTS
 
-NUM_MUTATIONS = 40_000 if FULL_COUNTS else 4_000
+NUM_MUTATIONS = 40_000 if FULL_COUNTS else 2_000
 ODD_VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2**70, -(10**400), 0.5, 1e308, "", "x", "\0", "a\nb", "é" * 70, "auto", "none", "function", "message",
     [], [[]], [None], [0], ["x"], [{}], {}, {"type": None}, {"type": "x"}, {"type": "function"}, {"type": ["x"]}, {"": ""}, {"id": 5},

@@ -23,8 +23,8 @@ from tests.snapshots.cases import CASES, TOOLS, Case
 from tests.snapshots.run_case import USER_TEXT, make_single_case_registry
 from tests.state.machine_helpers import CountedIds
 
-NUM_RANDOM_CUTS = 1000 if FULL_COUNTS else 15
-NUM_SOUPS = 10_000 if FULL_COUNTS else 150
+NUM_RANDOM_CUTS = 1000 if FULL_COUNTS else 8
+NUM_SOUPS = 10_000 if FULL_COUNTS else 80
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TEXT_CASES = [case for case in (*CASES, *BUILTIN_CASES) if all(isinstance(text, str) for text in case.output)]
 

@@ -32,7 +32,7 @@ from tests.snapshots.tool_cases import ANSWER, ASKED, BAR, CAFE, FOUND, GPT_CALL
 from tests.snapshots.tool_runs import MCP, QUESTION, Reply, ToolCase, ToolRun, open_run, run_tool_case
 from tests.state.machine_helpers import CountedIds
 
-NUM_RANDOM_RUNS = 2000 if FULL_COUNTS else 60
+NUM_RANDOM_RUNS = 2000 if FULL_COUNTS else 30
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CASES_BY_NAME = {case.name: case for case in TOOL_CASES}
 
