@@ -6,13 +6,14 @@ The programs run commands and edit files in a temporary folder.
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clients.node_install import copy_node_programs
-from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
+from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_in_turn, run_program
 from tests.clients.sdk_helpers import Json, record_prompts
 from tests.serving import RunningServer, serve
 from tests.snapshots.builtin_cases import CREATE, DELETE, write_call, write_patch
@@ -60,20 +61,41 @@ OPERATIONS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["", "diffs"])
-def any_server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    """A server with and without the setting `apply_patch_diffs`."""
-    with serve(SCRIPT, apply_patch_diffs=request.param) as server:
-        yield server
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[RunningServer]]:
+    """Servers without and with the setting `apply_patch_diffs`."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(serve(SCRIPT, apply_patch_diffs=diffs)) for diffs in (False, True)]
+
+
+@pytest.fixture(params=[0, 1], ids=["", "diffs"])
+def any_server(servers: list[RunningServer], request: pytest.FixtureRequest) -> RunningServer:
+    return servers[int(request.param)]
+
+
+@pytest.fixture(scope="module")
+def agents_runs(
+    servers: list[RunningServer], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Json, list[str]]]:
+    """What the program of openai-agents has seen of each server, by its URL, and the prompts."""
+    prompts = [record_prompts(server) for server in servers]
+    source = (PROGRAMS_FOLDER / "agents_tools.py").read_text(encoding="utf-8")
+    programs = [
+        (source, json.dumps(TASK | {"url": server.url}), tmp_path_factory.mktemp("agents")) for server in servers
+    ]
+    printed = run_in_turn(install_python_clients("python"), programs, tmp_path_factory.mktemp("home"))
+    for server in servers:
+        check_statuses(server)
+    return {
+        server.url: (json.loads(text), list(each)) for server, text, each in zip(servers, printed, prompts, strict=True)
+    }
 
 
 @pytest.mark.timeout(600)  # the first run installs packages
 def test_openai_agents_runs_commands_and_edits_files(
-    any_server: RunningServer, tmp_path: Path, subtests: pytest.Subtests
+    any_server: RunningServer, agents_runs: dict[str, tuple[Json, list[str]]], subtests: pytest.Subtests
 ) -> None:
-    prompts = record_prompts(any_server)
-    task = json.dumps(TASK | {"url": any_server.url})
-    results = run_program([install_python_clients("python"), PROGRAMS_FOLDER / "agents_tools.py", task], tmp_path)
+    results, prompts = agents_runs[any_server.url]
     shell, patch = expect_agents_shell(), expect_agents_patch()
     check_runs(results, {"shell": shell, "apply_patch": patch, "local_shell": expect_agents_program()}, subtests)
     hindered = results["hindered"]
@@ -86,7 +108,6 @@ def test_openai_agents_runs_commands_and_edits_files(
     assert (failed["operations"], failed["text"]) == ([["create_file", "a.md"]], "There are no files.")
     assert hindered["cut"] == hindered["cut stream"] == "ModelBehaviorError"
     assert len(prompts) == 2 * (3 * len(RUNS) + 2) + 2, "nothing was sent after a call that was cut"
-    check_statuses(any_server)
 
 
 def expect_agents_shell() -> Json:
