@@ -10,16 +10,18 @@ from tests.clients.node_install import copy_node_programs
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
 from tests.clients.steered_lanes import FORK, READ, build_script, check_lanes, hold_until_steered, plan_lanes
 from tests.conftest import StartServer
+from tests.counts import FULL_COUNTS
 from tests.serving import scripted_registry
 
 NUM_LANES = 16
 SEED = 5
+NUM_TURNS, NUM_STEERS = (20, 100) if FULL_COUNTS else (8, 80)
 
 
 @pytest.mark.timeout(600)  # the first run installs packages
-def test_python_session_runs_sixteen_lanes_of_twenty_turns(start_server: StartServer, tmp_path: Path) -> None:
+def test_python_session_runs_sixteen_lanes(start_server: StartServer, tmp_path: Path) -> None:
     program = [install_python_clients("python"), PROGRAMS_FOLDER / "lanes_client.py"]
-    run_lanes(program, start_server, tmp_path, num_turns=20, num_steers=100)
+    run_lanes(program, start_server, tmp_path, num_turns=NUM_TURNS, num_steers=NUM_STEERS)
 
 
 @pytest.mark.timeout(600)  # the first run installs packages
