@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Self
 
@@ -43,22 +43,27 @@ BODIES: dict[str, dict[str, Any]] = {
 VALID_BODIES = ("tools up to the limit", "hosted tool up to the limit")
 """The others get a 400."""
 ITEM = b'{"role": "user", "content": [{"type": "input_text", "text": "word, and [another]"}]}'
-RAW_BODIES: dict[str, tuple[bytes, int]] = {
-    "thirty megabytes of empty objects": (b'{"model": "scripted", "input": [' + b"{}," * 10_000_000 + b"{}]}", 413),
-    "objects up to the limit": (b'{"model": "scripted", "input": [' + b"{}," * 280_000 + b"{}]}", 400),
+RAW_BODIES: dict[str, tuple[Callable[[], bytes], int]] = {
+    "thirty megabytes of empty objects": (lambda: write_input(b"{}," * 10_000_000 + b"{}"), 413),
+    "objects up to the limit": (lambda: write_input(b"{}," * 280_000 + b"{}"), 400),
     "twenty megabytes of keys": (
-        b'{"model": "scripted", "input": "Hi", "client_metadata": {'
-        + b",".join(b'"key number %d": ""' % number for number in range(900_000))
-        + b"}}",
+        lambda: (
+            b'{"model": "scripted", "input": "Hi", "client_metadata": {'
+            + b",".join(b'"key number %d": ""' % number for number in range(900_000))
+            + b"}}"
+        ),
         413,
     ),
-    "conversation of thousands of items": (
-        b'{"model": "scripted", "input": [' + b",".join([ITEM] * 4000) + b"]}",
-        200,
-    ),
-    "error at the end": (b'{"model": "scripted", "input": [' + b",".join([ITEM] * 12_000) + b",]}", 400),
+    "conversation of thousands of items": (lambda: write_input(b",".join([ITEM] * 4000)), 200),
+    "error at the end": (lambda: write_input(b",".join([ITEM] * 12_000) + b","), 400),
 }
-"""Bodies with the status that each gets."""
+"""What writes a body, and the status that it gets."""
+
+
+def write_input(items: bytes) -> bytes:
+    return b'{"model": "scripted", "input": [' + items + b"]}"
+
+
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
@@ -179,7 +184,8 @@ def test_flood_of_pings_holds_the_event_loop_for_a_bounded_time(server: RunningS
 
 @pytest.mark.parametrize("kind", RAW_BODIES)
 def test_large_body_holds_the_event_loop_for_a_bounded_time(kind: str, server: RunningServer) -> None:
-    body, status = RAW_BODIES[kind]
+    write_body, status = RAW_BODIES[kind]
+    body = write_body()
     headers = {"content-type": "application/json"}
     with LoopProbe(server.loop) as probe, SecondClient(server) as second:
         reply = httpx.post(f"{server.url}/responses", content=body, headers=headers, timeout=120)
@@ -191,11 +197,11 @@ def test_large_body_holds_the_event_loop_for_a_bounded_time(kind: str, server: R
 
 HOSTED_ITEM = {
     "type": "computer_call",
-    "call_id": "c",
+    "call_id": "",
     "status": "completed",
     "action": {"type": "search", "queries": ["w"] * 700},
 }
-"""An item that no prompt has: a conversation of any size fits the context."""
+"""An item that no prompt has, since its call has no id: a conversation of any size fits the context."""
 NUM_STORED, NUM_PER_TURN = 6_400 if FULL_COUNTS else 800, 400
 
 
