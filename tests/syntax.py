@@ -28,6 +28,12 @@ def module_name(module: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def list_imports(module: Path) -> tuple[tuple[int, int, str], ...]:
+    """Returns what `find_imports` finds in a module."""
+    return tuple(find_imports(parse_module(module)))
+
+
 def find_imports(node: ast.AST) -> list[tuple[int, int, str]]:
     """Returns (line, level, name) of every import below `node`. `from a import b` counts as `a` and as `a.b`."""
     imports: list[tuple[int, int, str]] = []

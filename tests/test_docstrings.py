@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.syntax import list_source_modules, parse_module
+from tests.syntax import ROOT, list_source_modules, parse_module
 
 NAME_IN_BACKTICKS = re.compile(r"(?<!`)`([a-z_][a-z0-9_]*)`(?!`)")
 SPHINX_MARKUP = re.compile(r"``[^`]|:(?:attr|class|const|data|exc|func|meth|mod|obj):`")
@@ -31,6 +31,7 @@ def test_docstrings_are_markdown() -> None:
     found = [
         f"{module}: {node.name if not isinstance(node, ast.Module) else 'module'}"
         for module in list_source_modules()
+        if SPHINX_MARKUP.search((ROOT / module).read_text(encoding="utf-8"))
         for node in ast.walk(parse_module(module))
         if isinstance(node, documented) and SPHINX_MARKUP.search(ast.get_docstring(node) or "")
     ]
@@ -50,12 +51,17 @@ def test_local_of_another_function_does_not_hide_it() -> None:
 
 
 def _find_strays(module: Path, tree: ast.Module) -> list[str]:
-    known = _project_names() | FOREIGN_NAMES | _names_of_module(tree)
-    return [
-        f"{module}:{function.lineno} {function.name} `{name}`"
+    unknown = [
+        (function, name)
         for function, parameters in _list_functions(tree, frozenset())
         for name in NAME_IN_BACKTICKS.findall(ast.get_docstring(function) or "")
-        if name not in known | parameters | _identifiers(function)
+        if not (name in parameters or name in FOREIGN_NAMES or name in _project_names())
+    ]
+    in_module = _names_of_module(tree) if unknown else set()
+    return [
+        f"{module}:{function.lineno} {function.name} `{name}`"
+        for function, name in unknown
+        if name not in in_module | _identifiers(function)
     ]
 
 
