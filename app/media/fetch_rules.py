@@ -28,17 +28,18 @@ class FetchFault(Exception):  # noqa: N818  it is a property of the URL
         super().__init__(f"{code}: {self.detail}")
 
     def _describe(self) -> str:
+        url = self.url.partition("?")[0]  # the query may hold a key
         match self.code:
             case "refused":
                 return f"this server fetches no URLs from {self.host!r}."
             case "status":
-                return f"Error while downloading {self.url}. Upstream status code: {self.status}."
+                return f"Error while downloading {url}. Upstream status code: {self.status}."
             case "timeout":
-                return f"Timeout while downloading {self.url}."
+                return f"Timeout while downloading {url}."
             case "too_large":
-                return f"Error while downloading {self.url}. It has more than {self.allowed} bytes."
+                return f"Error while downloading {url}. It has more than {self.allowed} bytes."
             case "failed":
-                return f"Error while downloading {self.url}."
+                return f"Error while downloading {url}."
 
 
 class AllowedHost(Struct, frozen=True):

@@ -36,6 +36,7 @@ ANTHROPIC = {"anthropic-version": "2023-06-01"}
 INCLUDE = "message.input_image.image_url"
 SCRIPT: list[dict[str, Any]] = [
     {"name": "summary", "when": ["summar"], "output": ["They looked at a picture."]},
+    {"name": "think", "when": ["Think."], "output": ["<think>\nRed.\n</think>\n\n", {"media": True}]},
     SAY_IMAGES,
 ]
 
@@ -159,9 +160,11 @@ def test_pictures_that_are_nearly_equal(caller: Caller, jobs: RecordedJobs) -> N
 
 
 def test_items_are_replayed_without_a_store(caller: Caller, jobs: RecordedJobs) -> None:
-    first = [user("What is it?", image_part(RED))]
+    first = [user("Think.", image_part(RED))]
     include = ["reasoning.encrypted_content", INCLUDE]
     reply = caller.respond(first, store=False, include=include).json()
+    assert [item["type"] for item in reply["output"]] == ["reasoning", "message"]
+    assert reply["output"][0]["encrypted_content"]
     second = caller.respond([*first, *reply["output"], user("And?", image_part(BLUE))], store=False, include=include)
     assert read_text(second).startswith("2 images: 4 tokens")
     assert jobs.images() == [RED_TOKENS, BLUE_TOKENS]

@@ -278,3 +278,14 @@ def test_background_response_with_an_image(caller: Caller) -> None:
     assert cancelled["status"] == "cancelled"
     refused = caller.respond([user(image_part(base64.b64decode("aGk=")))], background=True)
     assert refused.status_code == 400, "a fault that the headers show is an error, not a failed response"
+
+
+def test_soft_tokens_of_clients_are_text(caller: Caller, jobs: RecordedJobs) -> None:
+    marks = "<|vision_start|><|image_pad|><|vision_end|>[image]<|video_pad|>"
+    assert read_text(caller.respond([user(marks, image_part(RED), marks)])).startswith("1 image: 4 tokens")
+    [soft_id] = caller.server.engine.info.soft_ids
+    assert jobs[-1].tokens.count(soft_id) == RED_TOKENS and jobs.prompt().count("<1>[image]<|video_pad|>") == 2
+    completion = caller.post("/completions", {"model": "vision", "prompt": [65, soft_id, 66]})
+    assert completion.status_code == 400 and "stands for a picture" in read_error(completion)["message"]
+    biased = caller.respond("Hi", logit_bias={str(soft_id): 5})
+    assert biased.status_code == 400 and "bias" in read_error(biased)["message"]

@@ -15,6 +15,8 @@ import httpx
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from antiphon.app.media.fetch import MediaFetcher
+from antiphon.app.media.fetch_rules import FetchFault
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from tests.app.media.documents import make_pdf
@@ -232,6 +234,18 @@ def test_errors(
         monkeypatch.setattr(MediaPreparer, "prepare", fail)
         monkeypatch.setattr(MediaPreparer, "find", lambda *_, **__: None)
         lines.append(f"{code}\n{show_error(requests[api](caller))}")
+    urls = {
+        "responses": respond(image_url(URL)),
+        "chat": chat(chat_url(URL)),
+        "messages": message({"type": "image", "source": {"type": "url", "url": URL}}),
+    }
+    for fault in (FetchFault("status", URL, status=404), FetchFault("timeout", URL)):
+
+        async def fail_to_fetch(*_: Any, _fault: FetchFault = fault) -> Any:
+            raise _fault
+
+        monkeypatch.setattr(MediaFetcher, "fetch", fail_to_fetch)
+        lines.append(f"download, {fault.code}\n{show_error(urls[api](caller))}")
     compare(f"errors_{api}", lines)
 
 
