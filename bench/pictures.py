@@ -3,8 +3,8 @@
     python -m bench.pictures
 
 The model is a qwen3_vl with random weights: a tower of 12 layers of 768 with patches of 16, and a text part of 8 layers
-of 512 in int8. It runs in this process. First, images a second: `get_image_features` of the model as transformers
-builds it, and the engine's encoder. Then the gaps between two tokens of `NUM_STREAMS` text streams, alone and while
+of 512 in int8, from files in bf16. It runs in this process. First, images a second: `get_image_features` of the model
+as transformers loads it, in fp32, and the engine's encoder. Then the gaps between two tokens of `NUM_STREAMS` text streams, alone and while
 pictures of 512 tokens are encoded without pause.
 """
 
@@ -12,7 +12,9 @@ import argparse
 import itertools
 import os
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from antiphon.engine.builder import build_core_from_model
+from antiphon.engine.builder import build_core
 from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Job, Sampling
@@ -141,9 +143,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     print(f"load of the machine: {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads")
-    reference = build_model()
     engine_options = EngineOptions(quantization="int8", force_quantization=True, pack_cache=False, max_draft_seqs=0)
-    core = build_core_from_model(build_model(), options=engine_options, optimize=True)
+    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as folder:
+        build_model().to(torch.bfloat16).save_pretrained(folder)
+        core = build_core(Path(folder), engine_options)
+        reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     measure_encoders(reference, core, options.repeats)
     del reference
     measure_gaps(core, 60, with_pictures=False)

@@ -216,7 +216,7 @@ def _attach_tower(build: _Build) -> None:
         return
     refusal = explain_pass_without_pictures(build.model, build.forward)
     if refusal is None:
-        build.tower.attach()
+        build.tower.attach(build.kernels)
     else:
         build.tower, build.image_refusal = None, refusal
 

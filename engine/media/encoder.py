@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphon.engine.forward.pictures import ImageFeatures
+from antiphon.engine.media.vision_tower import find_blocks
 
 MAIN_NAMES = ("pixel_values", "image_patches")
 """Names of the array with the pixels."""
@@ -33,7 +34,7 @@ class ImageEncoder:
         self._dtype = floats[0].dtype if floats else model.dtype
         self._features_dtype = model.dtype
         self.between_blocks: Callable[[], None] = lambda: None
-        for block in _find_blocks(towers):
+        for block in find_blocks(towers):
             block.register_forward_pre_hook(lambda *_: self.between_blocks())
 
     @torch.inference_mode()
@@ -59,11 +60,3 @@ class ImageEncoder:
         """Returns the rows of one or several tensors in a tensor that holds nothing else."""
         joined = torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
         return joined.to(self._features_dtype)
-
-
-def _find_blocks(towers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Returns the blocks of the tower: the children of its longest list of modules."""
-    modules = [module for tower in towers for module in tower.modules()]
-    lists: list[nn.ModuleList] = [module for module in modules if isinstance(module, nn.ModuleList)]
-    lengths = [len(each) for each in lists]
-    return list(lists[lengths.index(max(lengths))]) if lists else []

@@ -1,7 +1,7 @@
 """The part of a model that encodes pictures: kept apart while the text part is fitted, then put back as it was."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,10 +9,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from antiphon.engine.checkpoint.vision_families import explain_refusal, find_two_way_layers, read_soft_ids
+from antiphon.engine.fit.linears import PackedLinear, build_exact_linear
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.recurrent.forward import RecurrentForward
 from antiphon.engine.forward.varlen import VarlenForward
-from antiphon.engine.load.mmap_weights import MmapLinear
+from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.load.mmap_weights import MmapLinear, join_rows
 
 
 class VisionTower:
@@ -33,11 +35,16 @@ class VisionTower:
         """The children."""
         return tuple(self._children.values())
 
-    def attach(self) -> None:
-        """Puts the children back, with weights in memory and the attention that they were loaded with."""
+    def attach(self, kernels: Kernels | None) -> None:
+        """Puts the children back, with weights in memory and the attention that they were loaded with.
+
+        `kernels` multiply by weights of 16 bits as they are stored, with the error of fp32.
+        """
         body: Any = self._model.base_model
+        for block in find_blocks(self.modules):  # other parts may read the weights of their layers
+            _load_linears(block, kernels)
         for name, child in self._children.items():
-            _load_linears(child)
+            _load_linears(child, None)
             setattr(body, name, child)
         for config, attention in self._attention:
             config._attn_implementation_internal = attention
@@ -74,9 +81,24 @@ def explain_pass_without_pictures(model: PreTrainedModel, forward: ForwardPass) 
 
 
 @torch.inference_mode()
-def _load_linears(module: nn.Module) -> None:
-    """Replaces linear layers whose weights are in files by ordinary ones."""
+def _load_linears(module: nn.Module, kernels: Kernels | None) -> None:
+    """Replaces linear layers whose weights are in files by packed ones, or by ordinary ones in fp32."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, MmapLinear):
-                setattr(parent, name, child.to_linear())
+                setattr(parent, name, _load_linear(child, kernels))
+
+
+def _load_linear(layer: MmapLinear, kernels: Kernels | None) -> nn.Module:
+    rows = join_rows([layer.mapped])
+    if kernels is None or not kernels.half.supports(rows):
+        return layer.to_linear()
+    return PackedLinear(build_exact_linear(rows, layer.bias, kernels), layer.in_features, layer.out_features)
+
+
+def find_blocks(towers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Returns the blocks of the tower: the children of its longest list of modules."""
+    modules = [module for tower in towers for module in tower.modules()]
+    lists: list[nn.ModuleList] = [module for module in modules if isinstance(module, nn.ModuleList)]
+    lengths = [len(each) for each in lists]
+    return list(lists[lengths.index(max(lengths))]) if lists else []

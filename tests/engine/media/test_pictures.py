@@ -8,6 +8,7 @@ import torch
 
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scheduler.core import Core
+from tests.counts import FULL_COUNTS
 from tests.engine.media.picture_families import (
     FAMILIES,
     SOFT_ID,
@@ -21,11 +22,14 @@ from tests.engine.media.picture_families import (
     make_prompts,
     run_picture_jobs,
 )
+from tests.models.pictures import AS_GENERATE, judge_pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TWO_WAY = {"gemma3", "gemma4_two_way"}
 RECURRENT = {"qwen3_5"}
+SLOW = {"deepseek_ocr2"}
+"""Families whose smallest picture is large."""
 QUICK = ("qwen3_vl", "gemma3", "gemma4_two_way", "mistral3", "qwen3_5", "qwen2_5_vl")
 """Families for what does not depend on the tower: positions in grids, two-way pictures, rows with gaps, states."""
 
@@ -39,7 +43,7 @@ def cached_tokens(core: Core, prompt: Prompt, name: str, **options: object) -> t
     return max(chunk.cached_tokens for chunk in chunks), join_output(chunks)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FULL_COUNTS or name not in SLOW])
 def test_output_equals_generate(name: str) -> None:
     core = build_picture_core(name)
     assert core.info.image_form == "expanded" and SOFT_ID in core.info.suppressed_ids
@@ -185,3 +189,13 @@ def test_every_kind_of_attention_gives_the_same_output(name: str, options: dict[
         assert outputs == [generate_reference(name, prompt) for prompt in prompts]
     for prompt, output in zip(prompts, outputs, strict=True):  # quantized output must not depend on the batch
         assert run_alone(core, prompt, "alone", owner="alone") == output
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_5", "gemma4"])
+def test_files_equal_generate(model_type: str) -> None:
+    assert judge_pictures(model_type) == AS_GENERATE
+
+
+def test_refused_types_say_why() -> None:
+    assert judge_pictures("paligemma").startswith("refused: its whole prompt attends both ways")
+    assert judge_pictures("kimi_k25").startswith("refused: its output with pictures was not compared")
