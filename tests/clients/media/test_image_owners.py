@@ -1,5 +1,6 @@
 """Images of several owners, turns and files: whose bytes are used, for how long, and what is shown of them."""
 
+import io
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from PIL import Image
 
 from antiphon.app import context
 from antiphon.app.turns.media import reading
+from tests.app.media.documents import make_pdf
 from tests.clients.media.image_requests import (
     BLUE,
     BLUE_TOKENS,
@@ -60,6 +63,12 @@ def caller(server: RunningServer) -> Caller:
 @pytest.fixture
 def jobs(server: RunningServer) -> RecordedJobs:
     return RecordedJobs(server)
+
+
+def make_jpeg(width: int, height: int, color: tuple[int, int, int]) -> bytes:
+    written = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(written, "JPEG")
+    return written.getvalue()
 
 
 def list_image_urls(caller: Caller, response_id: str, **query: str) -> list[Any]:
@@ -146,6 +155,7 @@ def test_pictures_that_are_nearly_equal(caller: Caller, jobs: RecordedJobs) -> N
         "pixel": image_part(changed),
         "detail": image_part(RED, detail="high"),
         "type": image_part(RED, "image/jpeg"),
+        "format": image_part(make_jpeg(64, 64, (200, 30, 30)), "image/jpeg"),
     }
     keys, listed = {}, {}
     for name, part in cases.items():
@@ -153,7 +163,8 @@ def test_pictures_that_are_nearly_equal(caller: Caller, jobs: RecordedJobs) -> N
         assert read_text(reply).startswith("1 image: 4 tokens")
         keys[name] = jobs[-1].media[0].key
         listed[name] = list_image_urls(caller, reply.json()["id"], include=INCLUDE)
-    assert keys["same"] == keys["type"] != keys["pixel"]
+    assert keys["same"] == keys["type"]
+    assert len({keys[name] for name in ("same", "pixel", "format")}) == 3
     assert listed == {name: [part["image_url"]] for name, part in cases.items()}, "each as it was sent"
     both = caller.respond([user(cases["same"], cases["pixel"])])
     assert len({span.key for span in jobs[-1].media}) == 2, both.text
@@ -222,6 +233,9 @@ def test_models_that_do_not_see(folder: Path, monkeypatch: pytest.MonkeyPatch, r
             assert read_text(request(caller)).startswith("0 images")
             assert "[image]" in jobs.prompt()
             assert request(refusing).status_code == 400
+        pdf = {"type": "input_file", "filename": "a.pdf", "file_data": data_url(make_pdf("gamma"), "application/pdf")}
+        assert caller.respond([user(pdf)]).status_code == 200
+        assert ("[file: a.pdf]" if reason == "extra" else '<page n="1">') in jobs.prompt()
         file_url = {"type": "input_image", "image_url": "https://example.com/a.png"}
         assert read_text(caller.respond([user(file_url)])).startswith("0 images")
         entry = caller.get("/models/vision").json()

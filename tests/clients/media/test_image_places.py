@@ -32,7 +32,7 @@ from tests.clients.media.image_requests import (
     read_text,
     user,
 )
-from tests.clients.media.vision_model import SAY_IMAGES, data_url, vision_registry, write_vision_model
+from tests.clients.media.vision_model import SAY_IMAGES, data_url, make_png, vision_registry, write_vision_model
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
@@ -214,6 +214,11 @@ def test_blocks_of_messages(caller: Caller, jobs: RecordedJobs) -> None:
     document = {"type": "document", "title": "a", "source": {"type": "content", "content": content}}
     assert read_text(caller.message({"role": "user", "content": [document]})).startswith("1 image: 6 tokens")
     assert "before<6>" in jobs.prompt().replace("\n", "")
+    wide = image_block(make_png(8001, 64))
+    assert caller.message({"role": "user", "content": [wide]}).status_code == 400
+    scaled = {**wide, "transformations": {"oversized_image": "downsize"}}
+    assert read_text(caller.message({"role": "user", "content": [scaled]})).startswith("1 image: ")
+    assert 0 < jobs.images()[0] <= 512
     refused = caller.message({"role": "user", "content": "Hi"}, system=[image_block(RED)])
     assert (refused.status_code, read_error(refused)["type"]) == (400, "invalid_request_error")
 
