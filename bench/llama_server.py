@@ -1,6 +1,6 @@
 """llama.cpp's own HTTP server from the prebuilt wheel, for machines where `llama-server` could not be compiled.
 
-.bench/envs/llama/bin/python bench/llama_server.py FILE.gguf PORT STREAMS CONTEXT
+.bench/envs/llama/bin/python bench/llama_server.py FILE.gguf PORT STREAMS CONTEXT [MMPROJ.gguf]
 """
 
 import signal
@@ -10,7 +10,7 @@ from typing import Any
 import xllamacpp
 
 
-def main(file: str, port: str, streams: str, context: str) -> None:
+def main(file: str, port: str, streams: str, context: str, projector: str = "") -> None:
     """Serves until SIGTERM or SIGINT."""
     params: Any = xllamacpp.CommonParams()
     params.model.path = file
@@ -18,6 +18,8 @@ def main(file: str, port: str, streams: str, context: str) -> None:
     params.n_parallel, params.n_ctx = int(streams), int(context)
     params.sampling.top_k, params.sampling.top_p, params.sampling.min_p = 0, 1.0, 0.0
     params.use_jinja = True
+    if projector:
+        params.mmproj.path, params.mmproj_use_gpu = projector, False
     server = xllamacpp.Server(params)
     print("listening on", server.listening_address, flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})

