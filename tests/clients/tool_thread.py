@@ -1,54 +1,32 @@
 """An MCP server in a thread of its own, with which tests of clients run tools of the server."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from mcp.server import MCPServer
 
-from tests.app.tools.sdk_servers import Seen, serve_sdk
-from tests.progress import wait_with_progress
+from tests.app.tools.sdk_servers import Seen
+from tests.clients.tool_servers import serve_sdk_tools
 
 
+@dataclass(frozen=True)
 class ToolThread:
     """A running MCP server. `seen` has what it was sent."""
 
-    def __init__(self) -> None:
-        self.url, self.seen = "", Seen()
-        self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="tools", daemon=True)
-        self._thread.start()
-        wait_with_progress(lambda: bool(self.url) or not self._thread.is_alive(), "the tools did not start")
-        assert self.url
+    url: str
+    seen: Seen
 
     @property
     def num_calls(self) -> int:
         return self.seen.methods.count("tools/call")
 
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        wait_with_progress(lambda: not self._thread.is_alive(), "the tools did not stop")
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        async with serve_sdk(_build_server, is_legacy=False) as (url, seen):
-            self.url, self.seen = url, seen
-            await self._stopping.wait()
-
 
 @contextmanager
 def run_tools() -> Iterator[ToolThread]:
-    thread = ToolThread()
-    try:
-        yield thread
-    finally:
-        thread.stop()
+    with serve_sdk_tools(_build_server) as (url, seen):
+        yield ToolThread(url, seen)
 
 
 def _build_server(_: Seen) -> MCPServer:
