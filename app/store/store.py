@@ -242,6 +242,12 @@ class ResponseStore:
         content = b"".join(pieces)
         return (file, content) if len(content) == file.size else None
 
+    async def has_blob(self, owner: str, sha256: bytes) -> bool:
+        """Tells whether `read_blob` finds a content, without reading it."""
+        if any(sha256 in log.blobs for log in self._logs.list_running(owner)):
+            return True
+        return await self.read(lambda database: database.blobs.find_size(owner, sha256) is not None)
+
     async def read(self, query: Callable[[Database], T]) -> T:
         """Returns the result of a query, which runs in a thread."""
         return await asyncio.to_thread(query, self._reader)

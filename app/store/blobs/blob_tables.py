@@ -119,17 +119,17 @@ class BlobTables:
 
         Reads piece by piece: other threads that use the connection have their turn in between.
         """
-        if (size := self._find_size(owner, sha256)) is None:
+        if (size := self.find_size(owner, sha256)) is None:
             return None
         pieces = [self._read_piece(owner, sha256, number) for number in range(-(-size // BLOB_PIECE_BYTES))]
         content = b"".join(piece for piece in pieces if piece is not None)
         if hashlib.sha256(content).digest() == sha256:
             return content
-        if self._find_size(owner, sha256) is not None:  # else it was deleted meanwhile
+        if self.find_size(owner, sha256) is not None:  # else it was deleted meanwhile
             _log.error("stored blob is unreadable", sha256=sha256.hex()[:8])
         return None
 
-    def _find_size(self, owner: str, sha256: bytes) -> int | None:
+    def find_size(self, owner: str, sha256: bytes) -> int | None:
         """Returns the size of the owner's blob; None if it is not stored."""
         row = self._connection.execute(
             "SELECT size FROM blobs WHERE owner = ? AND sha256 = ?", (owner, sha256)

@@ -113,6 +113,11 @@ class MediaReading:
         """Returns bytes of this request; None for those of an earlier one."""
         return self.blobs.get(sha256) or self.pages.get(sha256)
 
+    async def has(self, reference: BlobReference) -> bool:
+        """Tells whether `load` finds the bytes, without reading them."""
+        is_sent = self.find(reference.sha256) is not None
+        return is_sent or await self._store.has_blob(self._owner, reference.sha256)
+
     async def load(self, reference: BlobReference) -> bytes | None:
         """Returns bytes of this request or of an earlier one; None if they were deleted."""
         data = self.find(reference.sha256)

@@ -193,3 +193,11 @@ def test_too_many_images_of_a_conversation(folder: Path) -> None:
         first = respond(server, [user(image_part(RED), image_part(RED))]).json()
         error = respond(server, [user(image_part(RED))], previous_response_id=first["id"]).json()["error"]
         assert error["message"] == "Invalid 'input': 3 images, at most 2 are allowed."
+
+
+def test_an_image_whose_bytes_are_gone_is_a_placeholder(server: RunningServer) -> None:
+    """A compaction keeps the image of a turn that is not stored, but nothing keeps its bytes."""
+    items = [user("Look: ", image_part(make_png(128, 32))), {"type": "compaction_trigger"}]
+    compacted = respond(server, items, store=False).json()
+    text = said(respond(server, [*compacted["output"], user("And now?")], store=False))
+    assert text == "0 images"
