@@ -190,7 +190,7 @@ class TextOnlyFormat:
     image_roles: frozenset[ImageRole] = frozenset()
     image_refusal = ""
 
-    def find_images(self, tokens: Sequence[int], images: Sequence[PromptImage]) -> tuple[ImageSpan, ...]:  # noqa: ARG002 - it has none
+    def find_images(self, tokens: Sequence[int], spans: Sequence[ImageSpan]) -> tuple[ImageSpan, ...]:  # noqa: ARG002 - it has none
         """Returns nothing."""
         return ()
 
@@ -233,8 +233,11 @@ class ModelFormat(Protocol):
     def image_refusal(self) -> str:
         """Why a model that has tokens for pictures shows none, in one line; empty if it does, or has none."""
 
-    def find_images(self, tokens: Sequence[int], images: Sequence[PromptImage]) -> tuple[ImageSpan, ...]:
-        """Returns where the pictures are among a prompt's ids, in order. Raises `RenderError` if they are not there."""
+    def find_images(self, tokens: Sequence[int], spans: Sequence[ImageSpan]) -> tuple[ImageSpan, ...]:
+        """Returns where the pictures of these spans are among other ids of the same prompt.
+
+        Raises `RenderError` unless the ids have all tokens of these pictures, and none of others.
+        """
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation as a prompt. Raises `RenderError`.

@@ -19,7 +19,7 @@ from antiphon.harmony.format import (
     VocabularyCodec,
     answer_constraints,
 )
-from antiphon.harmony.images import ImageExpander, ImageTokens, PromptImage, can_repeat
+from antiphon.harmony.images import ImageExpander, ImageTokens, PromptImage, can_repeat, find_spans
 from antiphon.harmony.passthrough import Passthrough, SpelledVocabulary
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.shown_items import show_items
@@ -91,9 +91,13 @@ class TemplateFormat(VocabularyCodec):
             return "its tokenizer does not keep the tokens of an image apart"
         return self._renderer.image_shape.refusal or self._tool_renderer.image_shape.refusal
 
-    def find_images(self, tokens: Sequence[int], images: Sequence[PromptImage]) -> tuple[ImageSpan, ...]:
-        """Returns where the pictures are among a prompt's ids, in order. Raises `RenderError` if they are not there."""
-        return self._create_expander(self._renderer).find_images(tokens, images) if images else ()
+    def find_images(self, tokens: Sequence[int], spans: Sequence[ImageSpan]) -> tuple[ImageSpan, ...]:
+        """Returns where the pictures of these spans are among other ids of the same prompt. Raises `RenderError`."""
+        if self._image_tokens is not None:
+            soft_id = self._image_tokens.soft_id
+            if soft_id in tokens and all(span.soft_id != soft_id for span in spans):
+                raise RenderError("The prompt has a token for an image where there is none.")
+        return find_spans(tokens, spans)
 
     def _create_expander(self, renderer: TemplateRenderer) -> ImageExpander:
         placeholder = renderer.image_shape.placeholder

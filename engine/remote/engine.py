@@ -24,7 +24,7 @@ from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJ
 from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.images.image_handshake import common_images
-from antiphon.engine.remote.images.pictures import load_pictures
+from antiphon.engine.remote.images.pictures import check_soft_tokens, load_pictures
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteSetup, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
@@ -248,6 +248,7 @@ class RemoteEngine:
             raise EngineError("context_length_exceeded", message)
         if any(not 0 <= token < info.vocab_size for token in sampling.logit_bias):
             raise EngineError("invalid_request", f"logit_bias: the vocabulary has {info.vocab_size} tokens")
+        check_soft_tokens(job, info.soft_ids)
         capabilities = info.capabilities
         if job.grammar is not None and not capabilities.grammar:
             remedy = f"; start it with {capabilities.grammar_remedy}" if capabilities.grammar_remedy else ""

@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
+from antiphon.engine.checkpoint.vision_families import read_soft_ids
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.regular_files import read_json
@@ -68,6 +69,7 @@ def describe_model(
         device="remote",
         default_sampling=sampling_defaults(generation),
         eos_ids=eos_ids,
+        soft_ids=tuple(token for token in read_soft_ids(config.get) if token < vocab_size),
         architecture=str(config.get("model_type", "")),
     )
     return model, info

@@ -30,7 +30,6 @@ from antiphon.events.base import InputItem
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem, PromptCacheDiagnostics
 from antiphon.harmony.format import ModelFormat, PromptInput
-from antiphon.harmony.images import find_spans
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 
 MAX_OMITTED_TOKENS = 32
@@ -120,7 +119,7 @@ class TokenHistory:
             prompt_input=conversation,
             now=now,
             rendered_tokens=prompt.tokens,
-            prompt=self._replay_original(starts, prompt),
+            prompt=self._replay_original(form, starts, prompt),
             start=starts[-1] if starts else None,
         )
 
@@ -156,7 +155,7 @@ class TokenHistory:
         if not same_start:
             del self._by_start[oldest.start]
 
-    def _replay_original(self, starts: list[_PrefixKey], prompt: RenderedPrompt) -> RenderedPrompt:
+    def _replay_original(self, form: ModelFormat, starts: list[_PrefixKey], prompt: RenderedPrompt) -> RenderedPrompt:
         if prompt.texts:
             return prompt  # the engine takes text
         packed = _pack_ids(prompt.tokens)
@@ -172,8 +171,11 @@ class TokenHistory:
         if best is None:
             return prompt
         tokens = tuple(array("I", best.original + packed[len(best.rendered) :]))
-        # Generated ids have another number of tokens than rendered ones, and none of a picture.
-        return msgspec.structs.replace(prompt, tokens=tokens, media=find_spans(tokens, prompt.media))
+        try:  # generated ids have another number of tokens than rendered ones
+            media = form.find_images(tokens, prompt.media)
+        except RenderError:  # an engine on another server has generated a token that stands for a picture
+            return prompt
+        return msgspec.structs.replace(prompt, tokens=tokens, media=media)
 
     def _find_candidates(self, starts: list[_PrefixKey]) -> list["_HistoryEntry"]:
         """Returns turns whose prompt, up to the end of its last message, has one of these keys; the latest first."""

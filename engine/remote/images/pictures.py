@@ -53,6 +53,18 @@ class ImageProbe(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of these texts."""
 
 
+def check_soft_tokens(job: Job, soft_ids: Sequence[int]) -> None:
+    """Raises `EngineError` if a token that stands for pictures is outside of the job's pictures, or has a bias."""
+    soft = frozenset(soft_ids)
+    if not soft.isdisjoint(job.sampling.logit_bias):
+        raise EngineError("invalid_request", "logit_bias: a token id stands for a picture, video or audio")
+    if soft.isdisjoint(job.tokens):
+        return
+    inside = {index for span in job.media for index in range(span.offset, span.end)}
+    if any(token in soft and index not in inside for index, token in enumerate(job.tokens)):
+        raise EngineError("invalid_request", "the prompt has a token id that stands for a picture, video or audio")
+
+
 def takes_repeated_ids(model_type: str) -> bool:
     """Tells whether a picture is one id, repeated, in models of this type."""
     return model_type.startswith(REPEATED_ID_TYPES)

@@ -46,7 +46,7 @@ from antiphon.events.items import FunctionCall, Message, OutputText, Reasoning, 
 from antiphon.events.response import OutputItem
 from antiphon.events.tools import FunctionTool, PatchTool, ShellTool
 from antiphon.harmony.detect import bytes_format
-from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.format import ModelFormat, PromptInput, TextOnlyFormat
 from antiphon.harmony.images import find_spans
 from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt
 from antiphon.harmony.tools import ToolTable
@@ -295,7 +295,7 @@ END, START = 0, 1
 """Ids of the tokens of `CharacterFormat` that end a message and start an answer."""
 
 
-class CharacterFormat:
+class CharacterFormat(TextOnlyFormat):
     """A format with one token for each character. Its prompts end in `num_start_tokens`, which history leaves out."""
 
     end_ids = frozenset((END,))
@@ -405,6 +405,18 @@ def test_pictures_are_found_again_after_generated_tokens() -> None:
         (rows, (soft_id,) * rows) for rows in (3, 2)
     ]
     assert prompt.media[0] == first.prompt.media[0]
+
+
+def test_generated_token_of_a_picture_is_not_restored() -> None:
+    """An engine on another server may generate one. The next prompt would have a picture too many."""
+    model_format, history = load_image_model(IMAGE_MODELS[1]), TokenHistory()
+    first = render_prompt(history, model_format, QUESTION)
+    text = f"Two.{IMAGE_MODELS[1].soft}"
+    items = (Message(id="msg_1", status="completed", content=(OutputText(text=text),)),)
+    history.add_turn(FinishedTurn(first, tuple(model_format.encode(f"{text}<|im_end|>")), items))
+    said = InputMessage(role="assistant", content=text)
+    second = render_prompt(history, model_format, QUESTION, said, QUESTION)
+    assert model_format.encode(IMAGE_MODELS[1].soft)[0] not in second.prompt.tokens
 
 
 @pytest.mark.parametrize(("count", "kept"), [(100, 100), (8, 8), (7, 5), (6, 5), (5, 5), (2, 2), (1, 0)])

@@ -383,5 +383,15 @@ async def test_wild_counts_of_a_server_are_not_believed() -> None:
         assert max(chunk.prompt_tokens for chunk in chunks) == 0
 
 
+async def test_tokens_of_pictures_outside_of_pictures_are_refused() -> None:
+    async with image_engine() as (engine, server, _):
+        engine._base_info = engine._info = msgspec.structs.replace(engine.info, soft_ids=(PLACEHOLDER,))
+        await run(engine)
+        for fields in ({"media": ()}, {"media": spans(KEY)}, {"logit_bias": {PLACEHOLDER: 1.0}}):
+            error = await fail(engine, **fields)
+            assert error.code == "invalid_request" and "stands for a picture" in error.message
+        assert len(server.jobs) == 1
+
+
 def test_info_is_unchanged_without_pictures() -> None:
     assert EngineInfo(max_model_len=1, vocab_size=1).image_form == "none"

@@ -76,9 +76,9 @@ def render(
     prompt = form.render_prompt(conversation, now=NOW)
     assert form.decode(prompt.tokens) == prompt.text
     check_spans(prompt, form.encode(model.soft)[0])
-    assert form.find_images(
-        prompt.tokens, [list_pictures(model)[f"blob:{rows}", None] for rows in rows_of(prompt)]
-    ) == (prompt.media)
+    assert form.find_images((1, *prompt.tokens), prompt.media) == tuple(
+        replace(span, offset=span.offset + 1) for span in prompt.media
+    )
     return prompt
 
 
