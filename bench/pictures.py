@@ -14,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,11 @@ def make_arrays(grid: tuple[int, ...], seed: int) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def measure_encoders(model: Any, core: Core, repeats: int) -> None:
+def measure_encoders(model: Any, core: Core, repeats: int, sides: Sequence[int]) -> None:
     """Prints the images a second of both encoders, which take turns."""
     assert core.pictures is not None
     encoder = core.pictures._encoder
-    for side in SIDES_PX:
+    for side in sides:
         grid = (1, side // PATCH, side // PATCH)
         arrays = make_arrays(grid, 1)
         rows = grid[1] * grid[2] // MERGE**2
@@ -141,6 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the encoder of pictures, and text streams beside it.")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--sides", type=int, nargs="+", default=SIDES_PX, help="sides of the pictures in pixels")
     options = parser.parse_args()
     print(f"load of the machine: {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads")
     engine_options = EngineOptions(quantization="int8", force_quantization=True, pack_cache=False, max_draft_seqs=0)
@@ -148,7 +150,7 @@ def main() -> None:
         build_model().to(torch.bfloat16).save_pretrained(folder)
         core = build_core(Path(folder), engine_options)
         reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-    measure_encoders(reference, core, options.repeats)
+    measure_encoders(reference, core, options.repeats, options.sides)
     del reference
     measure_gaps(core, 60, with_pictures=False)
     results = {}

@@ -36,4 +36,12 @@ VISION_ROWS = (
         vision=TOWER | {"model_type": "clip_vision_model", "projection_dim": 64},
     ),
     ModelRow("smolvlm", config={"model_type": "llama"}, vision=TOWER),
+    ModelRow("glm4v", config=_mrope(2, 3, 3, partial_rotary_factor=1.0), vision=TOWER),
+    ModelRow(
+        "gemma4",
+        config={"sliding_window": 24, "global_head_dim": 32, "hidden_size_per_layer_input": 0},
+        vision=TOWER | {"head_dim": 16, "num_key_value_heads": 2, "pooling_kernel_size": 2},
+    ),
+    ModelRow("llava_onevision", config={"model_type": "qwen2"}, vision=TOWER | {"model_type": "siglip_vision_model"}),
+    ModelRow("idefics3", config={"model_type": "llama"}, vision=TOWER),
 )

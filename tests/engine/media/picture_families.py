@@ -195,6 +195,14 @@ FAMILIES: dict[str, PictureFamily] = {
         *("qwen3_5", _mrope(2, 3, 3, partial_rotary_factor=0.5) | _HYBRID, _QWEN_VISION, _draw_grid),
         *({}, "mm_token_type_ids"),
     ),
+    "qwen3_5_moe": PictureFamily(
+        "qwen3_5_moe",
+        _mrope(2, 3, 3, partial_rotary_factor=0.5) | _HYBRID | MOE | {"shared_expert_intermediate_size": 16},
+        _QWEN_VISION,
+        _draw_grid,
+        {},
+        "mm_token_type_ids",
+    ),
     "glm4v": PictureFamily(
         *(
             "glm4v",
