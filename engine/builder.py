@@ -240,7 +240,7 @@ def _create_core(build: _Build) -> Core:
     model, checkpoint, options, forward = build.model, build.checkpoint, build.options, build.forward
     info = describe_images(engine_info(model, checkpoint), model, build.tower, build.image_refusal)
     desk = None if build.tower is None else create_desk(model, forward, build.tower, options.image_cache_mib << 20)
-    cache = size_cache(forward, str(model.device), options)
+    cache = size_cache(forward, str(model.device), options, 0 if desk is None else options.image_cache_mib << 20)
     cache_tokens = None if cache is None else cache.tokens
     context = limit_context(choose_context(options.max_model_len, info.max_model_len), cache, options)
     _prepare_paged_cache(model, forward, options, cache_tokens or options.max_num_seqs * context)

@@ -43,12 +43,17 @@ class CacheBudget(msgspec.Struct, frozen=True):
         return f"{math.ceil(gib * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
-def size_cache(forward: ForwardPass, device: str, options: EngineOptions) -> CacheBudget | None:
-    """Returns the capacity of the KV cache, in whole pages if it is paged; None if memory is unknown."""
+def size_cache(
+    forward: ForwardPass, device: str, options: EngineOptions, reserved_bytes: int = 0
+) -> CacheBudget | None:
+    """Returns the capacity of the KV cache, in whole pages if it is paged; None if memory is unknown.
+
+    `reserved_bytes` of the free memory are for other caches.
+    """
     if not isinstance(forward, VarlenForward | SequentialForward) or not forward.bytes_per_token:
         return None
     free = free_memory(device)
-    budget = None if free is None else free * KV_CACHE_MEMORY_FRACTION / options.kv_cache_share
+    budget = None if free is None else max(free - reserved_bytes, 0) * KV_CACHE_MEMORY_FRACTION / options.kv_cache_share
     if options.kv_cache_gib is not None:
         budget = options.kv_cache_gib * 2**30
     if budget is None:

@@ -139,6 +139,9 @@ _ENGINE_FAMILIES: tuple[_Family, ...] = (
     (CounterFamily, "generation_tokens", "Tokens generated.", "generated_tokens"),
     (CounterFamily, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prompt_tokens"),
     (CounterFamily, "prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    (GaugeFamily, "feature_cache_bytes", "Bytes of the features of images that are kept.", "feature_cache_bytes"),
+    (CounterFamily, "feature_cache_hits", "Images whose features were in the cache.", "feature_cache_hits"),
+    (CounterFamily, "feature_cache_misses", "Images that the engine has encoded.", "encoded_images"),
     (CounterFamily, "engine_steps", "Forward passes of the model.", "steps"),
     (CounterFamily, "engine_request_failures", "Requests that failed in the engine.", "failed_jobs"),
 )
