@@ -83,11 +83,14 @@ def test_prefixes_end_before_inside_and_after_a_picture(name: str) -> None:
     assert output == generate_reference(name, again)
     assert cached >= first.spans[0].end or name in RECURRENT
     assert core.stats().encoded_images == encoded + 1
-    if name in RECURRENT:  # only snapshots are reused, and `generate` itself is wrong after a picture at the very end
+    if name in RECURRENT:  # only snapshots are reused
         return
     inside = Prompt(first.tokens[: first.spans[0].end], first.pictures, first.spans)
     cached, output = cached_tokens(core, inside, "inside")
-    assert output == generate_reference(name, inside)
+    # `generate` misplaces what it generates right after a picture at the very end; one token later it does not.
+    longer = Prompt([*inside.tokens, output[0]], inside.pictures, inside.spans)
+    assert output[0] == generate_reference(name, inside)[0]
+    assert output[1:] == generate_reference(name, longer)[:-1]
     if name in TWO_WAY:
         assert cached == first.spans[0].offset
     else:
