@@ -61,7 +61,7 @@ class MediaProcess:
         self._module, self._cpu_limit_s = module, cpu_limit_s
         self._lock = threading.Lock()
         self._worker: _MediaWorker | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
         self.num_restarts = 0
         """How often a process has ended during a message and another was started."""
 
@@ -80,23 +80,31 @@ class MediaProcess:
     def exchange(self, request: MediaRequest, payload: bytes = b"") -> MediaAnswer:
         """Returns the answer to a message. Raises `SandboxError` if the process does not work."""
         with self._lock:
-            if self._is_closed:
-                raise SandboxError("the server stops")
+            try:
+                return self._exchange(request, payload)
+            finally:
+                if self._closed.is_set() and self._worker is not None:  # it was started while `close` looked for it
+                    self._worker.end()
+
+    def _exchange(self, request: MediaRequest, payload: bytes) -> MediaAnswer:
+        if not self._closed.is_set():
             for is_last in (True,) if self._worker is None else (False, True):
                 try:
                     if self._worker is None:
                         self._worker = _MediaWorker(self._module, self._cpu_limit_s)
+                    if self._closed.is_set():
+                        break
                     return self._worker.exchange(msgspec.msgpack.encode(request), payload)
                 except _EndedError as end:
                     self._worker = None
-                    if self._is_closed:
-                        raise SandboxError("the server stops") from end
+                    if self._closed.is_set():
+                        break
                     self._restart()
                     if end.at_limit:
                         return MediaAnswer(reply=FaultReply("too_slow"))
                     if is_last:
                         raise SandboxError(str(end)) from end
-        raise AssertionError  # the last turn of the loop returns or raises
+        raise SandboxError("the server stops")
 
     def _restart(self) -> None:
         """Starts the next process at once, so that the next message does not wait for it."""
@@ -106,7 +114,7 @@ class MediaProcess:
 
     def close(self) -> None:
         """Kills the process and lets no other start. A message that is being answered fails."""
-        self._is_closed = True
+        self._closed.set()
         worker = self._worker
         if worker is not None:
             worker.end()

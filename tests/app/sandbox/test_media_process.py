@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from antiphon.app.media.array_checks import take_arrays
+from antiphon.app.sandbox.media import media_process
 from antiphon.app.sandbox.media.media_process import MediaProcess
 from antiphon.app.sandbox.media.messages import (
     DescribeRequest,
     FaultReply,
+    ImageLimits,
+    InspectRequest,
     PreparedReply,
     ProcessorFacts,
     ProcessorFiles,
@@ -98,3 +101,21 @@ def test_arrays_are_as_they_say(process: MediaProcess, action: str) -> None:
             take_arrays(answer.reply, answer)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(answer.descriptor)
+
+
+def test_a_process_that_starts_while_the_server_stops_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, ended = MediaProcess("none"), list[bool]()
+
+    class StartingWorker:
+        """A process whose start the stop of the server overtakes."""
+
+        def __init__(self, *_: object) -> None:
+            process.close()
+
+        def end(self) -> None:
+            ended.append(True)
+
+    monkeypatch.setattr(media_process, "_MediaWorker", StartingWorker)
+    with pytest.raises(SandboxError, match="the server stops"):
+        process.exchange(InspectRequest(ImageLimits()))
+    assert ended == [True]
