@@ -253,7 +253,7 @@ def test_messages_come_back_as_they_were_sent(client: openai.OpenAI) -> None:
     parts = [
         {"type": "text", "text": "Look"},
         {"type": "image_url", "image_url": {"url": "https://me:secret@example.com/a.png", "detail": "low"}},
-        {"type": "file", "file": {"file_url": "https://me:secret@example.com/a.pdf"}},
+        {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,YWxwaGE="}},
     ]
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     sent: list[Any] = [
@@ -274,7 +274,7 @@ def test_messages_come_back_as_they_were_sent(client: openai.OpenAI) -> None:
     assert user.content_parts[1].image_url.model_dump() == {"url": "https://example.com/a.png", "detail": "low"}  # type: ignore[index, union-attr]  # fmt: skip
     assert assistant.content is None and [item.model_dump() for item in assistant.tool_calls or ()] == [call]
     raw = client.chat.completions.messages.with_raw_response.list(made.id).text
-    assert last.content == "And?" and "https://example.com/a.pdf" in raw and "secret" not in raw
+    assert last.content == "And?" and "data:text/plain;base64,YWxwaGE=" in raw and "secret" not in raw
 
 
 def test_messages_are_paged(client: openai.OpenAI) -> None:

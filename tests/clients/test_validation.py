@@ -49,6 +49,7 @@ BELOW, ABOVE = "decimal_below_min_value", "decimal_above_max_value"
 LOW, HIGH = "integer_below_min_value", "integer_above_max_value"
 HUGE = 2**31
 RANGES: dict[str, list[tuple[Any, str]]] = {
+    "bytes": [(0, LOW)],
     "temperature": [(-0.01, BELOW), (2.01, ABOVE)],
     "top_p": [(-0.01, BELOW), (1.01, ABOVE)],
     "presence_penalty": [(-2.01, BELOW), (2.01, ABOVE)],

@@ -64,7 +64,8 @@ def test_text_prompts_get_the_same_logits_with_a_tower(text_model: Any, text_tok
         assert tokenizer.encode(prompt, add_special_tokens=False).ids == ids
         with torch.inference_mode():
             before, after = (some(input_ids=torch.tensor([ids])).logits for some in (text_model, model))
-        assert torch.equal(before, after[..., : before.shape[-1]])
+        # Three columns more may make torch multiply in other blocks, which changes last bits.
+        torch.testing.assert_close(after[..., : before.shape[-1]], before, rtol=0, atol=1e-5)
 
 
 def test_converted_model_loads_and_never_generates_vision_tokens(
