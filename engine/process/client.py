@@ -237,18 +237,22 @@ class ProcessEngine:
             self._set_status("loading")
             delay = min(2 * delay, self._timeouts.max_restart_delay)
 
+    def _set_connection(self, connection: WorkerConnection) -> None:
+        self._connection = connection
+
     async def _run_worker(self) -> str:
         """Runs one worker from its start to its exit. Returns the reason of the exit."""
         start = msgspec.structs.replace(self._start_command, options=self.adapters.start_options)
         spawning = asyncio.create_task(
-            WorkerConnection.spawn_worker(self._spawn, self._on_report, start), name="engine-connect"
+            WorkerConnection.spawn_worker(self._spawn, self._on_report, start, self._set_connection),
+            name="engine-connect",
         )
         try:
-            connection = self._connection = await asyncio.shield(spawning)
+            connection = await asyncio.shield(spawning)
         except OSError as error:
             return f"the worker process could not be started: {error}"
         except asyncio.CancelledError:
-            self._connection = await spawning  # so that it can be closed
+            await spawning  # so that it can be closed
             raise
         watchdog = asyncio.create_task(
             connection.run_watchdog(step_timeout=self._timeouts.step_timeout, load_timeout=self._timeouts.load_timeout),

@@ -44,9 +44,16 @@ class WorkerConnection(asyncio.Protocol):
 
     @classmethod
     async def spawn_worker(
-        cls, spawn: SpawnWorker, on_report: Callable[[Report], None], first_command: Command
+        cls,
+        spawn: SpawnWorker,
+        on_report: Callable[[Report], None],
+        first_command: Command,
+        on_created: Callable[["WorkerConnection"], None],
     ) -> "WorkerConnection":
-        """Starts a worker and sends the first command to it. Raises `OSError` if it cannot be started."""
+        """Starts a worker and sends the first command to it. Raises `OSError` if it cannot be started.
+
+        `on_created` gets the connection before `on_report` gets its first report.
+        """
         parent_end, worker_end = socket.socketpair()
         parent_end.setblocking(False)
         try:
@@ -54,6 +61,7 @@ class WorkerConnection(asyncio.Protocol):
         except OSError:
             parent_end.close()
             raise
+        on_created(connection)
         data = encode_message(first_command)
         try:
             sent = connection.descriptors.send_with(parent_end, data)
