@@ -8,6 +8,7 @@ that arrive before the next worker is ready wait for it, up to a limit in number
 import asyncio
 import logging
 from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -237,16 +238,12 @@ class ProcessEngine:
             self._set_status("loading")
             delay = min(2 * delay, self._timeouts.max_restart_delay)
 
-    def _set_connection(self, connection: WorkerConnection) -> None:
-        self._connection = connection
-
     async def _run_worker(self) -> str:
         """Runs one worker from its start to its exit. Returns the reason of the exit."""
         start = msgspec.structs.replace(self._start_command, options=self.adapters.start_options)
-        spawning = asyncio.create_task(
-            WorkerConnection.spawn_worker(self._spawn, self._on_report, start, self._set_connection),
-            name="engine-connect",
-        )
+        set_connection = partial(setattr, self, "_connection")
+        connecting = WorkerConnection.spawn_worker(self._spawn, self._on_report, start, set_connection)
+        spawning = asyncio.create_task(connecting, name="engine-connect")
         try:
             connection = await asyncio.shield(spawning)
         except OSError as error:
