@@ -177,9 +177,9 @@ class ProcessEngine:
             raise unavailable_error(NOT_RUNNING)
         if deadline_at is not None:
             job = msgspec.structs.replace(job, deadline=deadline_at - asyncio.get_running_loop().time())
-        self._media.add_job(job)
         self._connection.send(AddJob(job))  # before the job is counted: a job that cannot be encoded raises here
         pending = self._jobs[job.id] = PendingJob(on_chunk, job.priority)
+        self._media.add_job(job)
         try:
             await pending.done
         finally:

@@ -6,11 +6,13 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
 
 from antiphon.engine.builder import build_core_from_model
+from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.messages import Report, StepReport
@@ -282,8 +284,10 @@ async def test_job_that_cannot_be_encoded_gives_its_place_back() -> None:
     try:
         for number in range(8):
             job = make_job(SHORT_PROMPT, f"huge {number}", max_tokens=2**70)
+            job = msgspec.structs.replace(job, media=(MediaSpan(key=bytes(32), offset=0, length=1, rows=1),))
             with pytest.raises(OverflowError):
                 await collect_chunks(engine, job)
+        assert not engine._media._jobs
         chunks = await collect_chunks(engine, make_job(SHORT_PROMPT, "valid", max_tokens=2))
         assert chunks[-1].finish == "length"
     finally:
