@@ -16,7 +16,7 @@ from antiphon.app.media.fetch import MediaFetcher
 from antiphon.app.media.fetch_rules import AllowedHost, parse_allowed_host
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
-from antiphon.app.media.processor_files import IMAGE_PACKAGES, PDF_PACKAGES, find_missing_packages
+from antiphon.app.media.processor_files import PDF_PACKAGES, can_prepare_images, find_missing_packages
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.store.store import ResponseStore
@@ -28,8 +28,8 @@ from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.state.drafts import OutputSettings
 
 AnyRequest = Request[Any, Any, Any]
-IMAGE_TOKENS, MAX_IMAGE_TOKENS = 512, 1024
-"""Tokens of an image by default, on a CPU, where the encoder of images is the cost of a turn."""
+MAX_IMAGE_TOKENS = 1024
+"""Default of `Settings.max_image_tokens`."""
 
 
 class MediaOptionError(Exception):
@@ -72,11 +72,10 @@ def _open_media(settings: Settings, metrics: MetricsCollector) -> tuple[MediaPre
         max_image_bytes=settings.max_image_mib << 20,
         memory_bytes=settings.media_memory_mib << 20,
         num_workers=settings.media_workers,
-        image_tokens=settings.image_tokens or IMAGE_TOKENS,
-        max_image_tokens=settings.max_image_tokens or max(MAX_IMAGE_TOKENS, settings.image_tokens or 0),
+        image_tokens=settings.image_tokens,
+        max_image_tokens=settings.max_image_tokens or max(MAX_IMAGE_TOKENS, settings.image_tokens),
     )
-    sees = settings.images == "auto" and not find_missing_packages(IMAGE_PACKAGES)
-    preparer = MediaPreparer(limits, metrics.media.observe) if sees else None
+    preparer = MediaPreparer(limits, metrics.media.observe) if can_prepare_images(settings) else None
     reader = None if find_missing_packages(PDF_PACKAGES) else PdfReader(limits, metrics.media.observe)
     metrics.media.watch(found for found in (preparer, reader) if found is not None)
     return preparer, reader
@@ -99,18 +98,17 @@ def create_context(
     *,
     store: ResponseStore,
 ) -> ServerContext:
-    """Creates a server context. Raises `KeyFileError`, and `ToolOptionError` for tool servers that cannot be used."""
+    """Creates a server context. Raises `KeyFileError`, `ToolOptionError` and `MediaOptionError`."""
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models)
     capacity = TurnCapacity(model.engine for model in models.served)
     preparer, reader = _open_media(settings, metrics)
     if preparer is None:
         settings = structs.replace(settings, images="off")
-    media = MediaResolver(store, settings, preparer, reader, MediaFetcher(read_allowed_hosts(settings)))
+    fetcher = MediaFetcher(read_allowed_hosts(settings))
+    media = MediaResolver(store, settings, preparer, reader, fetcher, secret=sealer.derive_key("image names"))
     if media.source is not None:
-        media.source.secret = sealer.derive_key("image names")
-    for model in models.served:
-        if media.source is not None:
+        for model in models.served:
             model.engine.attach_media(media.source)
     turn_manager = TurnManager(
         store,

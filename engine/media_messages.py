@@ -13,7 +13,7 @@ ARRAY_ALIGNMENT = 64
 """Offsets of arrays are multiples of this number of bytes."""
 
 ImageForm = Literal["none", "expanded", "placeholder", "text"]
-"""How a prompt shows a picture: not at all, as one token for each row of its features, as one token, or as text."""
+"""Forms of a picture in a prompt: none, as one token for each row of its features, as one token, or as text."""
 ArrayType = Literal["float32", "uint8", "int64", "bool"]
 ARRAY_ITEM_BYTES: dict[str, int] = {"float32": 4, "uint8": 1, "int64": 8, "bool": 1}
 
@@ -60,7 +60,7 @@ class MediaArray(msgspec.Struct, frozen=True, kw_only=True):
 class MediaArrays(msgspec.Struct, frozen=True, kw_only=True):
     """All arrays of a picture, in a file without a name of `size` bytes whose content can no longer change.
 
-    On Linux it is a memfd with the seals shrink, grow and write. Whoever receives the struct closes `descriptor`.
+    On Linux it is a memfd with the seals shrink, grow and write. The receiver closes `descriptor`.
     """
 
     arrays: tuple[MediaArray, ...]

@@ -124,7 +124,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     """Prompt tokens read from the cache. Set on the first or the last chunk; the larger number counts."""
     prompt_tokens: int = 0
-    """Like `cached_tokens`: length of a prompt into which the engine has put tokens of pictures; 0 for others."""
+    """Length of a prompt into which the engine has put tokens of pictures; 0 for others."""
     fault: Fault | None = None
     """Error that ended the job; set exactly if `finish` is `"error"`."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()

@@ -41,7 +41,7 @@ class PromptImage(Struct, frozen=True, kw_only=True):
 
 
 class ImageTokens(Struct, frozen=True, kw_only=True):
-    """What stands for pictures in a model's vocabulary."""
+    """Tokens for pictures in a model's vocabulary."""
 
     soft_text: str
     soft_id: int
@@ -153,7 +153,7 @@ class ImageExpander:
 def find_spans(tokens: Sequence[int], spans: Sequence[ImageSpan]) -> tuple[ImageSpan, ...]:
     """Returns the spans with their offsets and lengths among these ids. Raises `RenderError` if they are not there.
 
-    Each picture has as many soft tokens as rows, in order. Runs of two pictures may touch, and a picture's own may be
+    Each picture has one soft token for each row, in order. Runs of two pictures may touch, and a picture's own may be
     interrupted by ends of rows. One that is a placeholder is shorter than its rows: it has a single token.
     """
     found, index = list[ImageSpan](), -1
@@ -177,7 +177,7 @@ def find_spans(tokens: Sequence[int], spans: Sequence[ImageSpan]) -> tuple[Image
     except ValueError:
         rest = {-1}
     if rest:
-        raise RenderError("The prompt has not as many tokens for images as the images have.")
+        raise RenderError("The tokens for images in the prompt are not those of its images.")
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
 from antiphon.app.assembly.encoders import create_encoders
 from antiphon.app.base.settings import Settings
-from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages
+from antiphon.app.media.processor_files import can_prepare_images
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.models.expected_info import expect_info
 from antiphon.app.models.memory import (
@@ -192,7 +192,7 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
 
 def _decide_on_images(options: ServeOptions, settings: Settings) -> ServeOptions:
     """Returns the options without a vision tower if this server never prepares a picture for it."""
-    sees = settings.images == "auto" and not find_missing_packages(IMAGE_PACKAGES)
+    sees = can_prepare_images(settings)
     return structs.replace(options, engine_options=structs.replace(options.engine_options, keep_vision_tower=sees))
 
 

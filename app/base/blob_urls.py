@@ -6,32 +6,24 @@ it may differ between two references; it is empty for base64 without a data URL.
 as a fourth part. A part with a `file_id` has the blob URL of the file's content beside it, in `image_url` or
 `file_data`, so that the item keeps its meaning when the file is deleted. The owner is that of the row or the request.
 
-Requests contain no blob URLs: whoever reads a request refuses them, as it refuses all but http, https and data URLs.
+Requests contain no blob URLs: the reader of a request refuses them, as all URLs but http, https and data URLs.
 """
 
 import base64
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
 
-from antiphon.events.inputs import (
-    AnyInput,
-    HostedInput,
-    InputCustomOutput,
-    InputFile,
-    InputFunctionOutput,
-    InputImage,
-    InputMessage,
-)
+from antiphon.events.inputs import AnyInput, InputImage
+from antiphon.events.media_parts import list_media
 
 BLOB_PREFIX = "blob:sha256-"
 UNKNOWN_TYPE = "application/octet-stream"
-SCREENSHOT_TYPES = ("computer_screenshot", "input_image")
-"""Types of the output of a `computer_call_output`: OpenAI's and LangChain's."""
 BlobContents = Mapping[bytes, bytes]
 """Bytes of blobs by their SHA-256."""
 NO_BLOBS: BlobContents = MappingProxyType({})
@@ -84,10 +76,10 @@ def format_data_url(reference: BlobReference, data: bytes) -> str:
 
 def find_blobs(items: Iterable[AnyInput]) -> Iterator[BlobReference]:
     """Yields the references of items, in order, repeated ones too."""
-    for item in items:
-        for url in _item_urls(item):
-            if (reference := parse_blob_url(url)) is not None:
-                yield reference
+    for part in chain.from_iterable(map(list_media, items)):
+        url = part.image_url if isinstance(part, InputImage) else part.file_data
+        if (reference := parse_blob_url(url)) is not None:
+            yield reference
 
 
 def find_message_blobs(messages: Iterable[Mapping[str, Any]]) -> Iterator[BlobReference]:
@@ -103,7 +95,7 @@ def find_message_blobs(messages: Iterable[Mapping[str, Any]]) -> Iterator[BlobRe
 def media_place(part: object) -> tuple[dict[str, Any] | None, str]:
     """Returns the object and the key under which a part of a chat message has its picture or file, as text.
 
-    The object is None for parts that have none.
+    A part without one gives None and an empty key.
     """
     if not isinstance(part, dict):
         return None, ""
@@ -118,32 +110,3 @@ def media_place(part: object) -> tuple[dict[str, Any] | None, str]:
     if isinstance(part.get(key), dict):
         holder, key = part[key], nested
     return (holder, key) if isinstance(holder, dict) and isinstance(holder.get(key), str) else (None, "")
-
-
-def _item_urls(item: AnyInput) -> Iterator[str | None]:
-    """Yields the texts of an item that may be blob URLs."""
-    parts: object = ()
-    if isinstance(item, InputMessage):
-        parts = item.content
-    elif isinstance(item, InputFunctionOutput | InputCustomOutput):
-        parts = item.output
-    elif isinstance(item, HostedInput):
-        yield screenshot_url(item)
-    for part in parts if isinstance(parts, tuple) else ():
-        if isinstance(part, InputImage):
-            yield part.image_url
-        elif isinstance(part, InputFile):
-            yield part.file_data
-
-
-def screenshot_url(item: HostedInput) -> str | None:
-    """Returns the URL of the screenshot that a `computer_call_output` holds; None for other items."""
-    output = item.payload.get("output")
-    if (
-        item.kind != "computer_call_output"
-        or not isinstance(output, dict)
-        or output.get("type") not in SCREENSHOT_TYPES
-    ):
-        return None
-    url = output.get("image_url")
-    return url if isinstance(url, str) else None

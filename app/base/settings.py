@@ -118,16 +118,12 @@ class Settings(Struct, frozen=True, kw_only=True):
         Literal["auto", "off"],
         _images("Images in the input: shown to models that can see, if the extra `vision` is installed; or to none."),
     ] = "auto"
-    image_tokens: Annotated[
-        int | None,
-        _images("Maximum number of tokens of an image. Default: 1024 on an accelerator, 512 on a CPU.", minimum=1),
-    ] = None
-    """Of an image with `detail: high`, twice as many."""
+    image_tokens: Annotated[int, _images("Maximum number of tokens of an image.", minimum=1)] = 512
+    """Of an image with `detail: high`, twice that number. The default is one for CPUs, where encoding is the cost."""
     max_image_tokens: Annotated[
         int | None,
         _images(
-            "Maximum number of tokens of an image with `detail: original`. Default: 4096 on an accelerator, 1024 on a "
-            "CPU.",
+            "Maximum number of tokens of an image with `detail: original`. Default: 1024, or --image-tokens if more.",
             minimum=1,
         ),
     ] = None

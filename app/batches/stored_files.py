@@ -96,7 +96,7 @@ class FileWriter:
 
 
 class StorageLimitError(ApiError):
-    """Files take as much storage as they may."""
+    """Files take all the storage that they may."""
 
     def __init__(self, message: str) -> None:
         super().__init__(400, "storage_limit_exceeded", f"{message} Delete some: DELETE /v1/files/ID.", "file")

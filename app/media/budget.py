@@ -1,4 +1,4 @@
-"""How large the pictures of a request may be, and how many tokens each may take for the model."""
+"""Limits on the size of a request's pictures and on the tokens that each takes for the model."""
 
 from msgspec import Struct
 

@@ -78,7 +78,7 @@ class Download(Struct, frozen=True, kw_only=True):
 
 
 def _join_url(base: str, location: str) -> str:
-    """Returns the URL of a redirect; a location that is none as it is, so that it is refused."""
+    """Returns the URL of a redirect. A location that is no URL stays as it is, and is refused."""
     try:
         return urljoin(base, location)
     except ValueError:

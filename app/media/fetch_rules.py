@@ -1,4 +1,4 @@
-"""Which URLs the operator allows pictures and files to be fetched from, and why one was not fetched."""
+"""Rules of the operator for the URLs of pictures and files, and the reasons why one was not fetched."""
 
 from typing import Literal
 

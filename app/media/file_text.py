@@ -51,7 +51,7 @@ def find_file_type(data: bytes) -> str:
 
 
 def decode_text(data: bytes) -> str:
-    """Returns the text of a UTF-8 file, without a byte order mark. Raises `MediaFault` if it is none."""
+    """Returns the text of a UTF-8 file, without a byte order mark. Raises `MediaFault` for other content."""
     text = _decode(data)
     if text is None:
         raise MediaFault("unsupported_format", found_type=find_file_type(data))

@@ -30,7 +30,7 @@ class MediaClient:
 
     @property
     def num_restarts(self) -> int:
-        """How often a process has ended during a message."""
+        """Number of processes that ended during a message."""
         return sum(process.num_restarts for process in self.processes)
 
     async def ask(self, owner: str, place: bytes, request: MediaRequest, data: bytes) -> MediaAnswer:

@@ -1,4 +1,4 @@
-"""What the preparation of pictures and PDFs reports to the metrics."""
+"""Events of prepared pictures and PDFs, for the metrics."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Why a picture or a file cannot be used. The text of a fault holds only numbers and words of this project."""
+"""Reasons why a picture or a file cannot be used. The text of a fault holds only numbers and words of this project."""
 
 from antiphon.app.sandbox.media.messages import FaultCode, FaultReply, Measure
 
@@ -19,7 +19,7 @@ class MediaFault(Exception):  # noqa: N818  it is a property of the picture
     ) -> None:
         self.code = code
         self.measure = measure
-        """Which limit was exceeded: the numbers are its."""
+        """The limit that was exceeded. The numbers are those of this limit."""
         self.found = found
         self.allowed = allowed
         self.width = width

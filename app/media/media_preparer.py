@@ -23,7 +23,7 @@ from antiphon.app.media.prepared_image import (
     PreparedImage,
     derive_key,
 )
-from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages, read_processor_files
+from antiphon.app.media.processor_files import read_processor_files
 from antiphon.app.media.shared_work import SharedWork
 from antiphon.app.sandbox.media.media_process import IMAGE_MODULE, MediaAnswer, MediaProcess
 from antiphon.app.sandbox.media.messages import (
@@ -46,7 +46,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MediaPreparer:
-    """Prepares pictures. One for each server; it belongs to one event loop.
+    """Prepares pictures with the extra "vision". One for each server; it belongs to one event loop.
 
     All methods that read a picture raise `MediaFault`. `observe` is called with each picture that was asked for.
     """
@@ -74,7 +74,7 @@ class MediaPreparer:
 
     @property
     def num_restarts(self) -> int:
-        """How often a process has ended during a message."""
+        """Number of processes that ended during a message."""
         return self._client.num_restarts
 
     async def inspect(self, owner: str, sha256: bytes, data: bytes) -> ImageFacts:
@@ -102,8 +102,6 @@ class MediaPreparer:
         return known
 
     async def _find_facts(self, folder: Path) -> ProcessorFacts:
-        if missing := find_missing_packages(IMAGE_PACKAGES):
-            return ProcessorFacts(error=f"they need {' and '.join(missing)}: install antiphon[vision]")
         try:
             files = await asyncio.to_thread(read_processor_files, folder)
         except (OSError, ValueError) as error:
@@ -159,12 +157,6 @@ class MediaPreparer:
         count = (1 if num_images == 1 else 2) if facts.depends_on_count else 1
         request = PrepareRequest(self.limits.image, files, find_budget(detail, self.limits), count)
         return await self._shared.run(place, lambda: self._prepare(owner, sha256, place, request, data))
-
-    async def count(
-        self, owner: str, sha256: bytes, data: bytes, *, folder: Path, detail: str | None, num_images: int = 1
-    ) -> PreparedImage:
-        """Returns what the prompt needs of a picture. The arrays may be missing."""
-        return await self.prepare(owner, sha256, data, folder=folder, detail=detail, num_images=num_images)
 
     async def _prepare(
         self, owner: str, sha256: bytes, place: bytes, request: PrepareRequest, data: bytes

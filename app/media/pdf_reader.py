@@ -15,7 +15,6 @@ from antiphon.app.media.media_client import MediaClient, refuse
 from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.prepared_image import KnownImages, derive_key
-from antiphon.app.media.processor_files import PDF_PACKAGES, find_missing_packages
 from antiphon.app.media.shared_work import SharedWork
 from antiphon.app.sandbox.media.media_process import PDF_MODULE
 from antiphon.app.sandbox.media.messages import PageFacts, PdfReply, PdfRequest
@@ -41,7 +40,10 @@ class PdfDocument(Struct, frozen=True, kw_only=True):
 
 
 class PdfReader:
-    """Reads PDFs. One for each server; it belongs to one event loop. All methods raise `MediaFault`."""
+    """Reads PDFs with the extra "vision". One for each server; it belongs to one event loop.
+
+    All methods raise `MediaFault`.
+    """
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class PdfReader:
 
     @property
     def num_restarts(self) -> int:
-        """How often the process has ended during a message."""
+        """Number of processes that ended during a message."""
         return self._client.num_restarts
 
     async def count_pages(self, owner: str, sha256: bytes, data: bytes) -> int:
@@ -111,8 +113,6 @@ class PdfReader:
 
     async def _ask(self, owner: str, sha256: bytes, data: bytes, request: PdfRequest) -> tuple[PdfReply, bytes]:
         """Returns pages and the payload with their pictures."""
-        if missing := find_missing_packages(PDF_PACKAGES):
-            raise refuse(f"PDFs need {missing[0]}: install antiphon[vision]")
         if len(data) > self.limits.max_pdf_bytes:
             raise MediaFault("too_large", "bytes", found=len(data), allowed=self.limits.max_pdf_bytes)
         answer = await self._client.ask(owner, derive_key(owner.encode(), sha256), request, data)

@@ -56,7 +56,7 @@ def derive_key(*parts: bytes) -> bytes:
 
 
 class KnownImages(Generic[Kept]):
-    """What is known of pictures, by the digest of all that it depends on. The least recently used is dropped."""
+    """Facts about pictures, by the digest of all that they depend on. The least recently used are dropped."""
 
     def __init__(self, max_entries: int = MAX_KNOWN_IMAGES, max_bytes: int = MAX_KNOWN_BYTES) -> None:
         self._entries: OrderedDict[bytes, tuple[Kept, int]] = OrderedDict()

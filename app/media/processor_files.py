@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.sandbox.media.messages import ProcessorFiles
 
 MAX_FILE_BYTES = 4 << 20
@@ -23,6 +24,11 @@ _TOKEN_GROUPS = ("extra_special_tokens", "model_specific_special_tokens")
 def find_missing_packages(packages: dict[str, str]) -> list[str]:
     """Returns the names of those packages that are not installed. The extra "vision" has them."""
     return [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
+
+
+def can_prepare_images(settings: Settings) -> bool:
+    """Tells whether this server prepares images: they are not switched off, and the extra "vision" is installed."""
+    return settings.images == "auto" and not find_missing_packages(IMAGE_PACKAGES)
 
 
 @lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ class SharedWork:
         self._pending: dict[bytes, _Pending] = {}
 
     async def run(self, key: bytes, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Returns the result of `work`, which runs once for all who ask meanwhile. The last one to go ends it."""
+        """Returns the result of `work`, which runs once for all callers meanwhile. It ends with the last of them."""
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = _Pending(asyncio.create_task(work()))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import SCREENSHOT_TYPES, BlobReference, media_place, parse_blob_url
+from antiphon.app.base.blob_urls import BlobReference, media_place, parse_blob_url
 from antiphon.events.inputs import HOSTED_ITEM_TYPES
 
 INCLUDE_PICTURES = "message.input_image.image_url"
@@ -100,7 +100,7 @@ def _item_parts(fields: Mapping[str, Any], include: frozenset[str]) -> Iterator[
     """Yields the parts of a listed item that may have media, each with whether its picture is shown."""
     output = fields.get("output")
     if (kind := fields.get("type")) in HOSTED_ITEM_TYPES:
-        if kind == "computer_call_output" and isinstance(output, dict) and output.get("type") in SCREENSHOT_TYPES:
+        if kind == "computer_call_output" and isinstance(output, dict):
             yield output, INCLUDE_SCREENSHOTS in include
         return  # the rest is shown as it came
     for parts in (fields.get("content"), output):

@@ -69,7 +69,7 @@ class SandboxProcess:
             for is_last in (True,) if self._worker is None else (False, True):
                 try:
                     return self._exchange_once(message, watched_bytes)
-                except _WorkerEndedError as end:
+                except WorkerEndedError as end:
                     if is_last and not end.at_limit:
                         raise SandboxError(str(end)) from end
         return None
@@ -79,7 +79,7 @@ class SandboxProcess:
             self._worker = _Worker(self._module, trusts_limit=self._trusts_limit)
         try:
             return self._worker.exchange(message, watched_bytes)
-        except _WorkerEndedError:
+        except WorkerEndedError:
             self._worker = None
             raise
 
@@ -96,7 +96,7 @@ class SandboxProcess:
             worker.end()
 
 
-class _WorkerEndedError(Exception):
+class WorkerEndedError(Exception):
     """The process has ended during a message, perhaps at a limit. `reason` is for the operator."""
 
     def __init__(self, reason: str, *, at_limit: bool) -> None:
@@ -134,13 +134,13 @@ class _Worker:
     def _receive_greeting(self) -> Greeting:
         try:
             return msgspec.msgpack.decode(self._receive(START_TIMEOUT_S), type=Greeting)
-        except (_WorkerEndedError, msgspec.DecodeError) as error:
+        except (WorkerEndedError, msgspec.DecodeError) as error:
             self.end()
             said = f": {self._last_error}" if self._last_error else ""
             raise SandboxError(f"{error} at its start{said}") from None
 
     def exchange(self, message: bytes, watched_bytes: int) -> bytes:
-        """Returns the reply to a message. Raises `_WorkerEndedError`."""
+        """Returns the reply to a message. Raises `WorkerEndedError`."""
         self._watched_bytes = watched_bytes
         try:
             self._socket.settimeout(REPLY_TIMEOUT_S)
@@ -154,7 +154,7 @@ class _Worker:
         length: int = LENGTH.unpack(self._receive_exactly(LENGTH.size, deadline))[0]
         if length > MAX_REPLY_BYTES:
             self.end()
-            raise _WorkerEndedError(f"{self._name} sent a reply of {length} bytes", at_limit=False)
+            raise WorkerEndedError(f"{self._name} sent a reply of {length} bytes", at_limit=False)
         return self._receive_exactly(length, deadline)
 
     def _receive_exactly(self, count: int, deadline: float) -> bytes:
@@ -179,16 +179,16 @@ class _Worker:
     def _check_memory(self) -> None:
         if not self.memory_is_limited and (read_resident_bytes(self.pid) or 0) > self._watched_bytes:
             self.end()
-            raise _WorkerEndedError(f"{self._name} took more than {self._watched_bytes >> 20} MiB", at_limit=True)
+            raise WorkerEndedError(f"{self._name} took more than {self._watched_bytes >> 20} MiB", at_limit=True)
 
-    def _describe_end(self, *, timed_out: bool) -> _WorkerEndedError:
+    def _describe_end(self, *, timed_out: bool) -> WorkerEndedError:
         """Ends the process, if it still runs, and returns the reason."""
         if timed_out:
             self.end()
-            return _WorkerEndedError(f"{self._name} did not answer in time", at_limit=False)
+            return WorkerEndedError(f"{self._name} did not answer in time", at_limit=False)
         code = self._wait()
         self.end()
-        return _WorkerEndedError(f"{self._name} ended ({describe_exit(code)})", at_limit=-code in LIMIT_SIGNALS)
+        return WorkerEndedError(f"{self._name} ended ({describe_exit(code)})", at_limit=-code in LIMIT_SIGNALS)
 
     def _wait(self) -> int:
         """Returns the exit code of a process that has closed its socket."""
@@ -204,11 +204,12 @@ class _Worker:
         self._process.wait()
         self._socket.close()
         if not self._errors.closed:
-            self._last_error = _read_last_line(self._errors)
+            self._last_error = read_last_line(self._errors)
             self._errors.close()
 
 
-def _read_last_line(errors: BinaryIO) -> str:
+def read_last_line(errors: BinaryIO) -> str:
+    """Returns the end of a process's standard error: the last line that is not empty, clipped."""
     errors.seek(0)
     lines = errors.read(1 << 20).decode("utf-8", "replace").split("\n")
     return next((text.strip()[:300] for text in reversed(lines) if text.strip()), "")

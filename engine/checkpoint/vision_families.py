@@ -1,4 +1,4 @@
-"""Which models take pictures, and how their text part attends to one."""
+"""Models that take pictures, and the layers in which their text part attends to one both ways."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Attention of one block of tokens by torch, in whichever way is fastest for its shape."""
+"""Attention of one block of tokens by torch, in the fastest way for its shape."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What a pass needs to know about the pictures of a sequence: features, positions, and blocks that attend both ways."""
+"""Pictures of a sequence for one pass: features, positions, and blocks that attend both ways."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

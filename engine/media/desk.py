@@ -182,7 +182,7 @@ class PictureDesk:
         self.cache.give_back((job.owner, job.cache_salt, pictures.spans[index].key))
 
     def _run_encoder(self, wanted: dict[FeatureKey, None]) -> None:
-        """Begins to encode the next picture whose arrays are there; drops those that nobody needs any more."""
+        """Begins to encode the next picture whose arrays are there; drops those that no sequence needs any more."""
         for key in [key for key in self._tasks if key not in wanted and key not in self._asked]:
             del self._tasks[key]
         if self._thread is not None and self._thread.current is not None:

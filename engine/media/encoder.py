@@ -16,7 +16,7 @@ MAIN_NAMES = ("pixel_values", "image_patches")
 
 
 class EncodingCancelled(Exception):  # noqa: N818  no error
-    """Nobody needs the picture any more."""
+    """No sequence needs the picture any more."""
 
 
 class ImageEncoder:
@@ -39,7 +39,7 @@ class ImageEncoder:
 
     @torch.inference_mode()
     def encode(self, arrays: dict[str, Tensor], rows: int) -> ImageFeatures:
-        """Returns the features. Raises `ValueError` if the arrays do not give as many `rows`."""
+        """Returns the features. Raises `ValueError` if the arrays give another number of `rows`."""
         unknown = set(arrays) - self._names
         if unknown or not set(MAIN_NAMES) & set(arrays):
             raise ValueError(f"arrays {sorted(arrays)} instead of some of {sorted(self._names)}")

@@ -56,7 +56,7 @@ class DescriptorReceiver:
         return data
 
     def close(self) -> None:
-        """Closes the socket and the descriptors that nobody has taken."""
+        """Closes the socket and the descriptors that were not taken."""
         if self._socket is not None:
             self._socket.close()
         for descriptor in self._received.values():

@@ -74,7 +74,7 @@ class MediaData(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class MediaMissing(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Answers a `NeedMedia` for a picture that nobody has. The message is one line for the client."""
+    """Answers a `NeedMedia` for a picture that the source lacks. The message is one line for the client."""
 
     job_id: str
     key: bytes

@@ -1,4 +1,4 @@
-"""Which draft a sequence gets in a step."""
+"""Selects the draft of a sequence in a step."""
 
 from collections.abc import Collection
 

@@ -46,7 +46,7 @@ _NEXT_TURN = (InputMessage(role="assistant", content="Qhu."), InputMessage(role=
 
 
 class ImageShape(Struct, frozen=True, kw_only=True):
-    """How a template takes pictures. Without roles, it takes none; `refusal` is the reason, in one line."""
+    """Form of pictures in a template. Without roles, it takes none; `refusal` is the reason, in one line."""
 
     part: ImagePart = "image"
     """Form of a picture in a list of parts."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from antiphon.events.inputs import (
     AnyInput,
     HostedInput,
-    InputCustomOutput,
     InputFunctionCall,
     InputFunctionOutput,
     InputImage,
     InputMessage,
     InputText,
 )
+from antiphon.events.media_parts import list_media, read_screenshot
 from antiphon.harmony.prompt.async_calls import show_pending_calls
 from antiphon.harmony.prompt.builtin_items import show_builtin_calls
 from antiphon.harmony.prompt.hosted_items import show_hosted_items
@@ -32,12 +32,8 @@ def show_items(items: Sequence[AnyInput], tools: ToolTable) -> tuple[AnyInput, .
 def list_images(items: Sequence[AnyInput]) -> Iterator[InputImage]:
     """Yields the pictures that a prompt of these items shows to a model that sees: all but those of the assistant."""
     for item in show_computer_calls(items):
-        content: object = ()
-        if isinstance(item, InputMessage) and item.role != "assistant":
-            content = item.content
-        elif isinstance(item, InputFunctionOutput | InputCustomOutput):
-            content = item.output
-        yield from (part for part in content if isinstance(part, InputImage)) if isinstance(content, tuple) else ()
+        if not (isinstance(item, InputMessage) and item.role == "assistant"):
+            yield from (part for part in list_media(item) if isinstance(part, InputImage))
 
 
 def show_computer_calls(items: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
@@ -60,10 +56,12 @@ def show_computer_calls(items: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
             shown.append(InputFunctionCall(call_id=call_id, name=COMPUTER_NAME, arguments=_write_actions(item)))
             if call_id not in call_ids["computer_call_output"]:
                 shown.append(InputFunctionOutput(call_id=call_id, output=NO_SCREENSHOT))
-        elif call_id in call_ids["computer_call"]:
-            shown.append(InputFunctionOutput(call_id=call_id, output=(_show_screenshot(item),)))
+            continue
+        content = (read_screenshot(item) or InputText(text=NO_SCREENSHOT),)
+        if call_id in call_ids["computer_call"]:
+            shown.append(InputFunctionOutput(call_id=call_id, output=content))
         else:
-            shown.append(InputMessage(role="user", content=(_show_screenshot(item),)))
+            shown.append(InputMessage(role="user", content=content))
     return tuple(shown)
 
 
@@ -75,16 +73,3 @@ def _write_actions(item: HostedInput) -> str:
     """Returns the arguments of a call: its action, or its list of actions."""
     action, actions = item.payload.get("action"), item.payload.get("actions")
     return json.dumps(action or ({"actions": actions} if actions else {}), ensure_ascii=False)
-
-
-def _show_screenshot(item: HostedInput) -> InputImage | InputText:
-    output = item.payload.get("output")
-    fields = output if isinstance(output, dict) else {}
-    url, file_id, detail = (_read_text(fields.get(key)) for key in ("image_url", "file_id", "detail"))
-    if not url and not file_id:
-        return InputText(text=NO_SCREENSHOT)
-    return InputImage(image_url=url, file_id=file_id, detail=detail)
-
-
-def _read_text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None

@@ -1,4 +1,4 @@
-"""Pictures and files from the request to the lists: one blob for each content, whichever request has it, and its end."""
+"""Pictures and files from the request to the lists: one blob for each content, of all requests, and its end."""
 
 import base64
 import time

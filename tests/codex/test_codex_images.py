@@ -19,15 +19,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_vision_model(tmp_path_factory.mktemp("vision"))
 
 
+def write_picture(codex: CodexCli, name: str, data: bytes) -> str:
+    """Writes a file into Codex's folder. Returns its path."""
+    codex.work_folder.mkdir(parents=True)
+    path = codex.work_folder / name
+    path.write_bytes(data)
+    return str(path)
+
+
 def test_a_picture_of_view_image_is_seen(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, folder: Path
 ) -> None:
-    codex.work_folder.mkdir(parents=True)
-    picture = codex.work_folder / "red.png"
-    picture.write_bytes(make_png(64, 64))
+    picture = write_picture(codex, "red.png", make_png(64, 64))
     script = [
         make_reply("report", REPORT, {"media": True}, when="<|vision_start|>"),
-        make_reply("view", make_call("view_image", path=str(picture)), when="Look at red.png."),
+        make_reply("view", make_call("view_image", path=picture), when="Look at red.png."),
         LAST_REPLY,
     ]
     server = start_server(vision_registry(folder, script), wrap_app=recorder.wrap_app)
@@ -42,12 +48,10 @@ def test_the_session_goes_on_after_a_broken_picture(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, folder: Path
 ) -> None:
     """Codex decodes pictures itself, and sends an error in place of one that is damaged."""
-    codex.work_folder.mkdir(parents=True)
-    picture = codex.work_folder / "cut.png"
-    picture.write_bytes(make_png(64, 64)[:60])
+    picture = write_picture(codex, "cut.png", make_png(64, 64)[:60])
     script = [
         make_reply("report", "I cannot use that picture.", when=OMITTED),
-        make_reply("view", make_call("view_image", path=str(picture)), when="Look at cut.png."),
+        make_reply("view", make_call("view_image", path=picture), when="Look at cut.png."),
         LAST_REPLY,
     ]
     server = start_server(vision_registry(folder, script), wrap_app=recorder.wrap_app)
@@ -59,9 +63,7 @@ def test_codex_knows_the_words_of_a_refused_picture(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, folder: Path
 ) -> None:
     """A picture that Codex can decode and the server refuses ends the turn with the remedy, not as a server's error."""
-    codex.work_folder.mkdir(parents=True)
-    picture = codex.work_folder / "line.png"
-    picture.write_bytes(make_png(400, 1))
+    picture = write_picture(codex, "line.png", make_png(400, 1))
     server = start_server(vision_registry(folder), wrap_app=recorder.wrap_app)
     run = codex.exec(server, "What is this?", *NO_RETRIES, flags=(f"--image={picture}",))
     [failure] = run.events_of_type("turn.failed")
@@ -71,9 +73,7 @@ def test_codex_knows_the_words_of_a_refused_picture(
 def test_a_picture_of_the_prompt_is_seen(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, folder: Path
 ) -> None:
-    codex.work_folder.mkdir(parents=True)
-    picture = codex.work_folder / "red.png"
-    picture.write_bytes(make_png(64, 64))
+    picture = write_picture(codex, "red.png", make_png(64, 64))
     server = start_server(vision_registry(folder), wrap_app=recorder.wrap_app)
     run = codex.exec(server, "What is this?", *NO_RETRIES, flags=(f"--image={picture}",))
     assert run.final_message.startswith("1 image: 4 tokens"), run.stderr

@@ -21,7 +21,7 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 PATCH, MERGE = 8, 2
 """Side of a patch in pixels, and of a soft token in patches."""
 PICTURE_SIDE = 64
-"""Side in pixels of the square that has as many pixels as every prepared picture may have at most."""
+"""Side in pixels of a square with the largest number of pixels that a prepared picture may have."""
 
 
 def build_tower_config(hidden: int) -> Qwen3VLVisionConfig:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import SCREENSHOT_TYPES, format_blob_url
+from antiphon.app.base.blob_urls import format_blob_url
 from antiphon.app.base.errors import ApiError, missing_field
 from antiphon.app.base.settings import Settings
 from antiphon.app.requests.fields.checks import check_choice
@@ -75,7 +75,7 @@ class MediaTaker:
             value = entry.get(key)
             if isinstance(value, list):
                 changed[key] = self._take_parts(value, f"{path}.{key}")
-            elif isinstance(value, dict) and value.get("type") in SCREENSHOT_TYPES:
+            elif isinstance(value, dict) and entry.get("type") == "computer_call_output":
                 changed[key] = self._take_screenshot(value, f"{path}.{key}")
         return {**entry, **changed} if changed else entry
 
@@ -116,8 +116,8 @@ class MediaTaker:
         return part
 
     def _take_screenshot(self, output: Sent, path: str) -> Sent:
-        """Takes a screenshot. One with an empty URL failed, which is no fault of the request."""
-        failed = output.get("image_url") == "" and output.get("file_id") is None
+        """Takes a screenshot. One without an image failed, which is no fault of the request."""
+        failed = not output.get("image_url") and output.get("file_id") is None
         return output if failed else self._take_input_image(output, path)
 
     def _take_chat_image(self, part: Sent, path: str) -> Sent:

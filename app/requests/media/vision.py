@@ -19,7 +19,7 @@ def sees_images(model: ServedModel, settings: Settings) -> bool:
 
 
 def shows_images(model: ServedModel, info: EngineInfo, settings: Settings) -> bool:
-    """Tells the same of a model whose engine may be unloaded meanwhile. `info` is what it had."""
+    """Tells whether images reach a model whose engine may be unloaded. `info` is that of the loaded engine."""
     has_place = info.image_form == "text" or "user" in model.format.image_roles
     return settings.images == "auto" and info.image_form != "none" and has_place
 

@@ -1,4 +1,4 @@
-"""Arrays of a picture in one sealed memory file, which nobody can change or shorten once it was sent.
+"""Arrays of a picture in one sealed memory file, which no process can change or shorten once it was sent.
 
 The file goes from the process that made it through the server to the engine as a descriptor. Where the system has no
 such files, the bytes are sent instead.

@@ -1,7 +1,7 @@
 """Prepares a picture for a model: scales it to its budget of tokens, and has the family's processor make arrays of it.
 
 Within the budget, the processor gets the picture at its own size, so the arrays are transformers' own. Families that
-cut pictures into tiles get fewer tiles; others get a smaller picture. Some take as many tokens for every picture.
+cut pictures into tiles get fewer tiles; others get a smaller picture. Some take the same number of tokens for all.
 """
 
 from collections.abc import Callable, Iterator, Mapping

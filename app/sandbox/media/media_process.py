@@ -27,7 +27,7 @@ from antiphon.app.sandbox.media.messages import (
     MediaRequest,
     WorkerGreeting,
 )
-from antiphon.app.sandbox.sandbox_process import LIMIT_SIGNALS, SandboxError
+from antiphon.app.sandbox.sandbox_process import LIMIT_SIGNALS, SandboxError, WorkerEndedError, read_last_line
 from antiphon.engine.process.resident_memory import read_resident_bytes
 from antiphon.engine.process.spawn import describe_exit
 
@@ -47,7 +47,7 @@ SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class MediaAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply. Whoever receives it closes `descriptor`."""
+    """A reply. The receiver closes `descriptor`."""
 
     reply: MediaReply
     payload: bytes = b""
@@ -63,7 +63,7 @@ class MediaProcess:
         self._worker: _MediaWorker | None = None
         self._closed = threading.Event()
         self.num_restarts = 0
-        """How often a process has ended during a message and another was started."""
+        """Number of processes that ended during a message and were replaced."""
 
     @property
     def pid(self) -> int | None:
@@ -95,7 +95,7 @@ class MediaProcess:
                     if self._closed.is_set():
                         break
                     return self._worker.exchange(msgspec.msgpack.encode(request), payload)
-                except _EndedError as end:
+                except WorkerEndedError as end:
                     self._worker = None
                     if self._closed.is_set():
                         break
@@ -118,14 +118,6 @@ class MediaProcess:
         worker = self._worker
         if worker is not None:
             worker.end()
-
-
-class _EndedError(Exception):
-    """The process has ended during a message. `at_limit`: by a limit, so the message is at fault."""
-
-    def __init__(self, reason: str, *, at_limit: bool) -> None:
-        super().__init__(reason)
-        self.at_limit = at_limit
 
 
 class _MediaWorker:
@@ -155,7 +147,7 @@ class _MediaWorker:
         self.pid = self._process.pid
 
     def exchange(self, header: bytes, payload: bytes) -> MediaAnswer:
-        """Returns the answer to a message. Raises `_EndedError`, or `SandboxError` if the process cannot start."""
+        """Returns the answer to a message. Raises `WorkerEndedError`, or `SandboxError` if the process cannot start."""
         if not self._has_greeted:
             self._receive_greeting()
         deadline_s = time.monotonic() + REPLY_TIMEOUT_S
@@ -179,7 +171,7 @@ class _MediaWorker:
             header, _, descriptors = self._receive(time.monotonic() + START_TIMEOUT_S)
             _close(descriptors)
             self.missing = msgspec.msgpack.decode(header, type=WorkerGreeting).missing
-        except (_EndedError, msgspec.DecodeError) as error:
+        except (WorkerEndedError, msgspec.DecodeError) as error:
             self.end()
             said = f": {self._last_error}" if self._last_error else ""
             raise SandboxError(f"{error} at its start{said}") from None
@@ -225,23 +217,23 @@ class _MediaWorker:
     def _check_memory(self) -> None:
         if self._is_watched and (read_resident_bytes(self.pid) or 0) > MEDIA_MEMORY_BYTES:
             self.end()
-            raise _EndedError(f"{self._name} took more than {MEDIA_MEMORY_BYTES >> 20} MiB", at_limit=True)
+            raise WorkerEndedError(f"{self._name} took more than {MEDIA_MEMORY_BYTES >> 20} MiB", at_limit=True)
 
-    def _refuse(self, what: str) -> _EndedError:
+    def _refuse(self, what: str) -> WorkerEndedError:
         self.end()
-        return _EndedError(f"{self._name} sent {what}", at_limit=False)
+        return WorkerEndedError(f"{self._name} sent {what}", at_limit=False)
 
-    def _describe_end(self, *, timed_out: bool) -> _EndedError:
+    def _describe_end(self, *, timed_out: bool) -> WorkerEndedError:
         """Ends the process, if it still runs, and returns the reason."""
         if timed_out:
             self.end()
-            return _EndedError(f"{self._name} did not answer in time", at_limit=False)
+            return WorkerEndedError(f"{self._name} did not answer in time", at_limit=False)
         try:
             code = self._process.wait(START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
         self.end()
-        return _EndedError(f"{self._name} ended ({describe_exit(code)})", at_limit=-code in LIMIT_SIGNALS)
+        return WorkerEndedError(f"{self._name} ended ({describe_exit(code)})", at_limit=-code in LIMIT_SIGNALS)
 
     def end(self) -> None:
         """Kills and reaps the process."""
@@ -249,9 +241,7 @@ class _MediaWorker:
         self._process.wait()
         self._socket.close()
         if not self._errors.closed:
-            self._errors.seek(0)
-            lines = self._errors.read(1 << 20).decode("utf-8", "replace").split("\n")
-            self._last_error = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+            self._last_error = read_last_line(self._errors)
             self._errors.close()
 
 

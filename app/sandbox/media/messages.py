@@ -44,7 +44,7 @@ class ImageLimits(Struct, frozen=True, array_like=True):
 
 
 class TokenBudget(Struct, frozen=True, array_like=True):
-    """How large a prepared picture may be. Larger ones are scaled down."""
+    """Limits of a prepared picture. Larger ones are scaled down."""
 
     max_tokens: int
     max_side: int = 0
@@ -121,7 +121,7 @@ class PdfRequest(Struct, frozen=True, array_like=True, tag=True):
 
 
 class ImageFacts(Struct, frozen=True, array_like=True, tag=True):
-    """What the header of a picture says."""
+    """Facts from the header of a picture."""
 
     media_type: str
     width: int
@@ -130,7 +130,7 @@ class ImageFacts(Struct, frozen=True, array_like=True, tag=True):
 
 
 class ProcessorFacts(Struct, frozen=True, array_like=True, tag=True):
-    """What a model's processor takes. If `error` is set, it cannot be used."""
+    """Facts about a model's processor. If `error` is set, it cannot be used."""
 
     image_token: str = ""
     """Placeholder that the chat template writes for a picture."""
@@ -154,7 +154,7 @@ class PreparedReply(Struct, frozen=True, array_like=True, tag=True):
     height: int
     """Size in which the processor got the picture."""
     variant: str
-    """What else was changed to keep the budget; empty if nothing."""
+    """Other changes that kept the budget; empty if there are none."""
     arrays: tuple[MediaArray, ...]
     size: int
 
@@ -190,7 +190,7 @@ class PdfReply(Struct, frozen=True, array_like=True, tag=True):
 
 
 class FaultReply(Struct, frozen=True, array_like=True, tag=True):
-    """Why a picture or PDF cannot be read. It holds numbers and words of this project only, no library's text."""
+    """Reason why a picture or PDF cannot be read: numbers and words of this project only, no library's text."""
 
     code: FaultCode
     measure: Measure = ""

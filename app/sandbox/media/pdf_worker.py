@@ -39,7 +39,7 @@ def answer_pdf(request: MediaRequest, payload: bytes) -> Answer:
         return fault.reply, b"", None
     except MemoryError:
         return FaultReply("too_slow"), b"", None
-    except Exception:  # noqa: BLE001  the library raises several types, and its texts are for nobody here
+    except Exception:  # noqa: BLE001  the library raises several types, and its texts are not shown
         return FaultReply("pdf_damaged"), b"", None
     return PdfReply(num_pages, tuple(pages), time.process_time() - started_s), b"".join(pngs), None
 

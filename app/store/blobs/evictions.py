@@ -14,7 +14,7 @@ MAX_DELETED_BLOB_BYTES = 256 << 20
 
 
 class StoreLimits(Struct, frozen=True, kw_only=True):
-    """What the store keeps: responses created at `oldest` or later, as many as fit within the other limits."""
+    """Limits of the store: it keeps responses created at `oldest` or later, the newest that fit the other limits."""
 
     oldest: int
     max_bytes: int

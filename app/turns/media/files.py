@@ -9,9 +9,10 @@ from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.requests.media.errors import refused_media
 from antiphon.app.turns.media.faults import explain_file_fault
-from antiphon.app.turns.media.parts import MediaPart, find_media, replace_media
+from antiphon.app.turns.media.parts import find_media, replace_media
 from antiphon.app.turns.media.reading import MediaReading
 from antiphon.events.inputs import AnyInput, InputFile, InputImage, InputPart, InputText
+from antiphon.events.media_parts import MediaPart
 
 DEFAULT_NAME = "file"
 

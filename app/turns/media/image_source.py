@@ -17,7 +17,7 @@ GONE_MESSAGE = "an image of the conversation was deleted"
 
 
 class ImageRecipe(msgspec.Struct, weakref=True, kw_only=True):
-    """How an image is prepared again, after its arrays were dropped. Turns hold it while they run."""
+    """Prepares an image again after its arrays were dropped. Turns hold it while they run."""
 
     sha256: bytes
     folder: Path
@@ -28,12 +28,13 @@ class ImageRecipe(msgspec.Struct, weakref=True, kw_only=True):
 
 
 class ImageSource:
-    """The images of the turns that run. An engine's `MediaSource`."""
+    """The images of the turns that run. An engine's `MediaSource`.
 
-    def __init__(self, preparer: MediaPreparer, store: ResponseStore) -> None:
-        self._preparer, self._store = preparer, store
-        self.secret = b""
-        """Set before the engines start."""
+    `secret` is that of the names by which engines on other servers know images.
+    """
+
+    def __init__(self, preparer: MediaPreparer, store: ResponseStore, secret: bytes) -> None:
+        self._preparer, self._store, self.secret = preparer, store, secret
         self._recipes: WeakValueDictionary[tuple[str, bytes], ImageRecipe] = WeakValueDictionary()
 
     def add_recipe(self, owner: str, key: bytes, recipe: ImageRecipe) -> ImageRecipe:

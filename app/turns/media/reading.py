@@ -17,8 +17,9 @@ from antiphon.app.requests.media.errors import MediaPlace, file_not_found
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.media.faults import explain_fetch_fault, explain_file_fault, explain_image_fault
-from antiphon.app.turns.media.parts import MediaPart, replace_media
+from antiphon.app.turns.media.parts import replace_media
 from antiphon.events.inputs import AnyInput, InputImage, InputPart
+from antiphon.events.media_parts import MediaPart
 
 MAX_NAMED_FILE_BYTES = 32 << 20
 """Largest file that a request may name by its id. Images and PDFs have smaller limits or the same one."""
@@ -100,7 +101,7 @@ class MediaReading:
             raise explain_fetch_fault(fault, media.place) from None
         name = PurePosixPath(unquote(urlsplit(url).path)).name
         self._filenames[url] = name
-        reference = refer_to(data, mimetypes.guess_type(name)[0] or "", url)
+        reference = await asyncio.to_thread(refer_to, data, mimetypes.guess_type(name)[0] or "", url)
         self.blobs[reference.sha256] = data
         return reference
 

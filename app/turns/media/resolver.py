@@ -7,7 +7,7 @@
 A request is checked to its end here, so that a fault is an error and not an event.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, structs
 
@@ -30,6 +30,7 @@ from antiphon.app.turns.media.parts import find_media
 from antiphon.app.turns.media.preparing import ImageKey, ImagePreparation
 from antiphon.app.turns.media.reading import MediaReading
 from antiphon.events.inputs import AnyInput, InputImage
+from antiphon.harmony.prompt.shown_items import list_images
 
 
 class TurnMedia(Struct, frozen=True):
@@ -44,7 +45,10 @@ NO_MEDIA = TurnMedia()
 
 
 class MediaResolver:
-    """Resolves the media of turns. Without a `preparer`, no model sees images; without a `reader`, no PDF is read."""
+    """Resolves the media of turns. Without a `preparer`, no model sees images; without a `reader`, no PDF is read.
+
+    `secret`: see `ImageSource`.
+    """
 
     def __init__(
         self,
@@ -53,12 +57,14 @@ class MediaResolver:
         preparer: MediaPreparer | None = None,
         reader: PdfReader | None = None,
         fetcher: MediaFetcher | None = None,
+        *,
+        secret: bytes = b"",
     ) -> None:
         self._store, self._settings, self._preparer, self._reader = store, settings, preparer, reader
         self._fetcher = fetcher or MediaFetcher(())
         limits = MediaLimits() if preparer is None else preparer.limits
         self._max_bytes = max(limits.max_image_bytes, limits.max_pdf_bytes)
-        self.source = None if preparer is None else ImageSource(preparer, store)
+        self.source = None if preparer is None else ImageSource(preparer, store, secret)
 
     async def close(self) -> None:
         """Ends the processes that read images and files."""
@@ -123,10 +129,10 @@ class MediaResolver:
         return reading.refer(items), reading.blobs
 
 
-def _list_images(items: Iterable[AnyInput]) -> list[ImageKey]:
-    """Returns the images of a conversation that have their bytes here, in order, repeated ones too."""
+def _list_images(items: Sequence[AnyInput]) -> list[ImageKey]:
+    """Returns the images that a prompt shows and that have their bytes here, in order, repeated ones too."""
     return [
         (part.image_url, part.detail)
-        for part in find_media(items)
-        if isinstance(part, InputImage) and part.image_url and parse_blob_url(part.image_url) is not None
+        for part in list_images(items)
+        if part.image_url and parse_blob_url(part.image_url) is not None
     ]

@@ -87,7 +87,7 @@ class BackendApi:
     grammar_syntax: GrammarSyntax = "lark"
     """Syntax in which it takes grammars."""
     image_form: ImageForm = "none"
-    """How it takes prompts with pictures, if the server serves them."""
+    """Form of prompts with pictures, if the server serves them."""
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
         """Returns the body of the request. A job with prompt log-probabilities is not streamed, every other one is."""

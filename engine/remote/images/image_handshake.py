@@ -22,7 +22,7 @@ _OTHER_PROMPT = "it puts the tokens of an image into another prompt than ours"
 
 
 class ImageAbility(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server takes pictures. `api` None: it does not, and `refusal` tells why if the model could see."""
+    """Pictures on a server. `api` None: it takes none; `refusal` is the reason if the model could see."""
 
     api: BackendApi | None = None
     marker: str = ""

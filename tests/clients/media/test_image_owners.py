@@ -14,6 +14,7 @@ from msgspec import structs
 from PIL import Image
 
 from antiphon.app import context
+from antiphon.app.media import processor_files
 from antiphon.app.turns.media import reading
 from tests.app.media.documents import make_pdf
 from tests.clients.media.image_requests import (
@@ -217,7 +218,8 @@ def test_truncation_drops_a_picture_as_a_whole(folder: Path) -> None:
 def test_models_that_do_not_see(folder: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """A model without vision, images switched off, or no extra: a placeholder, or a refusal, in all three APIs."""
     if reason == "extra":
-        monkeypatch.setattr(context, "find_missing_packages", lambda _: ["pillow"])
+        for module in (processor_files, context):
+            monkeypatch.setattr(module, "find_missing_packages", lambda _: ["pillow"])
     images = "off" if reason == "switch" else "auto"
     make = partial(vision_registry, folder, SCRIPT) if reason != "model" else partial(
         scripted_registry, SCRIPT, names=("vision",)

@@ -1,4 +1,4 @@
-"""Where images may stand in requests, and in which order the model gets them."""
+"""Images in all places of requests, and their order for the model."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What clients read about images and files, as text in `/snapshots/image_wire`: lists, errors, objects, catalogs, usage.
+"""Replies to clients about images and files, as text in `/snapshots/image_wire`: lists, errors, objects, catalogs, usage.
 
 Ids are numbered, times are 0, and base64 is its length.
 """

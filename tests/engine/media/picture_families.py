@@ -366,7 +366,7 @@ def draw_picture(name: str, seed: int, size: int = 1) -> Picture:
 
 
 def make_prompt(*parts: int | Picture, seed: int = 3) -> Prompt:
-    """Returns a prompt of pictures and of as many text tokens as each number says."""
+    """Returns a prompt of pictures, and of text tokens: each number is that of a run."""
     random = torch.Generator().manual_seed(seed)
     tokens: list[int] = []
     pictures, spans = [], []
