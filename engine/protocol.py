@@ -12,6 +12,8 @@ Every engine keeps these rules for the chunks of a job:
    `finish="error"` and a `Fault`.
 4. The last chunk's `tokens` end with the token that ended the turn, so that a dialect sees its own end marker.
 5. Cancelling the call or `Engine.cancel` frees the slot before the engine's next step.
+6. A job with `generated` tokens continues after them: its chunks hold later tokens only, and limits, penalties,
+   `min_tokens`, random numbers and grammar count the earlier ones as if this run had generated them.
 """
 
 from collections.abc import Callable, Collection
@@ -64,6 +66,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     grammar: str | None = None
     """Grammar over token ids for the whole turn. An engine without grammars raises `grammar_unsupported`."""
+    generated: tuple[int, ...] | None = None
+    """Tokens that an earlier run of this job has generated. None for a job that was never admitted."""
     owner: str = ""
     cache_salt: str = ""
     """Salt of the prefix cache. Jobs share cached prompt tokens only if both owner and salt are equal."""
@@ -154,6 +158,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: bool = True
     seed: bool = True
     priority: bool = True
+    continues_exactly: bool = True
+    """The tokens after `Job.generated` are those that the earlier run would have generated."""
     isolates_owners: bool = True
     """Prefixes in the cache are shared by equal `owner` and `cache_salt` only."""
     counts_cached_tokens: bool = True

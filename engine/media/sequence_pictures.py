@@ -32,11 +32,11 @@ class SequencePictures:
         self._ends = [span.end for span in job.media]
 
     def build_match_tokens(self) -> "array[int]":
-        """Returns the prompt's tokens for comparisons with others: words of the key in the place of soft tokens.
+        """Returns the job's tokens for comparisons with others: words of the key in the place of soft tokens.
 
         They are negative, so that no token equals one. Equal words do not prove equal keys: see `equal_length`.
         """
-        tokens = np.array(self.job.tokens, np.intc)
+        tokens = np.array((*self.job.tokens, *(self.job.generated or ())), np.intc)
         for span in self.spans:
             words = np.frombuffer(span.key, "<i4", KEY_WORDS).astype(np.intc) | np.intc(-(2**31))
             places = np.flatnonzero(self.is_soft[span.offset : span.end]) + span.offset

@@ -34,14 +34,13 @@ class JobIntake:
         check_media(job, info)
         stop_ids = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else frozenset(info.eos_ids))
         remaining = info.max_model_len - len(job.tokens)
+        sampling_state = SamplingState(
+            suppress_tokens(sampling, info.suppressed_ids), job.tokens, stop_ids, self._grammar_matcher(job, stop_ids)
+        )
+        sampling_state.replay_tokens(job.generated or ())
         return Sequence(
             job,
-            SamplingState(
-                suppress_tokens(sampling, info.suppressed_ids),
-                job.tokens,
-                stop_ids,
-                self._grammar_matcher(job, stop_ids),
-            ),
+            sampling_state,
             max_new_tokens=remaining if sampling.max_tokens is None else min(remaining, sampling.max_tokens),
             stop_ids=stop_ids,
             deadline_at=None if job.deadline is None else self._clock() + job.deadline,

@@ -56,6 +56,11 @@ class SamplingState:
         return not (penalised or s.logit_bias or self.grammar or (self._stop_ids and self._below_min_tokens))
 
     @property
+    def is_greedy(self) -> bool:
+        """True if no random number is drawn."""
+        return self.sampling.temperature <= GREEDY_TEMPERATURE or self.sampling.top_k == 1
+
+    @property
     def _below_min_tokens(self) -> bool:
         return self._num_generated < self.sampling.min_tokens
 
@@ -69,6 +74,14 @@ class SamplingState:
         self._num_generated += 1
         if self.grammar is not None:
             self.grammar.advance(token)
+
+    def replay_tokens(self, tokens: Sequence[int]) -> None:
+        """Brings the state to where an earlier run was that sampled these tokens."""
+        if not self.is_greedy:
+            for _ in tokens:
+                self.next_uniform()
+        for token in tokens:
+            self.record_token(token)
 
     def adjust_logits(self, logits: Tensor) -> Tensor:
         """Applies penalties, bias and mask to a row (vocabulary,). Does not modify the row itself."""
@@ -99,7 +112,7 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState], kernels: Kern
     tokens: list[int | None] = [None] * len(states)
     groups: dict[int, list[int]] = {}
     for row, state in enumerate(states):
-        groups.setdefault(_candidate_count(state.sampling, logits.shape[1]), []).append(row)
+        groups.setdefault(_candidate_count(state, logits.shape[1]), []).append(row)
     rows_per_draw = ROWS_PER_DRAW if logits.device.type == "cpu" else len(states)
     for candidates, members in groups.items():
         for start in range(0, len(members), rows_per_draw):
@@ -115,10 +128,11 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState], kernels: Kern
     return tokens
 
 
-def _candidate_count(s: Sampling, vocabulary: int) -> int:
+def _candidate_count(state: SamplingState, vocabulary: int) -> int:
     """Number of most likely tokens to examine first; or `GREEDY`, or `FULL_VOCABULARY`."""
-    if s.temperature <= GREEDY_TEMPERATURE or s.top_k == 1:
+    if state.is_greedy:
         return GREEDY
+    s = state.sampling
     if 0 < s.top_k < vocabulary:
         return s.top_k
     return FULL_VOCABULARY if s.top_p >= 1.0 and s.min_p <= 0.0 else min(TOP_P_CANDIDATES, vocabulary)

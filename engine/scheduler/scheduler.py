@@ -170,7 +170,7 @@ class Scheduler:
             last_admission = self._last_admission.get(owner, 0)
             return (
                 -sequence.job.priority,
-                not sequence.admitted,
+                sequence.is_new,
                 running_counts[owner],
                 last_admission,
                 sequence.arrival,
@@ -205,7 +205,7 @@ class Scheduler:
         """
         job_counts = Counter(sequence.job.owner for sequence in (*self.running, *self.waiting))
         priority = newcomer.job.priority
-        candidates = [other for other in self.waiting if not other.admitted and other.job.priority <= priority]
+        candidates = [other for other in self.waiting if other.is_new and other.job.priority <= priority]
         max_jobs = max((job_counts[other.job.owner] for other in candidates), default=0)
         if max_jobs <= job_counts[newcomer.job.owner] + 1:
             return None

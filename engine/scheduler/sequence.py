@@ -42,7 +42,7 @@ class Sequence:
         self.adapter = adapter
         self.pictures = pictures
         self.sampling_state = sampling_state
-        self.tokens = array("i", job.tokens)
+        self.tokens = array("i", (*job.tokens, *(job.generated or ())))
         self.match_tokens = self.tokens if pictures is None else pictures.build_match_tokens()
         """The tokens for comparisons with other sequences: soft tokens are replaced by words of their pictures."""
         self.max_new_tokens = max_new_tokens
@@ -96,7 +96,9 @@ class Sequence:
     @property
     def needs_prompt_logprobs(self) -> bool:
         """True while prompt log-probabilities are missing; then no computed prefix can be reused."""
-        return self.job.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.job.tokens)
+        if self.job.prompt_logprobs is None or self.job.generated:  # an earlier run has reported them
+            return False
+        return len(self.prompt_logprobs) < len(self.job.tokens)
 
     @property
     def waiting_for_prefix(self) -> bool:
@@ -105,6 +107,11 @@ class Sequence:
             return False
         leader, length = self.prefix_leader
         return leader.cache is not None and leader.num_computed_tokens < length
+
+    @property
+    def is_new(self) -> bool:
+        """False for a sequence that was admitted before, here or in an earlier run: it has a stream to go on with."""
+        return not self.admitted and self.job.generated is None
 
     @property
     def queue_rank(self) -> tuple[int, int]:

@@ -79,7 +79,7 @@ def process_logits(
         sequence.num_computed_tokens += entry.count
         if sequence.num_pending:
             continue
-        if sequence.max_new_tokens <= 0:
+        if sequence.num_generated >= sequence.max_new_tokens:
             outputs.append(SequenceOutput(sequence, finish="length"))
         elif entry.draft:
             drafted.append((entry, rows))

@@ -7,7 +7,8 @@ fixes the output. The engine handles no text: the caller passes `encode` and `de
 Choice of the reply: the one recorded for exactly this prompt (the next one if there are more, with the last one
 repeated); otherwise the first in file order whose `when` strings all occur in the decoded prompt; otherwise the next
 reply without either, in order of job arrival, with the last one repeated. Write the later turn of a conversation
-before the earlier one, because its prompt contains the strings of both.
+before the earlier one, because its prompt contains the strings of both. A job that continues gets the first of these
+that begins with its tokens, and uses up none.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from antiphon.engine.protocol import (
     overloaded_error,
 )
 from antiphon.engine.scripted.media import ScriptedMedia
-from antiphon.engine.scripted.playback import EncodeText, play_reply
+from antiphon.engine.scripted.playback import EncodeText, begins_with, play_reply
 from antiphon.engine.scripted.script import (
     ScriptedReply,
     ScriptError,
@@ -200,7 +201,7 @@ class ScriptedEngine:
             raise EngineError("adapter_not_found", "the scripted engine has no adapters")
         if job.id in self._jobs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
-        if len(job.tokens) >= self.info.max_model_len:
+        if len(job.tokens) >= self.info.max_model_len:  # the tokens of an earlier run fitted
             raise EngineError(
                 "context_length_exceeded",
                 f"the prompt has {len(job.tokens)} tokens, the context holds {self.info.max_model_len}",
@@ -219,6 +220,8 @@ class ScriptedEngine:
         return reply
 
     def _find_reply(self, job: Job) -> ScriptedReply:
+        if job.generated is not None:
+            return self._find_begun(job, job.generated)
         if self._recorded and (recorded := self._recorded.get(prompt_key(job.tokens))):
             return recorded.popleft() if len(recorded) > 1 else recorded[0]
         if self._conditional and self._decode is not None:
@@ -232,6 +235,15 @@ class ScriptedEngine:
         reply = self._unconditional[min(self._num_served, len(self._unconditional) - 1)]
         self._num_served += 1
         return reply
+
+    def _find_begun(self, job: Job, generated: tuple[int, ...]) -> ScriptedReply:
+        """Returns the reply that an earlier run of this job began to play."""
+        prompt = self._decode(job.tokens) if self._conditional and self._decode is not None else ""
+        matching = [reply for reply in self._conditional if all(text in prompt for text in reply.when)]
+        for reply in (*self._recorded.get(prompt_key(job.tokens), ()), *matching, *self._unconditional):
+            if begins_with(reply, generated, self._encode):
+                return reply
+        raise EngineError("server_error", "no scripted reply begins with the tokens of this job")
 
     async def _wait_for_slot(self, run: "_ScriptedJob") -> None:
         if sum(other.admitted for other in self._jobs.values()) < self._max_num_seqs:

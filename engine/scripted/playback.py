@@ -27,25 +27,43 @@ def play_reply(
     """Yields the reply as (seconds to wait before it, chunk) pairs; only the last chunk has `finish` set.
 
     `delay` is added before each chunk of tokens, and pauses are multiplied by `pause_scale`. A stall is an infinite
-    wait.
+    wait. A job with `generated` tokens gets the rest of the reply; steps before it are left out.
     """
     cursor = _ReplyCursor(job, info)
-    wait = 0.0
+    wait, skipped = 0.0, len(job.generated or ())
     for entry in reply.output:
         if isinstance(entry, ScriptStep) and entry.pause is not None:
-            wait += entry.pause * pause_scale
+            wait += 0.0 if skipped else entry.pause * pause_scale
             continue
         if isinstance(entry, ScriptStep) and (entry.stall or entry.fault is not None):
+            if skipped:
+                continue
             fault = Fault(entry.code, entry.fault or "the script stalls", entry.retryable)
             yield (math.inf if entry.stall else wait), Chunk(finish="error", fault=fault)
             return
         for ids, finish, logprobs in _split_entry(entry, reply.tokens_per_chunk, encode):
-            chunk = cursor.next_chunk(ids, finish, logprobs)
+            if skipped and skipped >= len(ids) and finish is None:
+                skipped -= len(ids)
+                continue
+            chunk = cursor.next_chunk(ids[skipped:], finish, logprobs[skipped:])
+            skipped = 0
             yield wait + delay, chunk
             wait = 0.0
             if chunk.finish:
                 return
     yield wait + delay, cursor.final_chunk(reply)
+
+
+def begins_with(reply: ScriptedReply, tokens: tuple[int, ...], encode: EncodeText) -> bool:
+    """Tells whether these tokens are the beginning of what the reply generates."""
+    position = 0
+    for entry in reply.output:
+        for ids, _, _ in _split_entry(entry, 0, encode):
+            compared = tokens[position : position + len(ids)]
+            if ids[: len(compared)] != compared:
+                return False
+            position += len(ids)
+    return position >= len(tokens)
 
 
 def invented_logprob(token: int, position: int, top: int, vocab_size: int) -> TokenLogprob:
@@ -81,10 +99,10 @@ class _ReplyCursor:
         self._top_logprobs = sampling.top_logprobs
         self._stops = set(sampling.stop_ids) | (set() if sampling.ignore_eos else set(info.eos_ids))
         self._limit = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
-        self._num_generated = 0
+        self._num_generated = len(job.generated or ())
         self._recorded_logprobs: RecordedLogprobs = ()
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-        if job.prompt_logprobs is not None:
+        if job.prompt_logprobs is not None and not job.generated:
             rows = self._invent_logprobs(job.tokens, job.prompt_logprobs)
             self._prompt_logprobs = (None, *rows[1:])
 

@@ -196,6 +196,28 @@ async def jobs_run_at_once(case: EngineCase) -> None:
     assert stats.generated_tokens >= 30
 
 
+async def job_continues_after_its_own_tokens(case: EngineCase) -> None:
+    """Rule 6: what an earlier run has generated counts for everything that depends on earlier tokens."""
+    capabilities = case.engine.info.capabilities
+    fields: dict[str, Any] = {"max_tokens": 24, "seed": 5 if capabilities.seed else None}
+    if capabilities.continues_exactly:
+        fields |= {"min_tokens": 9, "presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+    if case.has_logprobs:
+        fields["top_logprobs"] = 2
+    whole = await case.run(**fields)
+    tokens = join(whole)
+    for cut in (0, 1, 8, 23, 24):
+        rest = await case.run(**fields, generated=tokens[:cut])
+        assert len(join(rest)) == 24 - cut and rest[-1].finish == "length"
+        if capabilities.continues_exactly:
+            assert join(rest) == tokens[cut:]
+            # Bits are compared where a packed form promises them: see test_continuation.py.
+            scores = [entry.logprob for chunk in whole for entry in chunk.logprobs]
+            assert [entry.logprob for chunk in rest for entry in chunk.logprobs] == pytest.approx(
+                scores[cut:], abs=1e-4
+            )
+
+
 async def closed_engine_ends_its_jobs_and_takes_none(case: EngineCase) -> None:
     job, chunks = case.make_job(max_tokens=2000), list[Chunk]()
     task = asyncio.create_task(case.engine.generate(job, chunks.append))
@@ -222,5 +244,6 @@ CHECKS: tuple[Callable[[EngineCase], Awaitable[None]], ...] = (
     prompt_that_does_not_fit_is_refused,
     error_of_the_caller_ends_the_job,
     jobs_run_at_once,
+    job_continues_after_its_own_tokens,
     closed_engine_ends_its_jobs_and_takes_none,
 )
