@@ -1,15 +1,15 @@
-"""One job in flight, and one try to run it on one replica."""
+"""One try to run a job on one replica."""
 
 import asyncio
 import base64
 import contextlib
 import hashlib
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, Job, OnChunk
+from antiphon.engine.protocol import EngineError, Job
 from antiphon.engine.remote.backend_apis.base import BackendApi, GrammarSyntax, JobTarget, read_error_body
 from antiphon.engine.remote.faults import (
     REFUSED_GRAMMAR,
@@ -20,71 +20,28 @@ from antiphon.engine.remote.faults import (
     refuse_media,
 )
 from antiphon.engine.remote.grammars.follower import PreparedGrammar
+from antiphon.engine.remote.grammars.seam import GrammarMode, mask_next_token
 from antiphon.engine.remote.handshake import ServerProfile
-from antiphon.engine.remote.images.pictures import RemotePicture
-from antiphon.engine.remote.job_stream import JobStream
+from antiphon.engine.remote.job_stream import JobStream, StreamStart
 from antiphon.engine.remote.options import RemoteSetup
+from antiphon.engine.remote.remote_job import RemoteJob, continue_job, continue_texts, count_prompt_tokens
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.transport.connection import HttpResponse, RemoteConnectionError
 
 log = logging.getLogger(__name__)
-
-EndCause = Literal["deadline", "cancelled", "closed"]
-STOPPED_FAULT = Fault("engine_unavailable", "the engine was stopped", retryable=True)
-
 
 MIN_REPLY_BYTES = 1 << 20
 BYTES_PER_LOGPROB = 200
 """Bytes of one candidate for a token of the prompt, with room: its id, its text, its log-probability and its rank."""
 
 
-class RemoteJob:
-    """A job in flight. `scope` is the timeout in which it runs: `end` ends it like a deadline."""
+class _Request(msgspec.Struct, frozen=True):
+    """One request of a job: the job as the server gets it, and the reader of the reply."""
 
-    def __init__(self, job: Job, on_chunk: OnChunk) -> None:
-        loop = asyncio.get_running_loop()
-        self.job = job
-        self.scope = asyncio.timeout_at(None if job.deadline is None else loop.time() + job.deadline)
-        self.finished: asyncio.Future[None] = loop.create_future()
-        self.is_admitted = self.is_over = False
-        self.num_tokens = self.cached_tokens = 0
-        self.has_failed = False
-        self.pictures: tuple[RemotePicture, ...] = ()
-        self._on_chunk = on_chunk
-        self._cause: EndCause = "deadline"
-
-    def receive_chunk(self, chunk: Chunk) -> None:
-        """Passes a chunk to the caller."""
-        self.is_admitted = True
-        self.num_tokens += len(chunk.tokens)
-        self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
-        if chunk.finish is not None:
-            self.is_over, self.has_failed = True, chunk.fault is not None
-        self._on_chunk(chunk)
-
-    def end(self, cause: EndCause) -> None:
-        """Ends the job from outside its task."""
-        self._cause = cause
-        self.scope.reschedule(asyncio.get_running_loop().time())
-
-    def report_end(self) -> None:
-        """Reports the end by `end` or by the deadline: as the last chunk, or as an error before the admission."""
-        if self.is_over:
-            return
-        if self._cause == "cancelled" and self.is_admitted:
-            self.receive_chunk(Chunk(finish="cancelled"))
-        elif self._cause == "cancelled":
-            raise EngineError.from_fault(CANCELLED_WHILE_WAITING)
-        elif self._cause == "closed":
-            self.fail(STOPPED_FAULT)
-        else:
-            self.fail(Fault("deadline_exceeded", f"not done within {self.job.deadline:g} s", retryable=True))
-
-    def fail(self, fault: Fault) -> None:
-        """Ends the job with a fault, or raises it as an error before the admission."""
-        if not self.is_admitted:
-            raise EngineError.from_fault(fault)
-        self.receive_chunk(Chunk(finish="error", fault=fault))
+    job: Job
+    api: BackendApi
+    target: JobTarget
+    stream: JobStream
 
 
 class AttemptRunner:
@@ -94,48 +51,87 @@ class AttemptRunner:
         self._setup = setup
 
     async def run_attempt(self, run: RemoteJob, replica: Replica, headers: dict[str, str]) -> FailedAttempt | None:
-        """Runs the job until its last chunk. Returns the failure of a try that got no token."""
-        profile = replica.profile
-        if profile is None:
-            return lost_attempt(replica.name, replica.unready_reason or "it is down")
+        """Runs the job until its last chunk. Returns the failure that ended the try before."""
         replica.stats.attempts += 1
-        replica.stats.waiting += 1
-        stream: JobStream | None = None
+        mode: GrammarMode = "checked" if run.generated else "followed"
+        while not run.is_over:
+            profile = replica.profile
+            if profile is None:
+                return lost_attempt(replica.name, replica.unready_reason or "it is down")
+            request_id = run.create_request_id()
+            request = await self._prepare_request(run, profile, mode, request_id)
+            if request is None:
+                run.finish_without_tokens()
+                return None
+            failed = await self._run_request(request, replica, {**headers, "X-Request-Id": request_id})
+            if failed is not None:
+                return failed
+            mode = "masked" if mode == "checked" else "checked"
+        return None
+
+    async def _prepare_request(
+        self, run: RemoteJob, profile: ServerProfile, mode: GrammarMode, request_id: str
+    ) -> "_Request | None":
+        """Returns the next request of a job, which begins after all its tokens; None if none is left to generate."""
+        api = profile.api if run.job.sampling.top_logprobs is None else profile.logprobs_api
+        target, job = self._build_target(run, profile), continue_job(run.job, run.generated, request_id)
+        if run.generated and target.max_tokens <= 0:
+            return None
+        num_left, follower = target.max_tokens, None
+        if job.media:
+            job, api, target = self._add_pictures(run, profile, job, target)
+        if job.grammar is not None:
+            prepared = await self._prepare_grammar(job.grammar, api.grammar_syntax)
+            follower = prepared.continue_follower(target.stop_ids, run.generated)
+            if mode == "followed":
+                target = prepared.apply_to(target)
+            elif mode == "masked":
+                target = mask_next_token(
+                    target, follower.list_allowed(), api.grammar_syntax, self._setup.model.vocab_size
+                )
+        start = StreamStart(
+            is_admitted=run.is_admitted,
+            num_generated=len(run.generated),
+            counts_cached=not run.num_tokens,
+            grammar_mode=mode,
+            num_left=num_left,
+        )
+        stream = JobStream(
+            job,
+            run.receive_chunk,
+            target=target,
+            vocab_size=self._setup.model.vocab_size,
+            decode=api.create_decoder(job),
+            follower=follower,
+            start=start,
+        )
+        return _Request(job, api, target, stream)
+
+    async def _run_request(
+        self, request: "_Request", replica: Replica, headers: dict[str, str]
+    ) -> FailedAttempt | None:
+        """Sends a request and reads its reply. The replica counts the job as running from the first token on."""
+        stream, stats = request.stream, replica.stats
+        stats.waiting += 1
 
         def count_running() -> None:
-            replica.stats.waiting -= 1
-            replica.stats.running += 1
+            stats.waiting -= 1
+            stats.running += 1
 
+        stream.on_first_token = count_running
         try:
-            job, api = run.job, profile.api if run.job.sampling.top_logprobs is None else profile.logprobs_api
-            target, follower = self._build_target(job, profile), None
-            if job.media:
-                job, api, target = self._add_pictures(run, profile, target)
-            if run.job.grammar is not None:
-                prepared = await self._prepare_grammar(run.job.grammar, api.grammar_syntax)
-                target, follower = prepared.apply_to(target), prepared.create_follower(target.stop_ids)
-            stream = JobStream(
-                job,
-                run.receive_chunk,
-                target=target,
-                vocab_size=self._setup.model.vocab_size,
-                decode=api.create_decoder(job),
-                follower=follower,
-                is_admitted=run.is_admitted,
-                on_first_token=count_running,
-            )
-            return await self._run_stream(job, stream, target, replica, api, headers)
+            return await self._run_stream(request, replica, headers)
         finally:
-            if stream is not None and stream.num_tokens:
-                replica.stats.running -= 1
+            if stream.num_tokens:
+                stats.running -= 1
             else:
-                replica.stats.waiting -= 1
+                stats.waiting -= 1
 
     def _add_pictures(
-        self, run: RemoteJob, profile: ServerProfile, target: JobTarget
+        self, run: RemoteJob, profile: ServerProfile, job: Job, target: JobTarget
     ) -> tuple[Job, BackendApi, JobTarget]:
         """Returns the job as this server takes it, its interface, and the target with the pictures."""
-        job, images = run.job, profile.images
+        images = profile.images
         if images.api is None:
             raise EngineError("invalid_request", f"the engine takes no images: {images.refusal}")
         if images.marker and any(images.marker in text for text in job.texts):
@@ -143,23 +139,23 @@ class AttemptRunner:
         start = self._setup.model.added_tokens.get(job.tokens[0], "") if images.adds_start and job.tokens else ""
         if start and job.texts:
             job = msgspec.structs.replace(job, texts=(job.texts[0].removeprefix(start), *job.texts[1:]))
+        if run.generated and images.api.image_form == "text":
+            job = continue_texts(job, run.generated, self._setup.model.vocabulary)
         return job, images.api, msgspec.structs.replace(target, pictures=run.pictures, media_marker=images.marker)
 
     async def _run_stream(
         self,
-        job: Job,
-        stream: JobStream,
-        target: JobTarget,
+        request: "_Request",
         replica: Replica,
-        api: BackendApi,
         headers: dict[str, str],
     ) -> FailedAttempt | None:
+        job, api, target, stream = request.job, request.api, request.target, request.stream
         client, sink = replica.client, stream if job.prompt_logprobs is None else None
         body, limit = api.encode_job(job, target), max_reply_bytes(job)
-        request = asyncio.ensure_future(client.request("POST", api.path, body, headers, sink, limit))
+        exchange = asyncio.ensure_future(client.request("POST", api.path, body, headers, sink, limit))
         lost: str | None = None
         try:
-            response = await self._wait_for_end(request, stream)
+            response = await self._wait_for_end(exchange, stream)
         except RemoteConnectionError as error:
             response, lost = None, str(error)
         if response is not None and response.status != 200:
@@ -211,9 +207,9 @@ class AttemptRunner:
             raise EngineError("grammar_unsupported", "grammars need the tokenizer.json of the model")
         return await self._setup.followers.prepare_grammar(grammar, syntax)
 
-    def _build_target(self, job: Job, profile: ServerProfile) -> JobTarget:
+    def _build_target(self, run: RemoteJob, profile: ServerProfile) -> JobTarget:
+        job, sampling = run.job, run.job.sampling
         room = profile.max_model_len - count_prompt_tokens(job)
-        sampling = job.sampling
         eos_ids = () if sampling.ignore_eos else self._setup.model.eos_ids
         salt = ""
         if job.cache_salt or self._setup.options.separate_owners:
@@ -221,16 +217,11 @@ class AttemptRunner:
             salt = base64.urlsafe_b64encode(digest).decode()  # vLLM refuses slashes
         return JobTarget(
             model=profile.model,
-            max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
+            max_tokens=(room if sampling.max_tokens is None else min(sampling.max_tokens, room)) - len(run.generated),
             stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *eos_ids))),
             cache_salt=salt,
             max_prompt_tokens=profile.max_model_len,
         )
-
-
-def count_prompt_tokens(job: Job) -> int:
-    """Returns the length of a prompt with the rows of pictures that the server puts into it, as far as known."""
-    return len(job.tokens) + sum(max(span.rows - span.length, 0) for span in job.media)
 
 
 def max_reply_bytes(job: Job) -> int:

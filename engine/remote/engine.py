@@ -20,12 +20,13 @@ from antiphon.engine.protocol import (
     is_full,
     overloaded_error,
 )
-from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJob, count_prompt_tokens
+from antiphon.engine.remote.attempt import AttemptRunner
 from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.images.image_handshake import common_images
-from antiphon.engine.remote.images.pictures import check_soft_tokens, load_pictures
+from antiphon.engine.remote.images.pictures import load_pictures
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteSetup, RemoteTimeouts
+from antiphon.engine.remote.remote_job import STOPPED_FAULT, RemoteJob, check_job
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
 
@@ -166,7 +167,7 @@ class RemoteEngine:
             running=running,
             waiting=max(len(self._jobs) - running, 0),
             max_num_seqs=self._options.capacity,
-            running_cache_tokens=sum(len(run.job.tokens) + run.num_tokens for run in self._jobs.values()),
+            running_cache_tokens=sum(len(run.job.tokens) + len(run.generated) for run in self._jobs.values()),
             prompt_tokens=self._prompt_tokens,
             prefix_hit_tokens=self._hit_tokens,
             generated_tokens=self._generated_tokens,
@@ -203,14 +204,14 @@ class RemoteEngine:
         loop, tried = asyncio.get_running_loop(), list[Replica]()
         give_up_at = loop.time() + self._timeouts.retry_window_s
         await self._wait_for_replica(give_up_at)
-        self._check_job(run.job)
+        check_job(run.job, self.info)
         run.pictures = await load_pictures(self._media, run.job, self._media_secret)
         while candidates := self._list_candidates(tried):
             job = run.job
             key = job.affinity or affinity_of_prompt(job.owner, job.tokens)
             replica = choose_replica(candidates, key)
             tried.append(replica)
-            headers = {"X-Request-Id": f"{job.id}-{len(tried)}", self._options.affinity_header: key}
+            headers = {self._options.affinity_header: key}
             failed = await self._runner.run_attempt(run, replica, headers)
             if failed is None:
                 return
@@ -235,36 +236,6 @@ class RemoteEngine:
     def _check_capacity(self, priority: int) -> None:
         if is_full(self._options.capacity, [run.job.priority for run in self._jobs.values()], priority):
             raise overloaded_error()
-
-    def _check_job(self, job: Job) -> None:
-        """Refuses a job that the servers would not honor: none of its fields is dropped."""
-        info, sampling = self.info, job.sampling
-        if job.adapter:
-            raise EngineError("adapter_not_found", "adapters of other servers are requested as models of theirs")
-        if job.media and info.image_form == "none":
-            raise EngineError("invalid_request", f"the engine takes no images: {info.image_refusal}")
-        if (num_tokens := count_prompt_tokens(job)) >= info.max_model_len:
-            message = f"the prompt has {num_tokens} tokens, the context holds {info.max_model_len}"
-            raise EngineError("context_length_exceeded", message)
-        if any(not 0 <= token < info.vocab_size for token in sampling.logit_bias):
-            raise EngineError("invalid_request", f"logit_bias: the vocabulary has {info.vocab_size} tokens")
-        check_soft_tokens(job, info.soft_ids)
-        capabilities = info.capabilities
-        if job.grammar is not None and not capabilities.grammar:
-            remedy = f"; start it with {capabilities.grammar_remedy}" if capabilities.grammar_remedy else ""
-            raise EngineError("grammar_unsupported", f"the engine does not follow grammars{remedy}")
-        limit = capabilities.max_top_logprobs
-        checks = {
-            "top_logprobs": limit is None or sampling.top_logprobs is None or sampling.top_logprobs <= limit,
-            "prompt_logprobs": job.prompt_logprobs is None or (capabilities.prompt_logprobs and not job.media),
-            "logit_bias": capabilities.logit_bias or not sampling.logit_bias,
-            "min_tokens": capabilities.min_tokens or not sampling.min_tokens,
-            "seed": capabilities.seed or sampling.seed is None,
-            "priority": capabilities.priority or not job.priority,
-        }
-        for name, is_honored in checks.items():
-            if not is_honored:
-                raise EngineError("invalid_request", f"the engine does not support {name}")
 
     def _count_job(self, run: RemoteJob) -> None:
         self._prompt_tokens += len(run.job.tokens) if run.is_admitted else 0

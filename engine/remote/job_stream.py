@@ -10,6 +10,7 @@ from antiphon.engine.protocol import Chunk, Fault, FinishReason, Job, OnChunk, T
 from antiphon.engine.remote.backend_apis.base import Decoder, Finish, JobTarget, RemoteFailure, RemoteOutput
 from antiphon.engine.remote.faults import GRAMMAR_LEFT, STREAM_BROKEN
 from antiphon.engine.remote.grammars.follower import GrammarFollower
+from antiphon.engine.remote.grammars.seam import GrammarMode
 from antiphon.engine.remote.transport.sse import MAX_EVENT_BYTES, OversizedEventError, SseSplitter
 
 EVENTS_PER_PASS = 64
@@ -22,6 +23,22 @@ MAX_IDLE_BYTES = 512 << 10
 """Bytes of comments and of events without tokens that may follow each other."""
 BROKEN_REPLY = RemoteFailure(502, "the reply is not in the format of this engine")
 UNFINISHED_REPLY = RemoteFailure(502, "the reply ended before its end was reported")
+
+
+class StreamStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a reply begins in its job."""
+
+    is_admitted: bool = False
+    num_generated: int = 0
+    """Tokens at the end of the prompt that the job has generated before."""
+    counts_cached: bool = True
+    """False for a reply that goes on: its server has found what this job has put into the cache."""
+    grammar_mode: GrammarMode = "followed"
+    num_left: int = 0
+    """Tokens that the job may still generate, if the reply has a mask and thus one token."""
+
+
+FIRST_REPLY = StreamStart()
 
 
 class JobStream:
@@ -40,13 +57,14 @@ class JobStream:
         vocab_size: int,
         decode: Decoder,
         follower: GrammarFollower | None,
-        is_admitted: bool = False,
-        on_first_token: Callable[[], None] = lambda: None,
+        start: StreamStart = FIRST_REPLY,
     ) -> None:
         self._job, self._on_chunk, self._decode = job, on_chunk, decode
         self._max_tokens, self._stop_ids = target.max_tokens, frozenset(target.stop_ids)
-        self._vocab_size, self._follower, self._on_first_token = vocab_size, follower, on_first_token
+        self._vocab_size, self._follower = vocab_size, follower
+        self.on_first_token: Callable[[], None] = lambda: None
         self._has_logprobs = job.sampling.top_logprobs is not None
+        self._start = start
         max_prompt_tokens = target.max_prompt_tokens if job.media else len(job.tokens)
         self._splitter = SseSplitter(MAX_EVENT_BYTES + BYTES_PER_PROMPT_TOKEN * max_prompt_tokens)
         self._max_prompt_tokens, self._num_prompt_tokens = max_prompt_tokens, 0
@@ -55,10 +73,12 @@ class JobStream:
         self._final: Chunk | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self.finishing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.is_admitted = is_admitted
+        self.is_admitted = start.is_admitted
         self.is_over = False
         """True once the last chunk was passed on."""
         self.has_left_grammar = False
+        self.is_cut = False
+        """True if the job goes on with another request: the output left the grammar, or its one token has come."""
         self.num_tokens = 0
         self.num_outputs = 0
         """Events so far that show a progress of the job."""
@@ -112,7 +132,7 @@ class JobStream:
             pass
         if self._final is not None:
             self._deliver_final()
-        elif not self.is_over and self.failure is None:
+        elif not self.is_over and not self.is_cut and self.failure is None:
             self._fail(UNFINISHED_REPLY)
 
     def end_with(self, finish: FinishReason, fault: Fault | None = None) -> None:
@@ -122,6 +142,8 @@ class JobStream:
             self._on_chunk(Chunk(finish=finish, fault=fault))
 
     def _process_output(self, output: RemoteOutput) -> bool:
+        if self.is_cut:
+            return False
         if output.failure is not None:
             return self._fail(output.failure)
         self._count_prompt(output)
@@ -144,7 +166,7 @@ class JobStream:
     def _count_prompt(self, output: RemoteOutput) -> None:
         """Takes the server's counts of the prompt's tokens, if they are possible."""
         if self._job.media and len(self._job.tokens) <= output.prompt_tokens <= self._max_prompt_tokens:
-            self._num_prompt_tokens = output.prompt_tokens
+            self._num_prompt_tokens = output.prompt_tokens - self._start.num_generated
         if output.cached_tokens is not None and 0 <= output.cached_tokens <= self._max_prompt_tokens:
             self._cached = max(self._cached, output.cached_tokens)
 
@@ -156,19 +178,36 @@ class JobStream:
             output = self._cut_output(output)
         if self._has_logprobs and not self._are_logprobs_valid(output):
             return self._fail(BROKEN_REPLY)
-        if not self._keeps_grammar(output.tokens, output.finish):
-            self.has_left_grammar = True
-            self._admit()
-            self.end_with("error", GRAMMAR_LEFT)
+        if self._start.grammar_mode == "masked":
+            if not tokens and output.finish == "length":
+                return self._fail(BROKEN_REPLY)
+            output = self._cut_after_mask(output)
+        num_accepted = self._count_accepted(output.tokens, output.finish)
+        if num_accepted is None:
+            self._pass_on(output)
+            return False
+        if self._start.grammar_mode == "checked":
+            self.is_cut = True
+            if num_accepted:
+                self._pass_on(_shorten(output, num_accepted, None))
             return True
-        self._pass_on(output)
-        return False
+        self.has_left_grammar = True
+        self._admit()
+        self.end_with("error", GRAMMAR_LEFT)
+        return True
+
+    def _cut_after_mask(self, output: RemoteOutput) -> RemoteOutput:
+        """Ends the reply after the token of a mask. Only a stop token or the limit of the job ends the job."""
+        if not output.tokens or output.tokens[-1] in self._stop_ids:
+            return output
+        self.is_cut = self._start.num_left > 1
+        return msgspec.structs.replace(output, finish=None if self.is_cut else "length")
 
     def _pass_on(self, output: RemoteOutput) -> None:
         """Makes a chunk of a checked output. The last one is kept until the server's final event."""
         tokens = output.tokens
         if tokens and self.num_tokens == 0:
-            self._on_first_token()
+            self.on_first_token()
         self._admit()
         self.num_outputs += 1
         self._idle_bytes = 0
@@ -177,12 +216,16 @@ class JobStream:
         self._prompt_logprobs = ()
         if output.finish is None:
             self._on_chunk(chunk)
+            self._note_end(is_end=self.is_cut)
             return
         stop_id = tokens[-1] if output.finish == "stop" and tokens else None
         self._final = msgspec.structs.replace(chunk, finish=output.finish, stop_id=stop_id)
         if output.is_last:
             self._deliver_final()
-        if not self.finishing.done():
+        self._note_end()
+
+    def _note_end(self, *, is_end: bool = True) -> None:
+        if is_end and not self.finishing.done():
             self.finishing.set_result(None)
 
     def _cut_output(self, output: RemoteOutput) -> RemoteOutput:
@@ -199,8 +242,7 @@ class JobStream:
             finish = "length"
         if finish == output.finish and len(tokens) == len(output.tokens):
             return output
-        logprobs = output.logprobs[: len(tokens)]
-        return msgspec.structs.replace(output, tokens=tokens, logprobs=logprobs, finish=finish)
+        return _shorten(output, len(tokens), finish)
 
     def _are_logprobs_valid(self, output: RemoteOutput) -> bool:
         """Returns true if there is an entry for each token, about tokens of the vocabulary."""
@@ -212,32 +254,49 @@ class JobStream:
     def _is_entry_valid(self, entry: TokenLogprob) -> bool:
         return all(0 <= token < self._vocab_size for token, _ in entry.top)
 
-    def _keeps_grammar(self, tokens: tuple[int, ...], finish: Finish | None) -> bool:
+    def _count_accepted(self, tokens: tuple[int, ...], finish: Finish | None) -> int | None:
+        """Returns the number of tokens after which the output leaves the grammar; None if it keeps it."""
         follower = self._follower
         if follower is None:
-            return True
+            return None
+        num_accepted = follower.accept_tokens(tokens)
         has_stop_token = bool(tokens) and tokens[-1] in self._stop_ids
-        return follower.accept_tokens(tokens) and (finish != "stop" or has_stop_token or follower.is_complete)
+        keeps_end = finish != "stop" or has_stop_token or follower.is_complete
+        return None if num_accepted == len(tokens) and keeps_end else num_accepted
+
+    def _add_counts(self, chunk: Chunk) -> Chunk:
+        """Returns the chunk with the counts of the prompt, which does not include what the job has generated."""
+        cached, num_generated = self._cached if self._start.counts_cached else 0, self._start.num_generated
+        if num_generated:
+            cached = min(cached, self._num_prompt_tokens or len(self._job.tokens) - num_generated)
+        return msgspec.structs.replace(chunk, cached_tokens=cached, prompt_tokens=self._num_prompt_tokens)
 
     def _admit(self) -> None:
         if not self.is_admitted:
             self.is_admitted = True
-            self._on_chunk(Chunk(cached_tokens=self._cached, prompt_tokens=self._num_prompt_tokens))
+            self._on_chunk(self._add_counts(Chunk()))
 
     def _deliver_final(self) -> None:
         if not self.is_over and self._final is not None:
             self.is_over = True
-            counts = {"cached_tokens": self._cached, "prompt_tokens": self._num_prompt_tokens}
-            self._on_chunk(msgspec.structs.replace(self._final, **counts))
+            self._on_chunk(self._add_counts(self._final))
 
     def _fail(self, failure: RemoteFailure) -> bool:
         """Keeps the failure. After the first token it ends the job: another replica would not continue the same."""
+        if self.is_cut:
+            return True
         self.failure = failure
         if self._final is not None:
             self._deliver_final()
         elif self.num_tokens:
             self.end_with("error", STREAM_BROKEN)
         return True
+
+
+def _shorten(output: RemoteOutput, count: int, finish: Finish | None) -> RemoteOutput:
+    """Returns the first tokens of an output, with this end."""
+    tokens, logprobs = output.tokens[:count], output.logprobs[:count]
+    return msgspec.structs.replace(output, tokens=tokens, logprobs=logprobs, finish=finish)
 
 
 def split_output(output: RemoteOutput) -> Iterator[RemoteOutput]:

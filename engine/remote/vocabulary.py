@@ -54,6 +54,13 @@ class Vocabulary:
         """Returns the text of tokens."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
+    def find_text(self, before: str, tokens: Sequence[int]) -> str | None:
+        """Returns the text of tokens that is encoded as just these behind `before`; None if there is none."""
+        text = self.decode(tokens)
+        start = self._tokenizer.encode(before, add_special_tokens=False).ids
+        whole = self._tokenizer.encode(before + text, add_special_tokens=False).ids
+        return text if whole == [*start, *tokens] else None
+
     async def compare(self, ids: Sequence[int], detokenize: Detokenize, block_tokens: int) -> TokenMismatch | None:
         """Returns the first token that differs; None if all are equal."""
         num_unexplained = 0

@@ -11,20 +11,15 @@ before the earlier one, because its prompt contains the strings of both. A job t
 that begins with its tokens, and uses up none.
 """
 
-import asyncio
-import contextlib
-import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from antiphon.engine.media_checks import check_media
 from antiphon.engine.protocol import (
-    CANCELLED_WHILE_WAITING,
     Chunk,
     EngineError,
     EngineInfo,
     EngineStats,
-    Fault,
     Job,
     MediaSource,
     OnChunk,
@@ -41,13 +36,13 @@ from antiphon.engine.scripted.script import (
     parse_script,
     prompt_key,
 )
+from antiphon.engine.scripted.scripted_job import STOPPED_MESSAGE, ScriptedJob
 from antiphon.engine.scripted.step_loop import StepLoop
 
 __all__ = ["ScriptError", "ScriptStep", "ScriptedEngine", "ScriptedReply", "load_script", "parse_script"]
 
 DecodeTokens = Callable[[Sequence[int]], str]
 
-STOPPED_MESSAGE = "the engine was stopped"
 DEFAULT_INFO = EngineInfo(
     max_model_len=131_072,
     vocab_size=262_144,
@@ -101,9 +96,9 @@ class ScriptedEngine:
         self._pause_scale = pause_scale
         self._encode, self._decode, self._delay = encode, decode, delay
         self._max_num_seqs, self._max_waiting = max_num_seqs, max_waiting
-        self._jobs: dict[str, _ScriptedJob] = {}
+        self._jobs: dict[str, ScriptedJob] = {}
         self._media = ScriptedMedia()
-        self._waiting: deque[_ScriptedJob] = deque()
+        self._waiting: deque[ScriptedJob] = deque()
         self._step_loop = StepLoop()
         self._num_served = 0
         self._is_open = True
@@ -160,7 +155,7 @@ class ScriptedEngine:
         """Plays the reply that matches this job."""
         self._check_job(job)
         reply = self._choose_reply(job)
-        run = self._jobs[job.id] = _ScriptedJob(job)
+        run = self._jobs[job.id] = ScriptedJob(job)
         try:
             await self._wait_for_slot(run)
             on_chunk(Chunk(cached_tokens=min(reply.cached_tokens, len(job.tokens))))
@@ -240,12 +235,13 @@ class ScriptedEngine:
         """Returns the reply that an earlier run of this job began to play."""
         prompt = self._decode(job.tokens) if self._conditional and self._decode is not None else ""
         matching = [reply for reply in self._conditional if all(text in prompt for text in reply.when)]
-        for reply in (*self._recorded.get(prompt_key(job.tokens), ()), *matching, *self._unconditional):
+        recorded: Iterable[ScriptedReply] = self._recorded.get(prompt_key(job.tokens), ())
+        for reply in (*recorded, *matching, *self._unconditional):
             if begins_with(reply, generated, self._encode):
                 return reply
         raise EngineError("server_error", "no scripted reply begins with the tokens of this job")
 
-    async def _wait_for_slot(self, run: "_ScriptedJob") -> None:
+    async def _wait_for_slot(self, run: ScriptedJob) -> None:
         if sum(other.admitted for other in self._jobs.values()) < self._max_num_seqs:
             run.admitted = True
         else:
@@ -253,7 +249,7 @@ class ScriptedEngine:
             await run.wait_admitted()
         self._prompt_tokens += len(run.job.tokens)
 
-    def _release_slot(self, run: "_ScriptedJob") -> None:
+    def _release_slot(self, run: ScriptedJob) -> None:
         """Removes the job and passes its slot on: to the highest priority, then to the owner with the fewest slots."""
         self._jobs.pop(run.job.id, None)
         if not run.admitted:
@@ -268,65 +264,8 @@ class ScriptedEngine:
             chosen.admitted = True
             chosen.wake_event.set()
 
-    def _count_chunk(self, run: "_ScriptedJob", chunk: Chunk) -> None:
+    def _count_chunk(self, run: ScriptedJob, chunk: Chunk) -> None:
         run.num_generated += len(chunk.tokens)
         self._generated += len(chunk.tokens)
         self._finished += chunk.finish is not None
         self._faults += chunk.finish == "error"
-
-
-class _ScriptedJob:
-    """State of a job in flight: whether it holds a slot, the cause of its end if it was ended, and its deadline."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.admitted = False
-        self.end_cause: str | None = None
-        self.num_generated = 0
-        self.wake_event = asyncio.Event()
-        self.deadline_at = math.inf if job.deadline is None else asyncio.get_running_loop().time() + job.deadline
-
-    def end_with(self, cause: str) -> None:
-        if self.end_cause is None:
-            self.end_cause = cause
-            self.wake_event.set()
-
-    async def wait_admitted(self) -> None:
-        """Waits for a slot. Raises `EngineError` if the job is ended first."""
-        await self.sleep(math.inf)
-        if not self.admitted:
-            raise EngineError.from_fault(self._build_fault())
-        if self.end_cause is None:
-            self.wake_event.clear()
-
-    def final_chunk(self) -> Chunk | None:
-        """Returns the last chunk of a job that was ended or has reached its deadline; otherwise None."""
-        self._check_deadline()
-        if self.end_cause == "cancelled":
-            return Chunk(finish="cancelled")
-        return Chunk(finish="error", fault=self._build_fault()) if self.end_cause else None
-
-    async def sleep(self, seconds: float) -> None:
-        """Waits for `seconds`, or until the job is ended or reaches its deadline."""
-        wait = min(seconds, self.deadline_at - asyncio.get_running_loop().time())
-        if wait > 0:
-            # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if wait == math.inf else wait):
-                    await self.wake_event.wait()
-        self._check_deadline()
-
-    def _check_deadline(self) -> None:
-        if (
-            self.end_cause is None
-            and self.deadline_at < math.inf
-            and asyncio.get_running_loop().time() >= self.deadline_at
-        ):
-            self.end_cause = "deadline"
-
-    def _build_fault(self) -> Fault:
-        if self.end_cause == "closed":
-            return Fault("engine_unavailable", STOPPED_MESSAGE, True)
-        if self.end_cause == "deadline":
-            return Fault("deadline_exceeded", f"not done within {self.job.deadline:g} s", True)
-        return CANCELLED_WHILE_WAITING

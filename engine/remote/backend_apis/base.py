@@ -86,6 +86,8 @@ class BackendApi:
     """Fields of a job that this interface can express."""
     grammar_syntax: GrammarSyntax = "lark"
     """Syntax in which it takes grammars."""
+    penalizes_prompt = False
+    """True if presence and frequency penalties count the tokens of the prompt, too."""
     image_form: ImageForm = "none"
     """Form of prompts with pictures, if the server serves them."""
 

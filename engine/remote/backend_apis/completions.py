@@ -19,9 +19,11 @@ from antiphon.engine.remote.backend_apis.base import (
 
 TOKEN_ID_PREFIX = "token_id:"  # noqa: S105  not a password
 
-VLLM_CAPABILITIES = Capabilities()
-SGLANG_CAPABILITIES = Capabilities(prompt_logprobs=False, seed=False)
-TRTLLM_CAPABILITIES = Capabilities(max_top_logprobs=-1, prompt_logprobs=False, isolates_owners=False)
+VLLM_CAPABILITIES = Capabilities(continues_exactly=False)
+SGLANG_CAPABILITIES = Capabilities(prompt_logprobs=False, seed=False, continues_exactly=False)
+TRTLLM_CAPABILITIES = Capabilities(
+    max_top_logprobs=-1, prompt_logprobs=False, continues_exactly=False, isolates_owners=False
+)
 
 
 class RemoteLogprobs(msgspec.Struct):

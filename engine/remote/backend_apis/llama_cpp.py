@@ -85,7 +85,10 @@ class LlamaCppApi(BackendApi):
 
     path = "/completion"
     image_form = "text"
-    capabilities = Capabilities(prompt_logprobs=False, min_tokens=False, priority=False, isolates_owners=False)
+    penalizes_prompt = True
+    capabilities = Capabilities(
+        prompt_logprobs=False, min_tokens=False, priority=False, continues_exactly=False, isolates_owners=False
+    )
 
     def __init__(self, grammar_syntax: GrammarSyntax = "lark") -> None:
         self.grammar_syntax = grammar_syntax

@@ -58,7 +58,7 @@ class SglangGenerateApi(BackendApi):
     """`/generate`. Events are cumulative or incremental, as the server was started."""
 
     path = "/generate"
-    capabilities = Capabilities(prompt_logprobs=False, seed=False)
+    capabilities = Capabilities(prompt_logprobs=False, seed=False, continues_exactly=False)
     image_form = "placeholder"
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:

@@ -65,7 +65,7 @@ class VllmGenerateApi(BackendApi):
     """`/inference/v1/generate`. Since vLLM 0.30 the server needs `--enable-scale-out` for it."""
 
     path = "/inference/v1/generate"
-    capabilities = Capabilities(prompt_logprobs=False)
+    capabilities = Capabilities(prompt_logprobs=False, continues_exactly=False)
     image_form = "placeholder"
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from antiphon.engine.grammar_limits import MAX_COMPILED_GRAMMARS, PARSER_LIMITS
@@ -34,15 +35,25 @@ class GrammarFollower:
         """True if the output may end here."""
         return self._matcher.is_accepting()
 
-    def accept_tokens(self, tokens: Sequence[int]) -> bool:
-        """Returns false if the grammar does not allow one of the tokens. A stop token is allowed at its end only."""
+    def accept_tokens(self, tokens: Sequence[int]) -> int:
+        """Returns the number of tokens up to the first one that the grammar does not allow, and follows these.
+
+        A stop token is allowed at the end of the grammar only.
+        """
         matcher = self._matcher
-        for token in tokens:
+        for count, token in enumerate(tokens):
             if token in self._stop_ids:
-                return matcher.is_accepting()
-            if matcher.is_stopped() or not matcher.consume_token(token):
-                return False
-        return True
+                return count + matcher.is_accepting()
+            if matcher.is_stopped() or not matcher.validate_tokens([token]):
+                return count
+            matcher.consume_token(token)
+        return len(tokens)
+
+    def list_allowed(self) -> list[int]:
+        """Returns the tokens that the grammar allows next, in ascending order, with stop tokens at its end."""
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = set(map(int, np.flatnonzero(bits)))
+        return sorted(allowed | self._stop_ids if self.is_complete else allowed - self._stop_ids)
 
 
 class PreparedGrammar:
@@ -60,6 +71,13 @@ class PreparedGrammar:
     def create_follower(self, stop_ids: Iterable[int]) -> GrammarFollower:
         """Returns a follower at the first token."""
         return GrammarFollower(self._matcher.deep_copy(), stop_ids)
+
+    def continue_follower(self, stop_ids: Iterable[int], generated: Sequence[int]) -> GrammarFollower:
+        """Returns a follower behind these tokens. Raises `EngineError` if the grammar does not allow them."""
+        follower = self.create_follower(stop_ids)
+        if follower.accept_tokens(generated) < len(generated):
+            raise EngineError("invalid_request", "the grammar does not allow the tokens that were generated before")
+        return follower
 
 
 class GrammarFollowers:

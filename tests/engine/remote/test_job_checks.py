@@ -9,6 +9,7 @@ import pytest
 from antiphon.engine.protocol import Capabilities, EngineError
 from antiphon.engine.remote.engine import MAX_ATTEMPTS, RemoteEngine, common_capabilities
 from antiphon.engine.remote.options import RemoteOptions
+from antiphon.engine.remote.remote_job import check_job
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from tests.engine.remote.fake_server import Pause, Reply, json_reply, play_vllm
 from tests.engine.remote.remote_helpers import (
@@ -86,10 +87,10 @@ def test_job_that_the_servers_would_not_honor(
 ) -> None:
     engine, job = build_ready_engine(**capabilities), make_job(**fields)
     if message is None:
-        engine._check_job(job)
+        check_job(job, engine.info)
         return
     with pytest.raises(EngineError, match=message):
-        engine._check_job(job)
+        check_job(job, engine.info)
 
 
 @pytest.mark.parametrize(
