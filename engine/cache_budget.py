@@ -44,11 +44,16 @@ class CacheBudget(msgspec.Struct, frozen=True):
 
 
 def size_cache(
-    forward: ForwardPass, device: str, options: EngineOptions, reserved_bytes: int = 0
+    forward: ForwardPass,
+    device: str,
+    options: EngineOptions,
+    reserved_bytes: int = 0,
+    draft: ForwardPass | None = None,
 ) -> CacheBudget | None:
     """Returns the capacity of the KV cache, in whole pages if it is paged; None if memory is unknown.
 
-    `reserved_bytes` of the free memory are for other caches.
+    `reserved_bytes` of the free memory are for other caches. With a `draft` model, each token also has a place in
+    a cache of that model.
     """
     if not isinstance(forward, VarlenForward | SequentialForward) or not forward.bytes_per_token:
         return None
@@ -59,8 +64,9 @@ def size_cache(
     if budget is None:
         return None
     page_tokens = PAGE_TOKENS if forward.is_paged else 1
-    tokens = int(budget / forward.bytes_per_token)
-    return CacheBudget(tokens - tokens % page_tokens, forward.bytes_per_token, page_tokens, forward.state_tokens)
+    token_bytes = forward.bytes_per_token + (draft.bytes_per_token if isinstance(draft, VarlenForward) else 0)
+    tokens = int(budget / token_bytes)
+    return CacheBudget(tokens - tokens % page_tokens, token_bytes, page_tokens, forward.state_tokens)
 
 
 def choose_context(requested: int | None, supported: int) -> int:

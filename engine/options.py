@@ -73,6 +73,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`int8`: linear layers with 8 bits per weight and activation. `int4`: 4 bits per weight, 8 per activation; the
     output layer stays int8. `stored`: the levels of a quantized checkpoint where a kernel can hold them, else int8.
     fp32 on a CPU only."""
+    draft_model: Annotated[
+        str | None,
+        _engine(
+            "Folder or hub id of a small model with the same vocabulary: it drafts tokens, which the model verifies "
+            "several at a time (speculative decoding)."
+        ),
+    ] = None
     force_quantization: Annotated[bool, _engine("Serve a quantized model even if its logits differ too much.")] = False
     deterministic: Annotated[bool, _engine("Generate the same tokens for the same seed under any load. Slower.")] = (
         False
@@ -130,4 +137,4 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     """Keeps the KV caches of finished jobs for later jobs of the same owner with the same prefix."""
     max_draft_seqs: int = 1
-    """Maximum number of running jobs at which n-gram drafts are still used. 0: never draft."""
+    """Maximum number of running jobs at which n-gram drafts are still used. 0: never draft from n-grams."""

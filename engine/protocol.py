@@ -210,6 +210,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hit_tokens: int = 0
     """Prompt tokens read from the cache."""
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafted tokens that were accepted."""
     finished_jobs: int = 0
     failed_jobs: int = 0
     encoded_images: int = 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
+from antiphon.app.assembly.draft_models import check_draft_options, estimate_with_draft, fetch_draft_model
 from antiphon.app.assembly.encoders import create_encoders
 from antiphon.app.base.settings import Settings
 from antiphon.app.media.processor_files import can_prepare_images
@@ -21,7 +22,6 @@ from antiphon.app.models.memory import (
     check_fits,
     divide_cache,
     estimate_encoder,
-    estimate_weights,
     measure_engine,
     needed_bytes,
 )
@@ -70,6 +70,7 @@ async def create_models(
     each_options = split_models(options)
     for each in each_options:
         check_adapter_options(each)
+        check_draft_options(each)
     plans = [await _plan_model(each, settings, on_status, spawn) for each in each_options]
     encoders = await create_encoders(options)
     estimates = [plan.estimate for plan in plans]
@@ -208,6 +209,7 @@ async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: S
         raise ServeError("--revision requires a model of the hub")
     name = options.name or name
     checkpoint = inspect_checkpoint(folder)
+    options = structs.replace(options, engine_options=await fetch_draft_model(options, folder))
     loaded = _load_format(folder, options, template)
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
@@ -220,7 +222,7 @@ async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: S
         build_engine=lambda engine_options: ProcessEngine(
             folder, engine_options, spawn=spawn, on_status=partial(on_status, name)
         ),
-        estimate=estimate_weights(checkpoint, options.engine_options),
+        estimate=estimate_with_draft(folder, options.engine_options),
         expected_info=expect_info(checkpoint, options.engine_options),
     )
 

@@ -10,7 +10,7 @@ from antiphon.engine.protocol import EngineStats
 
 TOTALS = (
     *("steps", "prompt_tokens", "prefix_hit_tokens", "generated_tokens", "finished_jobs", "failed_jobs"),
-    *("encoded_images", "feature_cache_hits"),
+    *("encoded_images", "feature_cache_hits", "drafted_tokens", "accepted_tokens"),
 )
 """Fields of `EngineStats` that count since the start of an engine."""
 

@@ -142,6 +142,8 @@ _ENGINE_FAMILIES: tuple[_Family, ...] = (
     (GaugeFamily, "feature_cache_bytes", "Bytes of the features of images that are kept.", "feature_cache_bytes"),
     (CounterFamily, "feature_cache_hits", "Images whose features were in the cache.", "feature_cache_hits"),
     (CounterFamily, "feature_cache_misses", "Images that the engine has encoded.", "encoded_images"),
+    (CounterFamily, "spec_decode_num_draft_tokens", "Tokens that were drafted.", "drafted_tokens"),
+    (CounterFamily, "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "accepted_tokens"),
     (CounterFamily, "engine_steps", "Forward passes of the model.", "steps"),
     (CounterFamily, "engine_request_failures", "Requests that failed in the engine.", "failed_jobs"),
 )

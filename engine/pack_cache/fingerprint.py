@@ -27,7 +27,7 @@ LAYOUT_SOURCES = (
 )
 """Sources that decide about the bytes of packed weights."""
 
-CHECKED_FOLDERS = ("cache", "checkpoint", "fit", "forward", "kernels", "load", "pack_cache")
+CHECKED_FOLDERS = ("assembly", "cache", "checkpoint", "fit", "forward", "kernels", "load", "pack_cache")
 """Folders whose code the checks of a start run."""
 
 SAMPLES, SAMPLE_BYTES = 64, 4096

@@ -17,13 +17,14 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.media.desk import PictureDesk
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager
-from antiphon.engine.scheduler.drafting import propose_draft
+from antiphon.engine.scheduler.draft_model import DraftModel
+from antiphon.engine.scheduler.drafting import Drafting
 from antiphon.engine.scheduler.grammar import CompilerFactory, prefetch_masks
 from antiphon.engine.scheduler.job_intake import JobIntake
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.scheduler import Scheduler
 from antiphon.engine.scheduler.sequence import Sequence, deadline_fault
-from antiphon.engine.scheduler.step_output import ScheduledTokens, SequenceOutput, explain_failure, process_logits
+from antiphon.engine.scheduler.step_output import SequenceOutput, explain_failure, process_logits
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,10 @@ class Core:
 
     `max_cache_tokens` limits the KV caches of running and finished jobs together; None means the full context for
     each of `max_num_seqs` jobs, with finished jobs limited to one context. `max_draft_seqs` is the number of
-    running sequences up to which n-gram drafts are used; 0 disables them. `enable_prefix_caching` keeps the caches of
-    finished jobs for jobs with a common prefix. `grammars` returns the grammar compiler; `kernels` speed up
-    sampling on a CPU. `before_pass` is called before each pass of the model. Jobs may name one of the `adapters`.
-    `pictures` gets the features of their pictures.
+    running sequences up to which n-gram drafts are used; 0 disables them. `draft_model` drafts where no n-gram does.
+    `enable_prefix_caching` keeps the caches of finished jobs for jobs with a common prefix. `grammars` returns the
+    grammar compiler; `kernels` speed up sampling on a CPU. `before_pass` is called before each pass of the model. Jobs
+    may name one of the `adapters`. `pictures` gets the features of their pictures.
 
     A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
     has no such chunk: its only chunk has `finish` set.
@@ -61,6 +62,7 @@ class Core:
         max_batched_tokens: int = 512,
         max_cache_tokens: int | None = None,
         max_draft_seqs: int = 1,
+        draft_model: DraftModel | None = None,
         enable_prefix_caching: bool = True,
         grammars: CompilerFactory = lambda: None,
         kernels: Kernels | None = None,
@@ -94,7 +96,7 @@ class Core:
         )
         if adapters is not None:
             adapters.on_unload = self._cache_manager.prefix_cache.remove_adapter
-        self._max_draft_seqs = max_draft_seqs if forward.supports_chunked_prefill else 0
+        self._drafting = Drafting(self._prefill_budget, clock, max_draft_seqs, draft_model, info.suppressed_ids)
         self._jobs: dict[str, Sequence] = {}
         self._outbox: list[JobChunk] = []
         self._num_steps = self._prompt_tokens = self._prefix_hit_tokens = self._generated_tokens = (
@@ -118,6 +120,8 @@ class Core:
             prompt_tokens=self._prompt_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,
             generated_tokens=self._generated_tokens,
+            drafted_tokens=self._drafting.num_drafted,
+            accepted_tokens=self._drafting.num_accepted,
             finished_jobs=self._finished_jobs,
             failed_jobs=self._failed_jobs,
             encoded_images=0 if self.pictures is None else self.pictures.num_encoded,
@@ -145,6 +149,7 @@ class Core:
         for sequence in list(self._jobs.values()):
             self._end_job(sequence, Chunk(finish="error", fault=fault), keep_cache=False)
         self._cache_manager.prefix_cache.clear()
+        self._drafting.clear()
         if self.pictures is not None:
             self.pictures.cache.clear()
         return self._take_outbox()
@@ -191,7 +196,7 @@ class Core:
         for sequence in self._scheduler.preempt():
             self._free_memory(sequence)
         self._cache_manager.grow_caches(self._scheduler.running)
-        scheduled = self._add_drafts(self._scheduler.schedule())
+        scheduled = self._drafting.add(self._scheduler.schedule(), self._scheduler.running)
         if not scheduled:
             self.waits_for_pictures = True
             return
@@ -215,46 +220,9 @@ class Core:
             return
         for entry in scheduled:
             self._prompt_tokens += entry.sequence.take_newly_computed()
-        self._record_timing(scheduled, outputs, num_decoding, self._clock() - started_at)
+        self._drafting.record(scheduled, outputs, num_decoding, self._clock() - started_at)
         for output in outputs:
             self._emit_output(output)
-
-    def _add_drafts(self, scheduled: list[tuple[Sequence, int]]) -> list[ScheduledTokens]:
-        """Adds drafts if few sequences run and all of them decode.
-
-        A step without drafts must have been measured before, since the gain of a draft is computed from it. Steps with
-        prompts get none: `PrefillBudget` relies on measuring steps that only decode.
-        """
-        running = self._scheduler.running
-        decode_only = len(running) <= self._max_draft_seqs and all(sequence.num_pending == 1 for sequence in running)
-        use_drafts = (
-            decode_only
-            and self._prefill_budget is not None
-            and self._prefill_budget.decode_seconds(len(running)) is not None
-        )
-        suppressed = self.info.suppressed_ids
-        return [
-            ScheduledTokens(sequence, count, propose_draft(sequence, suppressed) if use_drafts else [])
-            for sequence, count in scheduled
-        ]
-
-    def _record_timing(
-        self, scheduled: list[ScheduledTokens], outputs: list[SequenceOutput], decoding: int, seconds: float
-    ) -> None:
-        """Passes the duration of a step to the prefill budget or, if the step had drafts, to their drafters."""
-        if self._prefill_budget is None:
-            return
-        draft_lengths = {entry.sequence.job.id: len(entry.draft) for entry in scheduled if entry.draft}
-        if not draft_lengths:
-            prompt_tokens = sum(entry.count for entry in scheduled) - decoding
-            self._prefill_budget.record_step(decoding, prompt_tokens, seconds)
-            return
-        baseline = self._prefill_budget.decode_seconds(decoding)
-        cost = seconds / baseline if baseline else 1.0
-        for output in outputs:
-            draft_length = draft_lengths.get(output.sequence.job.id)
-            if draft_length and output.tokens and not output.finish:
-                output.sequence.drafter.update(draft_length, len(output.tokens) - 1, cost)
 
     def _emit_output(self, output: SequenceOutput) -> None:
         sequence = output.sequence
@@ -285,6 +253,7 @@ class Core:
         """Takes the cache and the features of a sequence that no longer runs."""
         if self.pictures is not None:
             self.pictures.release(sequence)
+        self._drafting.release(sequence, keep=keep)
         self._cache_manager.free(sequence, keep=keep)
 
     def _end_job(self, sequence: Sequence, chunk: Chunk, *, keep_cache: bool = True) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from antiphon.engine.protocol import Fault, FinishReason, Job, Sampling, TokenLogprob
+from antiphon.engine.scheduler.draft_policy import Acceptance
 from antiphon.engine.scheduler.ngram import Drafter
 
 if TYPE_CHECKING:  # importing them imports torch
@@ -54,6 +55,7 @@ class Sequence:
         self.admitted = False
         self._num_prompt_computed = 0
         self.drafter = Drafter()
+        self.acceptance: Acceptance | None = None
         self.prefix_leader: tuple[Sequence, int] | None = None
         self.prompt_logprobs: list[TokenLogprob | None] = []
 

@@ -119,6 +119,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "kv_cache_dtype": (["--kv-cache-dtype", "float16"], {"engine.kv_cache_dtype": "float16"}),
     "dtype": (["--dtype", "float32"], {"engine.dtype": "float32"}),
     "quantization": (["--quantization", "int4"], {"engine.quantization": "int4"}),
+    "draft_model": (["--draft-model", "some/small-model"], {"engine.draft_model": "some/small-model"}),
     "force_quantization": (["--force-quantization"], {"engine.force_quantization": True}),
     "image_cache_mib": (["--image-cache-mib", "64"], {"engine.image_cache_mib": 64}),
     "pack_cache": (["--no-pack-cache"], {"engine.pack_cache": False}),

@@ -29,6 +29,7 @@ from antiphon.app.observability.startup import create_console, show_banner
 from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions, LoraModule
 from antiphon.engine.process.spawn import WorkerProcess
 from tests.app.models.fake_engines import GatedEngine
@@ -213,3 +214,25 @@ def test_estimate_knows_the_form_of_the_weights() -> None:
     on_gpu = EngineOptions(device="cuda:0")  # as they are stored
     assert estimate_weights(packed, on_gpu).expected == 676
     assert estimate_weights(plain, EngineOptions(device="cuda:0")).expected == 2000
+
+
+@pytest.mark.parametrize("engine", ["scripted", "vllm", "sglang", "llama.cpp", "trtllm", "remote"])
+async def test_only_a_model_that_runs_here_has_a_draft_model(engine: Any) -> None:
+    options = ServeOptions(engine=engine, engine_options=EngineOptions(draft_model="small"))
+    with pytest.raises(ServeError, match="--draft-model requires --engine torch"):
+        await create_models(options, Settings(), lambda *_: None, WorkerProcess)
+
+
+async def test_draft_model_is_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+    for file in MODEL_DIR.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    registry, _ = await create(str(MODEL_DIR), load_on_demand=True, engine={"draft_model": str(tmp_path)})
+    assert registry.served[0].engine.info.vocab_size
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 2}))
+    sizes = f"{config['vocab_size'] + 2} tokens instead of the model's {config['vocab_size']}"
+    with pytest.raises(LoadError, match=f"another vocabulary, {sizes}"):
+        await create(str(MODEL_DIR), engine={"draft_model": str(tmp_path)})
+    with pytest.raises(LoadError, match="missing"):
+        await create(str(MODEL_DIR), engine={"draft_model": str(tmp_path / "missing")})

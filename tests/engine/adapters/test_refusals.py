@@ -148,7 +148,9 @@ def test_adapter_is_refused_before_the_model_is_packed(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("optimize_model", "_select_forward"):
-        monkeypatch.setattr(f"antiphon.engine.builder.{name}", lambda *_: pytest.fail("found late", pytrace=False))
+        monkeypatch.setattr(
+            f"antiphon.engine.assembly.stages.{name}", lambda *_: pytest.fail("found late", pytrace=False)
+        )
     make_adapter(tmp_path, "gemma2" if fault == "shape" else "phi3", 1, targets=["o_proj", "qkv_proj"])
     if fault == "shape":
         config, key = json.loads((tmp_path / "adapter_config.json").read_text()), "base_model.model.model.layers.0"

@@ -13,7 +13,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from antiphon.engine.builder import QUANTIZED_PROMPT_BLOCK_TOKENS, build_core_from_model
+from antiphon.engine.assembly.stages import QUANTIZED_PROMPT_BLOCK_TOKENS
+from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.errors import LoadError
 from antiphon.engine.fit import packing_plan
 from antiphon.engine.fit.linears import MergedLinearSlice, PackedLinear

@@ -250,7 +250,7 @@ def test_drafting_stops_when_verification_costs_more_than_it_saves() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "mistral"])
 def test_drafts_change_no_token_of_a_transformer(family: str) -> None:
     drafted, undrafted = build_tiny_core(family), build_tiny_core(family)
-    undrafted._max_draft_seqs = 0
+    undrafted._drafting.max_ngram_seqs = 0
     for options in ({}, {"temperature": 0.7, "seed": 4}):
         bias = dict.fromkeys(range(5, 9), 8.0)
         job = make_job([5, 6, 7, 8] * 6, max_tokens=60, ignore_eos=True, logit_bias=bias, **options)
