@@ -24,9 +24,15 @@ from antiphon.engine.remote.grammars.seam import GrammarMode, mask_next_token
 from antiphon.engine.remote.handshake import ServerProfile
 from antiphon.engine.remote.job_stream import JobStream, StreamStart
 from antiphon.engine.remote.options import RemoteSetup
-from antiphon.engine.remote.remote_job import RemoteJob, continue_job, continue_texts, count_prompt_tokens
+from antiphon.engine.remote.remote_job import (
+    RemoteJob,
+    continue_job,
+    continue_texts,
+    count_prompt_tokens,
+    find_uncounted,
+)
 from antiphon.engine.remote.replica import Replica
-from antiphon.engine.remote.transport.connection import HttpResponse, RemoteConnectionError
+from antiphon.engine.remote.transport.connection import ConnectError, HttpResponse, RemoteConnectionError
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +63,7 @@ class AttemptRunner:
         while not run.is_over:
             profile = replica.profile
             if profile is None:
-                return lost_attempt(replica.name, replica.unready_reason or "it is down")
+                return lost_attempt(replica.name, replica.unready_reason or "it is down", has_job=False)
             request_id = run.create_request_id()
             request = await self._prepare_request(run, profile, mode, request_id)
             if request is None:
@@ -78,6 +84,10 @@ class AttemptRunner:
         if run.generated and target.max_tokens <= 0:
             return None
         num_left, follower = target.max_tokens, None
+        run.uncounted = find_uncounted(run.job, api)
+        if run.generated and run.uncounted and self._setup.options.continuation == "strict":
+            message = f"the engine cannot go on exactly after tokens that were generated before: {run.uncounted[0]}"
+            raise EngineError("engine_unavailable", message, retryable=True)
         if job.media:
             job, api, target = self._add_pictures(run, profile, job, target)
         if job.grammar is not None:
@@ -153,11 +163,11 @@ class AttemptRunner:
         client, sink = replica.client, stream if job.prompt_logprobs is None else None
         body, limit = api.encode_job(job, target), max_reply_bytes(job)
         exchange = asyncio.ensure_future(client.request("POST", api.path, body, headers, sink, limit))
-        lost: str | None = None
+        lost: RemoteConnectionError | None = None
         try:
             response = await self._wait_for_end(exchange, stream)
         except RemoteConnectionError as error:
-            response, lost = None, str(error)
+            response, lost = None, error
         if response is not None and response.status != 200:
             attempt = classify_failure(read_error_body(response.status, response.body), replica.name, client.secrets)
         else:
@@ -173,7 +183,7 @@ class AttemptRunner:
             if stream.failure is None:
                 return None
             attempt = (
-                lost_attempt(replica.name, lost)
+                lost_attempt(replica.name, str(lost), has_job=not isinstance(lost, ConnectError))
                 if lost is not None
                 else classify_failure(stream.failure, replica.name, client.secrets)
             )

@@ -1,7 +1,9 @@
 """The engine over remote servers: admission, choice of a replica, retries and counts."""
 
 import asyncio
+import contextlib
 import functools
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -22,15 +24,17 @@ from antiphon.engine.protocol import (
 )
 from antiphon.engine.remote.attempt import AttemptRunner
 from antiphon.engine.remote.child_server import ChildServer
+from antiphon.engine.remote.faults import STREAM_BROKEN
 from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.images.image_handshake import common_images
 from antiphon.engine.remote.images.pictures import load_pictures
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteSetup, RemoteTimeouts
-from antiphon.engine.remote.remote_job import STOPPED_FAULT, RemoteJob, check_job
+from antiphon.engine.remote.remote_job import STOPPED_FAULT, RemoteJob, RetrySchedule, check_job
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
 
-MAX_ATTEMPTS = 3
+log = logging.getLogger(__name__)
+
 NOT_RUNNING = "the engine is not running"
 
 
@@ -181,7 +185,7 @@ class RemoteEngine:
             self._jobs[job_id].end("cancelled")
 
     async def generate(self, job: Job, on_chunk: OnChunk) -> None:
-        """Runs a job on a replica. A try that got no token is repeated on another one."""
+        """Runs a job on a replica. If that one fails, it goes on there or on another one, as `RetrySchedule` allows."""
         if not self._monitors:
             raise EngineError.from_fault(STOPPED_FAULT)
         if job.id in self._jobs:
@@ -195,31 +199,46 @@ class RemoteEngine:
             if not run.scope.expired():
                 raise
             run.report_end()
+        except EngineError as error:
+            if run.is_over:
+                raise
+            run.fail(Fault(error.code, error.message, error.retryable))
         finally:
             del self._jobs[job.id]
             run.finished.set_result(None)
             self._count_job(run)
 
     async def _run_attempts(self, run: RemoteJob) -> None:
-        loop, tried = asyncio.get_running_loop(), list[Replica]()
-        give_up_at = loop.time() + self._timeouts.retry_window_s
-        await self._wait_for_replica(give_up_at)
+        """Runs a job to its end. Raises `EngineError` for one that cannot go on."""
+        schedule = RetrySchedule(run, self._options, self._timeouts)
+        await self._wait_for_replica(schedule.give_up_at)
         check_job(run.job, self.info)
         run.pictures = await load_pictures(self._media, run.job, self._media_secret)
-        while candidates := self._list_candidates(tried):
-            job = run.job
-            key = job.affinity or affinity_of_prompt(job.owner, job.tokens)
+        key = run.job.affinity or affinity_of_prompt(run.job.owner, run.job.tokens)
+        candidates = self._list_candidates(schedule)
+        if not candidates:  # lost while the pictures were loaded
+            raise EngineError("engine_unavailable", self.unready_reason() or NOT_RUNNING, retryable=True)
+        while True:
             replica = choose_replica(candidates, key)
-            tried.append(replica)
-            headers = {self._options.affinity_header: key}
-            failed = await self._runner.run_attempt(run, replica, headers)
+            if replica.profile is not None:
+                schedule.note_attempt(replica.profile)
+            failed = await self._runner.run_attempt(run, replica, {self._options.affinity_header: key})
             if failed is None:
                 return
-            can_retry = failed.is_retryable and len(tried) < MAX_ATTEMPTS and loop.time() < give_up_at
-            if not can_retry or not self._list_candidates(tried):
+            candidates = await self._wait_for_candidates(schedule) if schedule.allows_retry(failed) else []
+            if not candidates:
                 error = failed.error
-                run.fail(Fault(error.code, error.message, error.retryable))
+                run.fail(STREAM_BROKEN if run.num_tokens else Fault(error.code, error.message, error.retryable))
                 return
+            log.info("job %s is tried again after %d tokens: %s", run.job.id, run.num_tokens, failed.error.message)
+
+    async def _wait_for_candidates(self, schedule: RetrySchedule) -> list[Replica]:
+        """Returns replicas for the next try. Waits for one if the job may; returns none if it may not."""
+        with contextlib.suppress(TimeoutError):
+            while not (candidates := self._list_candidates(schedule)) and schedule.can_wait:
+                await schedule.pause(self._wait_for_change)
+            return candidates
+        return []
 
     def _find_failure(self) -> str | None:
         """Returns the reason why no replica will ever take jobs; None if waiting may help."""
@@ -230,8 +249,8 @@ class RemoteEngine:
             return None
         return f"engine {mismatches[0]}" if mismatches else NOT_RUNNING
 
-    def _list_candidates(self, tried: Sequence[Replica]) -> list[Replica]:
-        return [replica for replica in self._replicas if replica.profile is not None and replica not in tried]
+    def _list_candidates(self, schedule: RetrySchedule) -> list[Replica]:
+        return [replica for replica in self._replicas if schedule.is_untried(replica.profile)]
 
     def _check_capacity(self, priority: int) -> None:
         if is_full(self._options.capacity, [run.job.priority for run in self._jobs.values()], priority):

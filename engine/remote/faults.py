@@ -22,12 +22,14 @@ GRAMMAR_LEFT = Fault("server_error", "the engine left the grammar it was given")
 
 
 class FailedAttempt(msgspec.Struct, frozen=True):
-    """A try that ended without a token. `is_retryable`: another replica may succeed."""
+    """A try that ended before the job did. `is_retryable`: another replica may succeed."""
 
     error: EngineError
     is_retryable: bool
     is_down: bool = False
     """True if the replica did not answer as a working server: its health must be checked."""
+    has_job: bool = True
+    """False if the replica has not taken the job: it could not be reached, or was busy."""
 
 
 REFUSED_GRAMMAR = FailedAttempt(
@@ -82,7 +84,7 @@ def classify_failure(failure: RemoteFailure, name: str, secrets: Sequence[str] =
         return FailedAttempt(_unavailable(f"the engine {name} does not accept the server's key"), is_retryable=True)
     if status == 429 or (status == 503 and BUSY.search(message)):
         error = EngineError("server_is_overloaded", "the engine is busy; try again shortly", retryable=True)
-        return FailedAttempt(error, is_retryable=True)
+        return FailedAttempt(error, is_retryable=True, has_job=False)
     if status in (400, 404, 413, 422):
         code = "context_length_exceeded" if TOO_LONG.search(message) else "invalid_request"
         return FailedAttempt(EngineError(code, message), is_retryable=False)
@@ -91,9 +93,10 @@ def classify_failure(failure: RemoteFailure, name: str, secrets: Sequence[str] =
     return FailedAttempt(_unavailable(f"the engine {name} failed (status {status})"), is_retryable=True, is_down=True)
 
 
-def lost_attempt(name: str, reason: str) -> FailedAttempt:
+def lost_attempt(name: str, reason: str, *, has_job: bool = True) -> FailedAttempt:
     """Returns the failure of a try whose connection or stream broke."""
-    return FailedAttempt(_unavailable(f"the engine {name} is not available: {reason}"), is_retryable=True, is_down=True)
+    error = _unavailable(f"the engine {name} is not available: {reason}")
+    return FailedAttempt(error, is_retryable=True, is_down=True, has_job=has_job)
 
 
 def _unavailable(message: str) -> EngineError:

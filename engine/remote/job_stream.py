@@ -8,7 +8,7 @@ import msgspec
 
 from antiphon.engine.protocol import Chunk, Fault, FinishReason, Job, OnChunk, TokenLogprob
 from antiphon.engine.remote.backend_apis.base import Decoder, Finish, JobTarget, RemoteFailure, RemoteOutput
-from antiphon.engine.remote.faults import GRAMMAR_LEFT, STREAM_BROKEN
+from antiphon.engine.remote.faults import GRAMMAR_LEFT
 from antiphon.engine.remote.grammars.follower import GrammarFollower
 from antiphon.engine.remote.grammars.seam import GrammarMode
 from antiphon.engine.remote.transport.sse import MAX_EVENT_BYTES, OversizedEventError, SseSplitter
@@ -42,7 +42,7 @@ FIRST_REPLY = StreamStart()
 
 
 class JobStream:
-    """Reads one reply. Before the first token a failure is kept in `failure`, so that another replica can be tried.
+    """Reads one reply. A failure is kept in `failure`: the job may go on with another request.
 
     A stop token ends the job, whatever the server does after it. The last chunk waits for the server's final event,
     which carries the count of cached tokens; `finishing` is done when it begins to wait.
@@ -282,14 +282,12 @@ class JobStream:
             self._on_chunk(self._add_counts(self._final))
 
     def _fail(self, failure: RemoteFailure) -> bool:
-        """Keeps the failure. After the first token it ends the job: another replica would not continue the same."""
+        """Keeps the failure, unless the last chunk only waits for a count."""
         if self.is_cut:
             return True
         self.failure = failure
         if self._final is not None:
             self._deliver_final()
-        elif self.num_tokens:
-            self.end_with("error", STREAM_BROKEN)
         return True
 
 

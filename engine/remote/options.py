@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SurfaceChoice = Literal["auto", "completions", "generate"]
 MAX_LISTED_NAMES = 8
+ContinuationPolicy = Literal["any", "strict"]
 GrammarPolicy = Literal["probe", "require", "off"]
 
 
@@ -36,6 +37,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Silence of a server after which a job fails. A long prompt is silent until its first token."""
     grammar: GrammarPolicy = "probe"
     """`probe`: serve without grammars if a server does not follow them; `require`: do not; `off`: never use them."""
+    continuation: ContinuationPolicy = "any"
+    """`strict`: a job whose server was lost fails if it has fields that the next server would count anew."""
     separate_owners: bool = False
     """True if clients have keys, so that one must not find another's prompts in a cache."""
 
@@ -45,6 +48,8 @@ class RemoteTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     retry_window_s: float = 5.0
     """Time within which a job waits for a replica while none is up, and is tried again if it got no token."""
+    continue_within_s: float = 60.0
+    """Time within which an admitted job goes on after its server was lost, there or on another one. 0: it fails."""
     final_count_grace_s: float = 0.05
     """Time that the last chunk waits for the count of cached tokens."""
     health_interval_s: float = 2.0

@@ -5,17 +5,24 @@ what cannot be expressed, `find_uncounted` tells.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, EngineInfo, Fault, Job, OnChunk
 from antiphon.engine.remote.backend_apis.base import BackendApi
+from antiphon.engine.remote.faults import FailedAttempt
+from antiphon.engine.remote.handshake import ServerProfile
 from antiphon.engine.remote.images.pictures import RemotePicture, check_soft_tokens
+from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.vocabulary import Vocabulary
 
 EndCause = Literal["deadline", "cancelled", "closed"]
+MAX_ATTEMPTS = 3
+"""Tries of a job that was not admitted."""
+MAX_MOVES = 3
+"""Times that a job which has begun goes on after its server was lost."""
 STOPPED_FAULT = Fault("engine_unavailable", "the engine was stopped", retryable=True)
 
 
@@ -31,6 +38,8 @@ class RemoteJob:
         self.num_tokens = self.cached_tokens = 0
         self.generated = list(job.generated or ())
         """Tokens of earlier runs and of this one."""
+        self.uncounted: list[str] = []
+        """Sampling fields that the server of the latest request would count anew if the job goes on."""
         self._num_requests = 0
         self.has_failed = False
         self.pictures: tuple[RemotePicture, ...] = ()
@@ -46,6 +55,11 @@ class RemoteJob:
         if chunk.finish is not None:
             self.is_over, self.has_failed = True, chunk.fault is not None
         self._on_chunk(chunk)
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the job was admitted, here or in an earlier run."""
+        return self.is_admitted or self.job.generated is not None
 
     def create_request_id(self) -> str:
         """Returns an id for the next request. A server may still know the earlier ones."""
@@ -81,6 +95,65 @@ class RemoteJob:
         if not self.is_admitted:
             raise EngineError.from_fault(fault)
         self.receive_chunk(Chunk(finish="error", fault=fault))
+
+
+class RetrySchedule:
+    """Tells whether a job is tried again, until when, and after which pause.
+
+    A new job is tried `MAX_ATTEMPTS` times, each time on another replica, within `retry_window_s`. A job that has begun
+    goes on within `continue_within_s` after its server was lost, at most `MAX_MOVES` times.
+    """
+
+    def __init__(self, run: RemoteJob, options: RemoteOptions, timeouts: RemoteTimeouts) -> None:
+        self._run, self._timeouts = run, timeouts
+        self._is_strict = options.continuation == "strict"
+        self._tried: list[ServerProfile] = []
+        self._num_seen, self._num_moves, self._is_interrupted = 0, 0, False
+        self._delay_s = timeouts.min_reconnect_delay_s
+        has_begun = run.job.generated is not None
+        self.give_up_at = self._now() + max(timeouts.retry_window_s, timeouts.continue_within_s if has_begun else 0.0)
+
+    @property
+    def can_wait(self) -> bool:
+        """True if the job may wait for a replica that was tried before."""
+        return self._run.has_begun and self._timeouts.continue_within_s > 0
+
+    def is_untried(self, profile: ServerProfile | None) -> bool:
+        """Tells whether a replica is up and was not tried. After a new handshake it counts as another one."""
+        return profile is not None and not any(profile is tried for tried in self._tried)
+
+    def note_attempt(self, profile: ServerProfile) -> None:
+        """Notes the replica of a try."""
+        self._tried.append(profile)
+
+    def allows_retry(self, failed: FailedAttempt) -> bool:
+        """Notes a failed try. Returns false if it was the last one."""
+        run, has_progress = self._run, self._run.num_tokens > self._num_seen
+        self._num_seen = run.num_tokens
+        if not failed.is_retryable or (run.generated and run.uncounted and self._is_strict):
+            return False
+        if not self.can_wait:
+            return not run.num_tokens and len(self._tried) < MAX_ATTEMPTS and self._now() < self.give_up_at
+        self._num_moves += failed.has_job
+        if has_progress or not self._is_interrupted:
+            self._is_interrupted = True
+            self.give_up_at = self._now() + self._timeouts.continue_within_s
+            self._delay_s = self._timeouts.min_reconnect_delay_s
+        return self._num_moves <= MAX_MOVES and self._now() < self.give_up_at
+
+    async def pause(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Returns when `wait` does, or when all replicas may be tried again. Raises `TimeoutError` at the end."""
+        if self._now() >= self.give_up_at:
+            raise TimeoutError
+        try:
+            async with asyncio.timeout_at(min(self._now() + self._delay_s, self.give_up_at)):
+                await wait()
+        except TimeoutError:
+            self._tried.clear()
+            self._delay_s = min(2 * self._delay_s, self._timeouts.max_reconnect_delay_s)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
 
 def check_job(job: Job, info: EngineInfo) -> None:

@@ -29,6 +29,10 @@ class RemoteConnectionError(Exception):
         self.answered = answered
 
 
+class ConnectError(RemoteConnectionError):
+    """There was no connection, so that the server has not seen the request."""
+
+
 class SilenceTimeoutError(RemoteConnectionError):
     """The server sent no output for too long."""
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from antiphon.engine.remote.transport.connection import (
     BodySink,
+    ConnectError,
     HttpConnection,
     HttpResponse,
     RemoteConnectionError,
@@ -112,12 +113,10 @@ class HttpClient:
                         HttpConnection, endpoint.host, endpoint.port, ssl=self._tls
                     )
         except TimeoutError:
-            raise RemoteConnectionError(
-                f"no connection to {endpoint.name} within {ENGINE_CONNECT_TIMEOUT_S:g} s"
-            ) from None
+            raise ConnectError(f"no connection to {endpoint.name} within {ENGINE_CONNECT_TIMEOUT_S:g} s") from None
         except ssl.SSLError as error:
-            raise RemoteConnectionError(f"{endpoint.name}: TLS failed: {error.reason or error}") from None
+            raise ConnectError(f"{endpoint.name}: TLS failed: {error.reason or error}") from None
         except OSError as error:
             reason = error.strerror or str(error)  # of several addresses, each with its error
-            raise RemoteConnectionError(f"{endpoint.name} cannot be reached: {reason}") from None
+            raise ConnectError(f"{endpoint.name} cannot be reached: {reason}") from None
         return connection

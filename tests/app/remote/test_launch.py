@@ -18,8 +18,9 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk
-from antiphon.engine.remote.engine import MAX_ATTEMPTS, RemoteEngine
+from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteTimeouts
+from antiphon.engine.remote.remote_job import MAX_ATTEMPTS
 from tests.engine.remote.remote_helpers import EOS, make_job, merge_chunks
 from tests.progress import HANG_TIMEOUT_S
 

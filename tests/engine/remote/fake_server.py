@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+PASSES_OF_A_CONNECTION = 6
+"""Passes of the event loop after which a connection that was accepted has its handler."""
 Encode = Callable[[str], list[int]]
 
 
@@ -131,9 +133,10 @@ class FakeServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for writer in list(self._writers):
-            writer.transport.abort()
-        await asyncio.sleep(0)
+        for _ in range(PASSES_OF_A_CONNECTION):
+            for writer in list(self._writers):
+                writer.transport.abort()
+            await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)

@@ -6,12 +6,13 @@ So a job that goes on elsewhere has the same output exactly if the server gets t
 import zlib
 from array import array
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher
 
-from tests.engine.remote.fake_server import Reply, sse, vllm_tokens, vllm_usage
+from tests.engine.remote.fake_server import Pause, Reply, sse, vllm_tokens, vllm_usage
 from tests.engine.remote.remote_helpers import EOS, HELLO, load_tokenizer
 
 VOCAB_SIZE = 1024
@@ -46,8 +47,8 @@ class HashingModel:
             if token == EOS:
                 break
             for follower in (matcher, wanted):
-                if follower is not None and not follower.is_error():
-                    follower.consume_token(token)
+                if follower is not None and not follower.consume_token(token):
+                    return whole[len(ids) :]  # nobody reads on
         return whole[len(ids) :]
 
     def answer(self, body: dict[str, Any]) -> Reply:
@@ -58,6 +59,8 @@ class HashingModel:
         *first, last = [
             vllm_tokens(token, logprobs=_write_logprobs(token) if "logprobs" in body else None) for token in tokens
         ]
+        if tokens[-1] != EOS and len(tokens) < body["max_tokens"]:
+            return Reply([*sse(*first, last, end=False), Pause()], part_delay_s=self._delay_s)
         last["choices"][0]["finish_reason"] = "stop" if tokens[-1] == EOS else "length"
         return Reply(sse(*first, last, vllm_usage(len(body["prompt"]))), part_delay_s=self._delay_s)
 
@@ -66,7 +69,7 @@ class HashingModel:
         lapse, scores = random.random() < LAPSES, random.random(VOCAB_SIZE)
         if wanted is None:
             scores[EOS] = 0.0
-        elif not lapse and not wanted.is_error():
+        elif not lapse:
             scores += _find_allowed(wanted)
         return scores
 
@@ -77,6 +80,11 @@ def _write_logprobs(token: int) -> dict[str, Any]:
 
 
 def _compile(grammar: str) -> LLMatcher:
+    return _compile_once(grammar).deep_copy()
+
+
+@cache
+def _compile_once(grammar: str) -> LLMatcher:
     matcher = LLMatcher(load_tokenizer(), grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return matcher

@@ -12,7 +12,7 @@ from antiphon.engine.remote.backend_apis.completions import CompletionsApi
 from antiphon.engine.remote.backend_apis.llama_cpp import LlamaCppApi
 from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateApi
 from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
-from antiphon.engine.remote.faults import classify_failure
+from antiphon.engine.remote.faults import STREAM_BROKEN, classify_failure
 from antiphon.engine.remote.job_stream import JobStream
 from tests.engine.remote.remote_helpers import check_rules, merge_chunks
 
@@ -112,7 +112,7 @@ def make_job(**fields: Any) -> Job:
 
 
 def play(api: BackendApi, data: bytes, size: int, **fields: Any) -> list[Chunk]:
-    """Returns the chunks of a reply whose bytes come in pieces of this size."""
+    """Returns the chunks of a reply whose bytes come in pieces of this size, with a fault if the reply has a failure."""
     chunks: list[Chunk] = []
     job = make_job(**fields)
     decode = api.create_decoder(job)
@@ -121,6 +121,8 @@ def play(api: BackendApi, data: bytes, size: int, **fields: Any) -> list[Chunk]:
         if stream.on_body(data[start : start + size]):
             break
     stream.finish_reply()
+    if stream.failure is not None and not stream.is_over and merge_chunks(chunks):
+        stream.end_with("error", STREAM_BROKEN)
     return chunks
 
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from antiphon.engine.protocol import Capabilities, EngineError
-from antiphon.engine.remote.engine import MAX_ATTEMPTS, RemoteEngine, common_capabilities
+from antiphon.engine.remote.engine import RemoteEngine, common_capabilities
 from antiphon.engine.remote.options import RemoteOptions
-from antiphon.engine.remote.remote_job import check_job
+from antiphon.engine.remote.remote_job import MAX_ATTEMPTS, check_job
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from tests.engine.remote.fake_server import Pause, Reply, json_reply, play_vllm
 from tests.engine.remote.remote_helpers import (
