@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from antiphon.engine.options import Option
-from antiphon.engine.remote.options import GrammarPolicy, SurfaceChoice
+from antiphon.engine.remote.options import ContinuationPolicy, GrammarPolicy, SurfaceChoice
 
 _remote = partial(Option, "Remote engines")
 
@@ -44,3 +44,11 @@ class RemoteServeOptions(Struct, frozen=True, kw_only=True):
             "refuse all such requests."
         ),
     ] = "probe"
+    continuation: Annotated[
+        ContinuationPolicy,
+        _remote(
+            "Responses whose server is lost: all go on, or those fail that have a field which the next server would "
+            "count anew (seed, presence_penalty, frequency_penalty).",
+            name="continue",
+        ),
+    ] = "any"

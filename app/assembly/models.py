@@ -186,8 +186,13 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
         return await _plan_torch_model(_decide_on_images(options, settings), on_status, spawn)
     else:
         template = None if options.chat_template is None else _load_template(options.chat_template)
-        separate_owners = bool(settings.api_key_digests)
-        engine, loaded, name = await create_remote_engine(options, template, on_status, separate_owners=separate_owners)
+        engine, loaded, name = await create_remote_engine(
+            options,
+            template,
+            on_status,
+            separate_owners=bool(settings.api_key_digests),
+            continue_within_s=settings.continue_within,
+        )
     return _ModelPlan(options=options, name=options.name or name, loaded=loaded, build_engine=lambda _: engine)
 
 

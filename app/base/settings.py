@@ -50,6 +50,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     enable_batches: Annotated[bool, _server("Run batches: /v1/batches.", name="batches")] = True
     shutdown_timeout: Annotated[float, _server("Seconds to let running responses finish on shutdown.", minimum=0)] = 5.0
     """Time from the first SIGTERM until streams that are still open are ended."""
+    continue_within: Annotated[
+        float,
+        _server(
+            "Seconds for which a response waits for an engine that is lost, and then goes on; 0: it fails.", minimum=0
+        ),
+    ] = 60.0
     api_key_digests: tuple[bytes, ...] = ()
     """SHA-256 digests of the API keys. Empty: no key is required."""
     ssl_certfile: Annotated[

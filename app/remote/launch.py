@@ -21,7 +21,7 @@ from antiphon.engine.remote.backend_apis.base import EngineKind
 from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
-from antiphon.engine.remote.options import RemoteOptions
+from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.transport.endpoint import Endpoint, parse_endpoint
 from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat
@@ -41,11 +41,16 @@ VLLM_FLAGS = (
 
 
 async def create_remote_engine(
-    options: ServeOptions, template: str | None, on_status: Callable[[str, str], None], *, separate_owners: bool
+    options: ServeOptions,
+    template: str | None,
+    on_status: Callable[[str, str], None],
+    *,
+    separate_owners: bool,
+    continue_within_s: float = RemoteTimeouts().continue_within_s,
 ) -> tuple[Engine, LoadedFormat, str]:
     """Returns the engine, the model's format, and the model's name. Raises `ServeError` or `LoadError`.
 
-    `on_status` is called with the model's name and a step of the start.
+    `on_status` is called with the model's name and a step of the start. `continue_within_s`: see `RemoteTimeouts`.
     """
     remote = options.remote
     endpoints, child = tuple(_parse_url(url) for url in remote.urls), None
@@ -66,7 +71,23 @@ async def create_remote_engine(
         stop_ids=loaded.format.stop_ids,
     )
     model = msgspec.structs.replace(model, image_probe=build_image_probe(loaded.format))
-    remote_options = RemoteOptions(
+    remote_options = _build_options(options, endpoints, separate_owners)
+    key, name = _look_up_key(remote.key_env), options.name or remote.model or default_name(source)
+    engine = RemoteEngine(
+        remote_options,
+        model,
+        info,
+        api_key=key,
+        timeouts=RemoteTimeouts(continue_within_s=continue_within_s),
+        on_status=partial(on_status, name),
+        child=child,
+    )
+    return engine, loaded, name
+
+
+def _build_options(options: ServeOptions, endpoints: tuple[Endpoint, ...], separate_owners: bool) -> RemoteOptions:
+    remote = options.remote
+    return RemoteOptions(
         endpoints=endpoints,
         kind=None if options.engine == "remote" else cast("EngineKind", options.engine),
         model=remote.model,
@@ -75,11 +96,9 @@ async def create_remote_engine(
         capacity=remote.capacity,
         silence_timeout_s=remote.timeout_s,
         grammar=remote.grammar,
+        continuation=remote.continuation,
         separate_owners=separate_owners,
     )
-    key, name = _look_up_key(remote.key_env), options.name or remote.model or default_name(source)
-    engine = RemoteEngine(remote_options, model, info, api_key=key, on_status=partial(on_status, name), child=child)
-    return engine, loaded, name
 
 
 def _create_child(options: ServeOptions) -> tuple[Endpoint, ChildServer]:

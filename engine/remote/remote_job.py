@@ -226,11 +226,11 @@ def continue_texts(job: Job, generated: Sequence[int], vocabulary: Vocabulary | 
 
 
 def find_uncounted(job: Job, api: BackendApi) -> list[str]:
-    """Returns the sampling fields of a job that the server counts from the end of the prompt."""
+    """Returns the sampling fields of a job that the server would count anew, in the order of the interface."""
     sampling = job.sampling
-    fields = {
-        "presence_penalty": bool(sampling.presence_penalty) and not api.penalizes_prompt,
-        "frequency_penalty": bool(sampling.frequency_penalty) and not api.penalizes_prompt,
+    used = {
+        "presence_penalty": bool(sampling.presence_penalty),
+        "frequency_penalty": bool(sampling.frequency_penalty),
         "seed": sampling.seed is not None and sampling.temperature > 0,
     }
-    return [name for name, is_uncounted in fields.items() if is_uncounted]
+    return [name for name in api.uncounted_fields if used[name]]

@@ -111,6 +111,11 @@ class Replica:
         self._shown_steps.clear()
         for warning in profile.warnings:
             log.warning("engine %s", warning)
+        log.info(
+            "engine %s counts anew in a response that goes on after a loss: %s",
+            self.name,
+            ", ".join(profile.api.uncounted_fields),
+        )
         self._set_state(profile, None)
         return True
 

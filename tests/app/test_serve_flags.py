@@ -96,6 +96,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "engine_capacity": (["--engine-capacity", "7"], {"remote.capacity": 7}),
     "engine_timeout_s": (["--engine-timeout", "1.5"], {"remote.timeout_s": 1.5}),
     "engine_grammar": (["--engine-grammar", "off"], {"remote.grammar": "off"}),
+    "engine_continuation": (["--continue", "strict"], {"remote.continuation": "strict"}),
     "lora_modules": (
         ["--lora", "sql=/a/b", "--lora", "chat=/c"],
         {"engine.lora_modules": (LoraModule("sql", "/a/b"), LoraModule("chat", "/c"))},
@@ -167,6 +168,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "unknown_tools": (["--unknown-tools", "text"], {"settings.unknown_tools": "text"}),
     "log_format": (["--log-format", "json"], {"log_format": "json"}),
     "default_max_output_tokens": (["--max-output-tokens", "9"], {"settings.default_max_output_tokens": 9}),
+    "continue_within": (["--continue-within", "1.5"], {"settings.continue_within": 1.5}),
     "shutdown_timeout": (["--shutdown-timeout", "0.5"], {"settings.shutdown_timeout": 0.5}),
 }
 """Maps each parameter of the command to arguments that set it, and to what these must change."""

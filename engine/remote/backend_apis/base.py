@@ -86,8 +86,8 @@ class BackendApi:
     """Fields of a job that this interface can express."""
     grammar_syntax: GrammarSyntax = "lark"
     """Syntax in which it takes grammars."""
-    penalizes_prompt = False
-    """True if presence and frequency penalties count the tokens of the prompt, too."""
+    uncounted_fields: tuple[str, ...] = ("presence_penalty", "frequency_penalty", "seed")
+    """Sampling fields that the server counts anew if a job goes on after earlier tokens: from the end of the prompt."""
     image_form: ImageForm = "none"
     """Form of prompts with pictures, if the server serves them."""
 

@@ -85,7 +85,7 @@ class LlamaCppApi(BackendApi):
 
     path = "/completion"
     image_form = "text"
-    penalizes_prompt = True
+    uncounted_fields = ("seed",)  # its penalties count the prompt
     capabilities = Capabilities(
         prompt_logprobs=False, min_tokens=False, priority=False, continues_exactly=False, isolates_owners=False
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.app.base.settings import Settings
 from antiphon.app.remote.launch import create_remote_engine
 from antiphon.app.remote_options import RemoteServeOptions
 from antiphon.app.serve_options import ServeError, ServeOptions
@@ -27,10 +28,15 @@ from tests.progress import HANG_TIMEOUT_S
 ROOT = Path(__file__).resolve().parents[3]
 
 
+CONTINUE_WITHIN_S = 12.5
+
+
 async def create_engine(**options: Any) -> RemoteEngine:
     remote, on_status = RemoteServeOptions(**options.pop("remote", {})), options.pop("on_status", lambda *_: None)
     serve_options = ServeOptions(**{"engine": "vllm", "models": (str(MODEL_DIR),), "remote": remote, **options})
-    engine, _, _ = await create_remote_engine(serve_options, None, on_status, separate_owners=False)
+    engine, _, _ = await create_remote_engine(
+        serve_options, None, on_status, separate_owners=False, continue_within_s=CONTINUE_WITHIN_S
+    )
     assert isinstance(engine, RemoteEngine)
     return engine
 
@@ -73,9 +79,17 @@ async def test_steps_are_told_with_the_name_of_the_model() -> None:
         shown.clear()
 
 
+async def test_options_of_lost_servers_reach_the_engine() -> None:
+    for remote, policy in (({}, "any"), ({"continuation": "strict"}, "strict")):
+        engine = await create_engine(remote={"urls": ("http://127.0.0.1:9",), **remote})
+        assert (engine._options.continuation, engine._timeouts.continue_within_s) == (policy, CONTINUE_WITHIN_S)
+
+
 def test_page_tells_the_limits_of_tries() -> None:
     page = " ".join((ROOT / "docs" / "remote.md").read_text(encoding="utf-8").split())
     assert f"another replica is tried, at most {MAX_ATTEMPTS} in {RemoteTimeouts().retry_window_s:g} seconds" in page
+    assert f"waits for one for {RemoteTimeouts().continue_within_s:g} seconds (`--continue-within`)" in page
+    assert Settings().continue_within == RemoteTimeouts().continue_within_s
 
 
 async def test_missing_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,19 @@ class TestRequest:
         async with remote_engine() as (engine, _):
             assert not engine.info.capabilities.continues_exactly
 
+    async def test_log_names_what_a_server_counts_anew(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level("INFO", logger="antiphon.engine.remote.replica"):
+            async with remote_engine():
+                pass
+        assert "goes on after a loss: presence_penalty, frequency_penalty, seed" in caplog.text
+
+    async def test_strict_refuses_what_a_server_counts_anew(self) -> None:
+        async with remote_engine(continuation="strict") as (engine, [server]):
+            error = await refuse_job(engine, generated=(50,), seed=1)
+            assert error.code == "engine_unavailable" and "seed" in error.message and not server.jobs
+            assert merge_chunks(await run_job(engine, generated=(50,), temperature=0.0, seed=1)) == (50, 51, EOS)
+            assert merge_chunks(await run_job(engine, generated=(), seed=1)) == (50, 51, EOS)
+
     def test_fields_that_servers_count_anew(self) -> None:
         job = Job(id="j", tokens=HELLO, sampling=Sampling(seed=1, presence_penalty=0.1, frequency_penalty=-0.1))
         assert find_uncounted(job, CompletionsApi("vllm")) == ["presence_penalty", "frequency_penalty", "seed"]
