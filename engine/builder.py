@@ -19,6 +19,7 @@ from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.malloc_tuning import map_large_blocks, return_freed_memory
 from antiphon.engine.media.assembly import create_desk, describe_images
 from antiphon.engine.options import EngineOptions
+from antiphon.engine.prefix_disk.opening import open_prefix_disk
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.draft_model import DraftModel
@@ -127,6 +128,7 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
         before_pass=adapt_threads(model, options),
         adapters=build.adapters,
         pictures=desk,
+        prefix_disk=open_prefix_disk(checkpoint, options, forward, build.kernels),
         grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )
 

@@ -48,6 +48,15 @@ class LoraModule(msgspec.Struct, frozen=True):
     """False: an engine that cannot load the adapter starts without it, because it served others before."""
 
 
+class SecretBytes(msgspec.Struct, frozen=True):
+    """Bytes that no log shows. Empty: there is no secret."""
+
+    value: bytes = b""
+
+    def __repr__(self) -> str:
+        return "SecretBytes(…)" if self.value else "SecretBytes()"
+
+
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options for running a model. The builder fills in fields that are None from the hardware and the model."""
 
@@ -111,6 +120,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     pack_cache_gib: Annotated[
         float, _memory("Disk space for quantized weights in GiB; those used longest ago are deleted.", above=0)
     ] = 32.0
+    prefix_cache_disk: Annotated[
+        float | None,
+        _memory(
+            "Disk space in GiB for computed prefixes, which jobs reuse after a restart; those used longest ago are "
+            "deleted. CPU only. Default: they are kept in memory only.",
+            above=0,
+        ),
+    ] = None
+    prefix_cache_key: SecretBytes = SecretBytes()
+    """Encrypts prefixes on disk. Empty: they are encrypted with a key that lies beside them."""
     lora_modules: Annotated[
         tuple[LoraModule, ...],
         Option(

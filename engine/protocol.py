@@ -218,6 +218,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     encoded_images: int = 0
     feature_cache_hits: int = 0
     """Pictures whose features were found in the cache when a job needed them."""
+    disk_hit_tokens: int = 0
+    """Tokens whose keys and values were read from disk."""
+    disk_pages_written: int = 0
+    disk_pages_damaged: int = 0
+    """Pages on disk that were damaged, or of another origin, and were deleted."""
     feature_cache_bytes: int = 0
     """Bytes of features that are kept now."""
 

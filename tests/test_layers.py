@@ -46,6 +46,7 @@ EXTERNAL_IMPORTS = {
         "jinja2",
         "llguidance",
         "httptools",
+        "cryptography",
     },
     "kit": {"msgspec", "httpx", "h11", "click", "rich", "websockets", "pytest", "syrupy", "jsonschema", "referencing"},
     "app": {

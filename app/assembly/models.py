@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
 from antiphon.app.assembly.draft_models import check_draft_options, estimate_with_draft, fetch_draft_model
 from antiphon.app.assembly.encoders import create_encoders
+from antiphon.app.base.encryption import open_sealer
 from antiphon.app.base.settings import Settings
 from antiphon.app.media.processor_files import can_prepare_images
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
@@ -34,7 +35,7 @@ from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, SecretBytes
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import Engine, EngineInfo
@@ -64,7 +65,7 @@ async def create_models(
 ) -> tuple[ModelRegistry, dict[str, str]]:
     """Returns the models, and a line about the dialect of each by its first name. No engine is started.
 
-    Raises `ServeError`, `LoadError`, `ScriptError` or `DialectError`.
+    Raises `ServeError`, `LoadError`, `ScriptError`, `DialectError` or `KeyFileError`.
     """
     _check_loading(options)
     each_options = split_models(options)
@@ -173,6 +174,8 @@ def _check_loading(options: ServeOptions) -> None:
 
 async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnStatus, spawn: SpawnWorker) -> _ModelPlan:
     """Returns the plan of one model. Runs the cheapest checks first: the folder, its files, its dialect."""
+    if options.engine != "torch" and options.engine_options.prefix_cache_disk is not None:
+        raise ServeError("--prefix-cache-disk requires --engine torch: other engines keep their prefixes themselves")
     if options.engine == "scripted":
         for name in ("chat_template", "revision"):
             if getattr(options, name) is not None:
@@ -183,7 +186,8 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
     elif options.engine == "torch":
         if options.remote.urls:
             raise ServeError("--engine-url requires --engine vllm, sglang, llama.cpp, trtllm or remote")
-        return await _plan_torch_model(_decide_on_images(options, settings), on_status, spawn)
+        options = _add_prefix_key(_decide_on_images(options, settings), settings)
+        return await _plan_torch_model(options, on_status, spawn)
     else:
         template = None if options.chat_template is None else _load_template(options.chat_template)
         engine, loaded, name = await create_remote_engine(
@@ -200,6 +204,15 @@ def _decide_on_images(options: ServeOptions, settings: Settings) -> ServeOptions
     """Returns the options without a vision tower if this server never prepares a picture for it."""
     sees = can_prepare_images(settings)
     return structs.replace(options, engine_options=structs.replace(options.engine_options, keep_vision_tower=sees))
+
+
+def _add_prefix_key(options: ServeOptions, settings: Settings) -> ServeOptions:
+    """Returns the options with a key for prefixes on disk, if the server has a key file. Raises `KeyFileError`."""
+    path = settings.encryption_key_path
+    if path is None or options.engine_options.prefix_cache_disk is None:
+        return options
+    key = SecretBytes(open_sealer(path).derive_key("prefix cache"))
+    return structs.replace(options, engine_options=structs.replace(options.engine_options, prefix_cache_key=key))
 
 
 async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: SpawnWorker) -> _ModelPlan:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Purpose = Literal["reasoning", "compaction"]
-KeyPurpose = Literal["approvals", "image names"]
+KeyPurpose = Literal["approvals", "image names", "prefix cache"]
 KEY_BYTES = 32
 _VERSION = b"\x01"
 _ID, _NONCE = 8, 12

@@ -11,6 +11,7 @@ from antiphon.engine.protocol import EngineStats
 TOTALS = (
     *("steps", "prompt_tokens", "prefix_hit_tokens", "generated_tokens", "finished_jobs", "failed_jobs"),
     *("encoded_images", "feature_cache_hits", "drafted_tokens", "accepted_tokens"),
+    *("disk_hit_tokens", "disk_pages_written", "disk_pages_damaged"),
 )
 """Fields of `EngineStats` that count since the start of an engine."""
 

@@ -1,7 +1,9 @@
 """A KV cache in contiguous buffers, two per layer: the layout that a CPU reads fastest."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,24 @@ class BufferAddresses(NamedTuple):
     values: int
     key_step: int
     value_step: int
+
+
+class LayerLayout(NamedTuple):
+    """Shapes and type of a layer's buffers."""
+
+    layer: int
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    dtype: str
+    """Name in torch, such as `float16`."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of the keys and values of one token."""
+        itemsize = _find_dtype(self.dtype).itemsize
+        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * itemsize
 
 
 class _LayerBuffers(NamedTuple):
@@ -69,6 +89,38 @@ class ContiguousKVCache(KVCache):
         self._layers[layer] = buffers
         return buffers
 
+    @property
+    def layout(self) -> tuple[LayerLayout, ...]:
+        """The layers that were written to, in ascending order."""
+        return tuple(
+            LayerLayout(
+                layer,
+                *(buffers.keys.shape[1], buffers.keys.shape[3]),
+                *(buffers.values.shape[1], buffers.values.shape[3]),
+                str(buffers.keys.dtype).removeprefix("torch."),
+            )
+            for layer, buffers in sorted(self._layers.items())
+        )
+
+    @torch.inference_mode()
+    def allocate_layers(self, layout: Iterable[LayerLayout]) -> None:
+        """Allocates the buffers of these layers on the CPU, before the first write to them."""
+        for layer, key_heads, key_dim, value_heads, value_dim, dtype in layout:
+            keys = torch.empty((1, key_heads, 0, key_dim), dtype=_find_dtype(dtype))
+            values = torch.empty((1, value_heads, 0, value_dim), dtype=_find_dtype(dtype))
+            self._layers[layer] = _allocate_buffers(keys, values, self._capacity, keys.dtype)
+
+    def view_tokens(self, start: int, end: int) -> list[np.ndarray]:
+        """Returns the bytes of tokens in memory of the CPU, without a copy: keys, then values, of the layers in order.
+
+        Each array is (heads, end - start, bytes); fewer tokens if the buffers hold fewer.
+        """
+        return [
+            buffer[0, :, start:end].view(torch.uint8).numpy()
+            for _, buffers in sorted(self._layers.items())
+            for buffer in (buffers.keys, buffers.values)
+        ]
+
     @torch.inference_mode()
     def copy(self, length: int, capacity: int) -> "ContiguousKVCache":
         """Copies the buffers; see `KVCache.copy`."""
@@ -119,3 +171,8 @@ def _copy_buffers(source: _LayerBuffers, length: int, capacity: int) -> _LayerBu
     new.keys[:, :, :length] = source.keys[:, :, :length]
     new.values[:, :, :length] = source.values[:, :, :length]
     return new
+
+
+def _find_dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

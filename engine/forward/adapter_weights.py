@@ -1,5 +1,8 @@
 """An adapter in memory: its matrices in each layer, as a product whose rows do not depend on each other."""
 
+import hashlib
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -51,6 +54,11 @@ class LoraWeight:
         self.num_bytes = self._a.nbytes + self._b.nbytes
         """Memory of the matrices."""
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The matrices in the form in which they are multiplied."""
+        return (self._a, self._b) if self.matrices is None else tuple(self.matrices)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Returns the change of the layer's output: (n, inputs) → (n, outputs)."""
         count, rows = len(x), self._block_rows
@@ -93,6 +101,16 @@ class LoadedAdapter:
     def num_bytes(self) -> int:
         """Memory of the matrices in bytes."""
         return sum(weight.num_bytes for weight in self.weights.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all matrices and the names of their layers, the same after a restart."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.weights.items()):
+            for tensor in weight.tensors:
+                digest.update(repr((name, weight.rank, tensor.dtype, tuple(tensor.shape))).encode())
+                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     @property
     def description(self) -> str:

@@ -30,6 +30,9 @@ LAYOUT_SOURCES = (
 CHECKED_FOLDERS = ("assembly", "cache", "checkpoint", "fit", "forward", "kernels", "load", "pack_cache")
 """Folders whose code the checks of a start run."""
 
+NUMBER_SOURCES = ("adapters/*.py", "scheduler/*.py", "prefix_disk/*.py")
+"""Sources besides those of `hash_checks` that decide about the bits of keys and values."""
+
 SAMPLES, SAMPLE_BYTES = 64, 4096
 """Parts of a weight file that its fingerprint covers besides the header: tools may preserve or fake its time."""
 
@@ -75,6 +78,14 @@ def hash_checks(options: EngineOptions) -> str:
     values: list[Any] = [getattr(options, name) for name in CHECKED_OPTIONS]
     sources = ("*.py", "kernels/*.[ch]", *(f"{folder}/**/*.py" for folder in CHECKED_FOLDERS))
     return _hash_parts([repr((versions, values)).encode(), _hash_sources(sources).encode()])
+
+
+def hash_numbers(options: EngineOptions, form: str) -> str:
+    """Returns a hash of what the keys and values of a token depend on, besides the files of the model and the tokens.
+
+    `form` tells what the start has chosen. Any other code counts as another one.
+    """
+    return _hash_parts([hash_checks(options).encode(), _hash_sources(NUMBER_SOURCES).encode(), form.encode()])
 
 
 @cache

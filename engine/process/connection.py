@@ -13,6 +13,7 @@ from antiphon.engine.process.messages import (
     Command,
     PingCommand,
     Report,
+    StartCommand,
     StopCommand,
     WorkerFailed,
     WorkerReady,
@@ -20,9 +21,10 @@ from antiphon.engine.process.messages import (
     report_decoder,
 )
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
+from antiphon.engine.process.timeouts import FLUSH_TIMEOUT_S
 
 EXIT_TIMEOUT_S = 1.0
-"""Seconds that a worker has to exit after a stop command, before it is killed."""
+"""Seconds that a worker has to exit after a stop command, before it is killed; it may write prefixes before them."""
 TICKS_PER_STEP_TIMEOUT = 4
 """Watchdog ticks per step timeout. Silence is counted in ticks, so that a parent that was itself suspended counts only
 one, and does not blame the worker for its own pause."""
@@ -37,6 +39,7 @@ class WorkerConnection(asyncio.Protocol):
         self.exit_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._on_report, self._decoder = on_report, report_decoder()
         self._transport: asyncio.Transport | None = None
+        self._exit_timeout_s = EXIT_TIMEOUT_S
         self._silent_ticks = 0
         self._loaded = False
         self._reason: str | None = None
@@ -61,6 +64,8 @@ class WorkerConnection(asyncio.Protocol):
         except OSError:
             parent_end.close()
             raise
+        if isinstance(first_command, StartCommand) and first_command.options.prefix_cache_disk is not None:
+            connection._exit_timeout_s += FLUSH_TIMEOUT_S
         on_created(connection)
         data = encode_message(first_command)
         try:
@@ -105,7 +110,7 @@ class WorkerConnection(asyncio.Protocol):
             self.kill("stopped")
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self.exit_reason), EXIT_TIMEOUT_S)
+                await asyncio.wait_for(asyncio.shield(self.exit_reason), self._exit_timeout_s)
         finally:
             self.kill("stopped")
         await asyncio.shield(self.exit_reason)

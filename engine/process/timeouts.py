@@ -2,6 +2,9 @@
 
 import msgspec
 
+FLUSH_TIMEOUT_S = 5.0
+"""Seconds for which a worker that is stopped writes prefixes to disk."""
+
 
 class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits of the worker process, in seconds."""

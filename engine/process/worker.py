@@ -43,6 +43,7 @@ from antiphon.engine.process.messages import (
 from antiphon.engine.process.output import WORKER_FORMAT
 from antiphon.engine.process.parent_connection import ParentConnection
 from antiphon.engine.process.picture_exchange import PictureExchange
+from antiphon.engine.process.timeouts import FLUSH_TIMEOUT_S
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,9 @@ class _WorkerLoop:
             self._pictures.send_requests()
             self._pictures.wait_for_work(self._parent.fileno())
             commands = self._parent.receive_commands(wait=not self._core.has_work)
+        close_core = getattr(self._core, "close", None)
+        if close_core is not None:  # cores of encoders keep nothing
+            close_core(FLUSH_TIMEOUT_S)
 
     def _apply_command(self, command: Command) -> None:
         if isinstance(command, AddJob):

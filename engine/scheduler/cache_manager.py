@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from antiphon.engine.cache.base import KVCache, round_capacity
 from antiphon.engine.media_messages import equal_length
+from antiphon.engine.scheduler.disk_prefixes import DiskPrefixes
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS, CachedPrefix, PrefixCache
 from antiphon.engine.scheduler.sequence import Sequence, common_prefix_length
 
 if TYPE_CHECKING:  # importing it imports torch
     from antiphon.engine.forward.interface import ForwardPass
+    from antiphon.engine.prefix_disk.prefix_disk import PrefixDisk
 
 GROWTH_TOKENS = 128
 """Tokens by which a cache grows. Each decoded token reads the whole cache, so one copy per 128 tokens costs little."""
@@ -41,12 +43,20 @@ class KVCacheManager:
 
     `max_tokens` limits the capacity of running and idle caches together, `max_idle_tokens` that of idle ones alone.
     No cache is kept or shared if `enable_prefix_caching` is False or the model does not support chunked prefill.
+    `prefix_disk` keeps the pages of ended sequences for later starts.
     """
 
     def __init__(
-        self, forward: "ForwardPass", *, max_tokens: int, max_idle_tokens: int, enable_prefix_caching: bool = True
+        self,
+        forward: "ForwardPass",
+        *,
+        max_tokens: int,
+        max_idle_tokens: int,
+        enable_prefix_caching: bool = True,
+        prefix_disk: "PrefixDisk | None" = None,
     ) -> None:
         self.prefix_cache = PrefixCache()
+        self.disk = DiskPrefixes(prefix_disk)
         self._forward = forward
         self._max_tokens = max_tokens
         self._max_idle_tokens = max_idle_tokens
@@ -80,6 +90,7 @@ class KVCacheManager:
         cache, length = sequence.cache, sequence.num_computed_tokens
         sequence.cache, sequence.num_computed_tokens = None, 0
         if keep and self._enable_prefix_caching and isinstance(cache, KVCache) and cache.length == length:
+            self.disk.offer(sequence, cache, length)
             self.prefix_cache.insert(sequence.cache_key, sequence.match_tokens[:length], cache, sequence.spans)
             self.prefix_cache.evict_to(self._max_idle_tokens)
 
@@ -98,9 +109,33 @@ class KVCacheManager:
 
     def evict_to_fit(self, running: SequenceABC[Sequence]) -> None:
         """Evicts idle caches until they fit next to those of the running sequences."""
-        self.prefix_cache.evict_to(
-            min(self._max_tokens - sum(sequence.reserved_tokens for sequence in running), self._max_idle_tokens)
-        )
+        free = self._count_free(running) - self.disk.num_loading_tokens
+        self.prefix_cache.evict_to(min(free, self._max_idle_tokens))
+
+    def clear(self) -> None:
+        """Drops all idle caches, and the prefix that is being read from disk."""
+        self.prefix_cache.clear()
+        self.disk.discard()
+
+    def take_loaded(self, running: SequenceABC[Sequence]) -> None:
+        """Makes a prefix that has been read from disk an idle cache, where the sequence that waits for it finds it."""
+        loaded = self.disk.take_loaded()
+        if loaded is not None:
+            sequence, cache = loaded
+            self.prefix_cache.insert(sequence.cache_key, sequence.tokens[: cache.length], cache)
+            self.evict_to_fit(running)
+
+    def find_leader(self, sequence: Sequence, running: SequenceABC[Sequence]) -> tuple[Sequence, int] | None:
+        """Returns what `prefix_leader` returns. If that is None, the sequence may begin to wait for pages on disk."""
+        leader = self.prefix_leader(sequence, running)
+        if leader is None and self._enable_prefix_caching and self.disk.may_help(sequence):
+            source = self._find_prefix(sequence, running)
+            pages = self.disk.find(sequence, source.length if source else 0)
+            capacity = self._choose_capacity(sequence, self._count_free(running))
+            if pages and capacity <= self._count_free(running):
+                self.disk.start_load(sequence, pages, capacity)
+                self.evict_to_fit(running)
+        return leader
 
     def prefix_leader(self, sequence: Sequence, running: SequenceABC[Sequence]) -> tuple[Sequence, int] | None:
         """The running sequence whose prefix to wait for, and the length of that prefix; None if there is none.
@@ -146,6 +181,10 @@ class KVCacheManager:
                 best = PrefixHit(other.cache, common, None)
         return best
 
+    def _count_free(self, running: SequenceABC[Sequence]) -> int:
+        """Memory in tokens that idle caches may take."""
+        return self._max_tokens - sum(sequence.reserved_tokens for sequence in running)
+
     def _choose_snapshots(self, sequence: Sequence) -> list[int]:
         """Lengths of the prefixes of a sequence that others may reuse, in a model that reuses only planned ones.
 
@@ -190,6 +229,7 @@ class KVCacheManager:
             if self.prefix_cache.capacity_tokens <= free - capacity:
                 return cache.copy(length, capacity)
         self.prefix_cache.pop(entry)
+        self.disk.forget(cache, length)
         cache.truncate(length)
         cache.reserve(capacity)
         return cache

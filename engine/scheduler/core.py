@@ -15,6 +15,7 @@ from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.media.desk import PictureDesk
+from antiphon.engine.prefix_disk.prefix_disk import PrefixDisk
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager
 from antiphon.engine.scheduler.draft_model import DraftModel
@@ -44,6 +45,7 @@ class Core:
     `enable_prefix_caching` keeps the caches of finished jobs for jobs with a common prefix. `grammars` returns the
     grammar compiler; `kernels` speed up sampling on a CPU. `before_pass` is called before each pass of the model. Jobs
     may name one of the `adapters`. `pictures` gets the features of their pictures.
+    `prefix_disk` keeps prefixes for later starts.
 
     A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
     has no such chunk: its only chunk has `finish` set.
@@ -68,15 +70,14 @@ class Core:
         kernels: Kernels | None = None,
         adapters: AdapterRegistry | None = None,
         pictures: PictureDesk | None = None,
+        prefix_disk: PrefixDisk | None = None,
         before_pass: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info, self._forward = info, forward
         self.adapters, self.pictures = adapters, pictures
         self._intake = JobIntake(info, grammars, adapters, pictures, clock)
-        self._kernels = kernels
-        self._before_pass = before_pass
-        self._clock = clock
+        self._kernels, self._before_pass, self._clock = kernels, before_pass, clock
         cache_tokens = max_cache_tokens or max_num_seqs * info.max_model_len
         self._prefill_budget = (
             PrefillBudget(max_batched_tokens, forward.prompt_alignment) if forward.supports_chunked_prefill else None
@@ -93,6 +94,7 @@ class Core:
             max_tokens=cache_tokens,
             max_idle_tokens=max_cache_tokens or info.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            prefix_disk=prefix_disk,
         )
         if adapters is not None:
             adapters.on_unload = self._cache_manager.prefix_cache.remove_adapter
@@ -126,6 +128,9 @@ class Core:
             failed_jobs=self._failed_jobs,
             encoded_images=0 if self.pictures is None else self.pictures.num_encoded,
             feature_cache_hits=0 if self.pictures is None else self.pictures.num_hits,
+            disk_hit_tokens=self._cache_manager.disk.num_hit_tokens,
+            disk_pages_written=self._cache_manager.disk.num_written,
+            disk_pages_damaged=self._cache_manager.disk.num_damaged,
             feature_cache_bytes=0 if self.pictures is None else self.pictures.cache.num_bytes,
         )
 
@@ -148,7 +153,7 @@ class Core:
         """Ends every job with this fault and clears the prefix cache. Returns the last chunks."""
         for sequence in list(self._jobs.values()):
             self._end_job(sequence, Chunk(finish="error", fault=fault), keep_cache=False)
-        self._cache_manager.prefix_cache.clear()
+        self._cache_manager.clear()
         self._drafting.clear()
         if self.pictures is not None:
             self.pictures.cache.clear()
@@ -171,7 +176,15 @@ class Core:
         self.waits_for_pictures = False
         if not self._outbox and self._scheduler.running:
             self._run_model()
+        elif not self._outbox:
+            self._cache_manager.disk.wait_for_load()
         return self._take_outbox()
+
+    def close(self, timeout_s: float) -> None:
+        """Keeps the caches of running jobs on disk as well, waiting at most this time. No step follows."""
+        for sequence in self._scheduler.running:
+            self._cache_manager.free(sequence, keep=sequence.is_reusable)
+        self._cache_manager.disk.close(timeout_s)
 
     def _take_outbox(self) -> list[JobChunk]:
         chunks, self._outbox = self._outbox, []
@@ -180,7 +193,8 @@ class Core:
     def _admit_waiting(self) -> None:
         for sequence in self._scheduler.yield_places():
             self._free_memory(sequence)
-        for sequence in self._scheduler.admit_waiting(self._cache_manager.prefix_leader):
+        self._cache_manager.take_loaded(self._scheduler.running)
+        for sequence in self._scheduler.admit_waiting(self._find_leader):
             try:
                 cached_tokens = self._cache_manager.allocate(sequence, self._scheduler.running)
             except Exception as failure:
@@ -192,13 +206,18 @@ class Core:
                 self._prefix_hit_tokens += cached_tokens
                 self._outbox.append((sequence.job.id, Chunk(cached_tokens=cached_tokens)))
 
+    def _find_leader(self, sequence: Sequence, running: list[Sequence]) -> tuple[Sequence, int] | None:
+        leader = self._cache_manager.find_leader(sequence, running)
+        self._scheduler.loading_tokens = self._cache_manager.disk.num_loading_tokens
+        return leader
+
     def _run_model(self) -> None:
         for sequence in self._scheduler.preempt():
             self._free_memory(sequence)
         self._cache_manager.grow_caches(self._scheduler.running)
         scheduled = self._drafting.add(self._scheduler.schedule(), self._scheduler.running)
         if not scheduled:
-            self.waits_for_pictures = True
+            self.waits_for_pictures = not self._cache_manager.disk.wait_for_load()
             return
         num_decoding = sum(entry.sequence.num_pending == 1 for entry in scheduled)
         self._num_steps += 1

@@ -7,7 +7,8 @@ The scheduler handles tokens only as counts: no model, no tensors, no clock. Its
 - Queue: while it has free places, any owner may use them. When it is full, a new job displaces the last queued one of
   the owner with the most jobs, provided that this owner then still has at least as many jobs as the new job's owner.
   Jobs of `BATCH_PRIORITY` or a lower one take no place from others: see `is_full`.
-- Prefix: a sequence may stay in the queue until a running sequence has computed their common prefix.
+- Prefix: a sequence may stay in the queue until a running sequence has computed their common prefix, or until one has
+  been read from disk.
 - Each step decodes one token of every decoding sequence and spends a budget on prompts: higher priorities first, then
   in equal shares for owners. One owner's prompts are computed in order of arrival.
 - While a prompt of higher priority is computed, sequences of batches pause. They are preempted for others that wait.
@@ -49,6 +50,8 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.loading_tokens = 0
+        """Cache taken by a prefix that is being read from disk, in tokens."""
         self._max_waiting = max_waiting
         self._max_cache_tokens = max_cache_tokens
         self._state_tokens = state_tokens
@@ -99,7 +102,7 @@ class Scheduler:
                 return
             sequence = self._next_to_admit(ready)
             sequence.prefix_leader = find_leader(sequence, self.running)
-            if sequence.prefix_leader is not None:
+            if sequence.prefix_leader is not None or sequence.waiting_for_prefix:
                 continue
             if not self._fits_cache(sequence):
                 return
@@ -179,7 +182,7 @@ class Scheduler:
         return min(ready, key=turn)
 
     def _fits_cache(self, sequence: Sequence) -> bool:
-        new_tokens = len(sequence.tokens) + 1 + self._state_tokens
+        new_tokens = len(sequence.tokens) + 1 + self._state_tokens + self.loading_tokens
         planned = sum(other.reserved_tokens for other in self.running) + new_tokens
         return not self.running or planned <= self._max_cache_tokens
 

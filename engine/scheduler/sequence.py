@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # importing them imports torch
     from antiphon.engine.forward.adapter_weights import LoadedAdapter
     from antiphon.engine.media.sequence_pictures import SequencePictures
     from antiphon.engine.media_messages import MediaSpan
+    from antiphon.engine.prefix_disk.loading import PageLoad
+    from antiphon.engine.prefix_disk.page_id import PageContext
     from antiphon.engine.scheduler.sampler import SamplingState
 
 
@@ -57,6 +59,10 @@ class Sequence:
         self.drafter = Drafter()
         self.acceptance: Acceptance | None = None
         self.prefix_leader: tuple[Sequence, int] | None = None
+        self.page_load: PageLoad | None = None
+        """Pages on disk that this sequence waits for."""
+        self.has_tried_disk = False
+        self.page_context: PageContext | None = None
         self.prompt_logprobs: list[TokenLogprob | None] = []
 
     @property
@@ -104,7 +110,9 @@ class Sequence:
 
     @property
     def waiting_for_prefix(self) -> bool:
-        """True while the leader computes the common prefix, which is reused afterwards."""
+        """True while the leader computes the common prefix, or pages are read, which are reused afterwards."""
+        if self.page_load is not None and self.page_load.is_pending:
+            return True
         if self.prefix_leader is None:
             return False
         leader, length = self.prefix_leader

@@ -125,6 +125,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "image_cache_mib": (["--image-cache-mib", "64"], {"engine.image_cache_mib": 64}),
     "pack_cache": (["--no-pack-cache"], {"engine.pack_cache": False}),
     "pack_cache_gib": (["--pack-cache-gib", "1.5"], {"engine.pack_cache_gib": 1.5}),
+    "prefix_cache_disk": (["--prefix-cache-disk", "1.5"], {"engine.prefix_cache_disk": 1.5}),
     "deterministic": (["--deterministic"], {"engine.deterministic": True}),
     "reasoning_output": (["--reasoning-output", "both"], {"settings.reasoning_output": "both"}),
     "apply_patch_diffs": (["--apply-patch-diffs"], {"settings.apply_patch_diffs": True}),

@@ -123,6 +123,24 @@ async def test_only_models_that_are_loaded_here_can_be_unloaded(options: Any, re
         await create_models(ServeOptions(**options), Settings(), lambda *_: None, WorkerProcess)
 
 
+async def test_prefixes_on_disk_get_a_key_of_the_store_s(tmp_path: Path, engine_options: list[EngineOptions]) -> None:
+    """A server without a key file has none to give: its key would be lost at the end."""
+    settings = Settings(store_file=tmp_path / "responses.db")
+    for gib, each in ((1.5, settings), (1.5, settings), (None, settings), (1.5, Settings())):
+        options = ServeOptions(models=(str(MODEL_DIR),), engine_options=EngineOptions(prefix_cache_disk=gib))
+        await create_models(options, each, lambda *_: None, WorkerProcess)
+    keys = [options.prefix_cache_key.value for options in engine_options]
+    assert len(keys[0]) == 32 and keys == [keys[0], keys[0], b"", b""]
+    assert (tmp_path / "responses.db.key").read_bytes() != keys[0]
+
+
+@pytest.mark.parametrize("engine", ["scripted", "vllm", "remote"])
+async def test_prefixes_on_disk_belong_to_the_torch_engine(engine: Any) -> None:
+    options = ServeOptions(engine=engine, engine_options=EngineOptions(prefix_cache_disk=1.0))
+    with pytest.raises(ServeError, match=r"^--prefix-cache-disk requires --engine torch: other engines keep"):
+        await create_models(options, Settings(), lambda *_: None, WorkerProcess)
+
+
 async def test_files_tell_what_the_engine_will_report() -> None:
     registry, _ = await create(str(MODEL_DIR), load_on_demand=True)
     info = registry.served[0].engine.info
