@@ -33,7 +33,14 @@ def create_desk(model: PreTrainedModel, forward: ForwardPass, tower: VisionTower
     two_way = forward.two_way_layers = find_two_way_layers(model.config)
     encoder = ImageEncoder(model, tower.modules)
     soft_ids = _read_soft_ids(model)[:1]
-    return PictureDesk(model, encoder, soft_ids=soft_ids, two_way=bool(two_way), max_bytes=max_bytes)
+    return PictureDesk(
+        model,
+        encoder,
+        soft_ids=soft_ids,
+        two_way=bool(two_way),
+        alignment=forward.prompt_alignment,
+        max_bytes=max_bytes,
+    )
 
 
 def _read_soft_ids(model: PreTrainedModel) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Gets the features of pictures for running sequences: from the cache, or from arrays that the parent process sends.
 
 A picture that several sequences need is asked for and encoded once. Only the first picture that a sequence has not
-computed yet, and the one after it if there is room, are fetched: a sequence with a hundred pictures holds two.
+computed yet, and the one after it if there is room, are fetched: a sequence with a hundred pictures holds two, or those
+that one pass must compute together.
 """
 
 import logging
@@ -39,19 +40,31 @@ class PictureUser(Protocol):
     pictures: SequencePictures | None
     num_computed_tokens: int
 
+    @property
+    def queue_rank(self) -> tuple[int, int]:
+        """Sort key of priority and arrival."""
+        ...
+
 
 class PictureDesk:
     """Pictures of all sequences of a core.
 
     `soft_ids` are the tokens that stand for pictures. `two_way`: the tokens of a picture see all of it.
-    `max_bytes` limits the features that are kept. On an accelerator, a picture is encoded between two steps, by
-    `update`; on a CPU, beside the steps.
+    Passes over prompts end at multiples of `alignment`. `max_bytes` limits the features that are kept. On an
+    accelerator, a picture is encoded between two steps, by `update`; on a CPU, beside the steps.
     """
 
     def __init__(
-        self, model: PreTrainedModel, encoder: ImageEncoder, *, soft_ids: Iterable[int], two_way: bool, max_bytes: int
+        self,
+        model: PreTrainedModel,
+        encoder: ImageEncoder,
+        *,
+        soft_ids: Iterable[int],
+        two_way: bool,
+        alignment: int,
+        max_bytes: int,
     ) -> None:
-        self._model, self._encoder, self._two_way = model, encoder, two_way
+        self._model, self._encoder, self._two_way, self._alignment = model, encoder, two_way, alignment
         self._soft_ids = np.array(sorted(soft_ids))
         self._has_grids = counts_in_grids(model)
         self.cache = FeatureCache(max_bytes)
@@ -90,17 +103,21 @@ class PictureDesk:
     def update(self, running: Iterable[PictureUser]) -> list[tuple[PictureUser, Fault]]:
         """Gives sequences the features that are there, and fetches those that they need next.
 
-        Returns the sequences that cannot get a picture, with the faults that end them.
+        The first sequence with pictures to come gets those of its next pass whatever their size, so that it goes on and
+        at last makes room; those of all others must fit. Returns the sequences that cannot get a picture, with the
+        faults that end them.
         """
         self._clear_wake()
         self._collect_result()
         failed: list[tuple[PictureUser, Fault]] = []
         wanted: dict[FeatureKey, None] = {}
-        for user in running:
-            if user.pictures is not None:
-                fault = self._serve(user, user.pictures, wanted)
-                if fault is not None:
-                    failed.append((user, fault))
+        users = [(user, user.pictures) for user in running if user.pictures is not None]
+        unfinished = [user for user, pictures in users if self._list_urgent(user, pictures)]
+        first = min(unfinished, key=lambda user: user.queue_rank, default=None)
+        for user, pictures in users:
+            fault = self._serve(user, pictures, wanted, is_first=user is first)
+            if fault is not None:
+                failed.append((user, fault))
         self._faults.clear()
         self._job_faults.clear()
         self._run_encoder(wanted)
@@ -147,7 +164,12 @@ class PictureDesk:
             del self._asked[each]
         return found
 
-    def _serve(self, user: PictureUser, pictures: SequencePictures, wanted: dict[FeatureKey, None]) -> Fault | None:
+    def _list_urgent(self, user: PictureUser, pictures: SequencePictures) -> range:
+        return pictures.list_urgent(user.num_computed_tokens, self._alignment)
+
+    def _serve(
+        self, user: PictureUser, pictures: SequencePictures, wanted: dict[FeatureKey, None], *, is_first: bool
+    ) -> Fault | None:
         start = user.num_computed_tokens
         for index in pictures.list_done(start):
             self._give_back(pictures, index)
@@ -164,10 +186,11 @@ class PictureDesk:
                 self._fresh.discard(key)
                 continue
             is_known = key in self._tasks or key in self._asked or key in wanted
-            is_needed = pictures.needs_first(index, start)
-            if not is_known and not (is_needed or self._row_bytes):
+            is_urgent = index in self._list_urgent(user, pictures)
+            if not is_known and not (is_urgent or self._row_bytes):
                 return None  # the size of features is not known yet
-            if not is_known and not self.cache.has_room(span.rows * self._row_bytes, is_needed=is_needed):
+            has_room = (is_urgent and is_first) or self.cache.has_room(span.rows * self._row_bytes)
+            if not is_known and not has_room:
                 return None
             wanted[key] = None
             if not is_known:

@@ -42,10 +42,9 @@ class FeatureCache:
         self.num_bytes += features.num_bytes
         self._evict(spared=key)
 
-    def has_room(self, num_bytes: int, *, is_needed: bool) -> bool:
-        """Tells whether features of this size fit beside those in use. Alone, any that are needed now do."""
-        used = sum(self._features[key].num_bytes for key in self._uses)
-        return (is_needed and not used) or used + num_bytes <= self._max_bytes
+    def has_room(self, num_bytes: int) -> bool:
+        """Tells whether features of this size fit beside those in use."""
+        return sum(self._features[key].num_bytes for key in self._uses) + num_bytes <= self._max_bytes
 
     def clear(self) -> None:
         """Removes all features that are not in use."""

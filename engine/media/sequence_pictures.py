@@ -1,7 +1,7 @@
 """The pictures of one sequence: which rows of which features each of its tokens needs, and where it may be split."""
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 import torch
@@ -50,9 +50,17 @@ class SequencePictures:
         first = bisect_right(self._ends, start)
         return [index for index in range(first, len(self.spans)) if self.features[index] is None]
 
-    def needs_first(self, index: int, start: int) -> bool:
-        """Tells whether no picture before this one is still needed by tokens from `start` on."""
-        return index == bisect_right(self._ends, start)
+    def list_urgent(self, start: int, alignment: int) -> range:
+        """Returns the indices of the pictures that the next pass with a picture needs at least.
+
+        It is the first one that tokens from `start` on need, with those in the same block of `alignment` tokens.
+        """
+        first = bisect_right(self._ends, start)
+        if first == len(self.spans):
+            return range(0)
+        place = max(self.spans[first].offset, start)
+        block_end = place - place % alignment + alignment
+        return range(first, bisect_left(self.spans, block_end, key=lambda span: span.offset))
 
     def list_done(self, start: int) -> list[int]:
         """Returns the indices of the pictures whose features are there and no token from `start` on needs."""

@@ -100,7 +100,7 @@ def judge_row(
     """
     result = RowResult(row.name, forms={}, faults=[])
     if row.vision is not None and judges_images:
-        result.images = judge_pictures(row.model_type)
+        result.images = judge_pictures(row.pictures or row.model_type)
     model = build_model(row)
     with tempfile.TemporaryDirectory(prefix="antiphon-models-") as folder:
         for dtype in dtypes:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import hashlib
+import select
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -22,6 +23,7 @@ from tests.engine.vision_models import MOE
 
 SOFT_ID, VIDEO_ID, AUDIO_ID, START_ID, END_ID, BREAK_ID = 90, 91, 92, 93, 94, 95
 NUM_TOKENS = 20
+MAX_ENCODING_S = 30
 PATCH = 8
 
 
@@ -70,6 +72,16 @@ def _draw_square(random: torch.Generator, side: int, rows: int, *, wrap: bool = 
     pixels = torch.randn((1, 3, side, side), generator=random)
     tokens = tuple([SOFT_ID] * rows)
     return Picture({"pixel_values": pixels}, (START_ID, *tokens, END_ID) if wrap else tokens)
+
+
+def _draw_pixtral(random: torch.Generator, size: int) -> Picture:
+    """Rows of 2·size soft tokens, one for each patch, and a break between them."""
+    height, width = 2 * PATCH, 2 * PATCH * size
+    pixels = torch.randn((1, 3, height, width), generator=random)
+    row = [SOFT_ID] * (2 * size)
+    return Picture(
+        {"pixel_values": pixels, "image_sizes": torch.tensor([[height, width]])}, (*row, BREAK_ID, *row, END_ID)
+    )
 
 
 def _draw_tiles(random: torch.Generator, size: int, side: int, rows: int) -> Picture:
@@ -257,6 +269,20 @@ FAMILIES: dict[str, PictureFamily] = {
         _draw_mistral3,
         {},
     ),
+    "ministral3": PictureFamily(
+        "mistral3",
+        {"model_type": "ministral3", "head_dim": 32},
+        {"model_type": "pixtral"} | _CLIP_VISION,
+        _draw_mistral3,
+        {},
+    ),
+    "pixtral": PictureFamily(
+        "llava",
+        {"model_type": "mistral", "head_dim": 32},
+        {"model_type": "pixtral"} | _CLIP_VISION,
+        _draw_pixtral,
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    ),
     "internvl": PictureFamily(
         "internvl",
         {"model_type": "qwen2", "head_dim": 32},
@@ -415,16 +441,21 @@ def run_picture_jobs(core: Core, jobs: Sequence[tuple[Job, Prompt]]) -> dict[str
     while core.has_work:
         for name, chunk in core.step():
             chunks.setdefault(name, []).append(chunk)
-        answer_requests(core, prompts)
+        if not answer_requests(core, prompts) and core.waits_for_pictures:
+            assert core.pictures is not None
+            ready = select.select([core.pictures.wake_descriptor], [], [], MAX_ENCODING_S)
+            assert ready[0], "jobs wait for pictures that do not come"
     return chunks
 
 
-def answer_requests(core: Core, prompts: dict[str, Prompt]) -> None:
-    """Gives the core the pictures that it has asked for."""
+def answer_requests(core: Core, prompts: dict[str, Prompt]) -> bool:
+    """Gives the core the pictures that it has asked for. Tells whether it has asked for one."""
     assert core.pictures is not None
-    for job_id, key in core.pictures.take_requests():
+    requests = core.pictures.take_requests()
+    for job_id, key in requests:
         picture = next(picture for picture in prompts[job_id].pictures if picture.key == key)
         core.pictures.provide_tensors(job_id, key, picture.arrays)
+    return bool(requests)
 
 
 def join_output(chunks: list[Chunk]) -> list[int]:
