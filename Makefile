@@ -59,7 +59,7 @@ snapshots: $(TEST)  ## rewrite the snapshots; then read the diff
 	@git --no-pager diff --stat -- snapshots
 	@echo "Read every line of 'git diff snapshots/' before you commit: a snapshot is a claim about the wire."
 
-models: $(TEST)  ## compare every architecture with transformers, and write docs/models.md: about 15 minutes
+models: $(TEST)  ## compare every architecture with transformers, and write docs/models.md: about 20 minutes
 	$(BIN)/python -m tests.models.table > docs/models.md.new && mv docs/models.md.new docs/models.md
 
 bench: $(TEST)  ## run every benchmark against the installed peers: over an hour; results in .bench/results

@@ -38,6 +38,9 @@ class ModelRow(msgspec.Struct, frozen=True):
     seed: int = 7
     """Seed of the weights. With some seeds, two tokens are equally likely somewhere, and rounding decides."""
 
+    pictures: str = ""
+    """Name of the family of `picture_families` that stands for the row, if it is not the model type."""
+
     def __str__(self) -> str:
         return self.name
 

@@ -18,6 +18,7 @@ import transformers
 
 from antiphon.engine.hardware import cpu_features
 from tests.models.judge import NUM_OUTPUT_TOKENS, PROMPT_LENGTHS_TOKENS, FormResult, RowResult, judge_row
+from tests.models.pictures import AS_GENERATE
 from tests.models.published import PUBLISHED_KEYS
 from tests.models.rows import ModelRow
 from tests.models.rows_dense import DENSE_ROWS
@@ -32,7 +33,6 @@ SECTIONS = (
     ("Vision-language models", VISION_ROWS),
 )
 ROWS = tuple(row for _, rows in SECTIONS for row in rows)
-EXACT = "as `generate`"
 
 INTRODUCTION = f"""# Models
 
@@ -49,8 +49,9 @@ Its config.json has the keys of published files ({len(PUBLISHED_KEYS)} families)
   random routers choose other experts at the slightest error, so compare rows rather than read the figures as quality. *≠* marks
   a row whose quantized output depends on the batch.
 - **experts**: the forms in which the weights of experts are held. Where one is missing, they stay in fp32 in that form.
-- **images**: the greedy output with pictures equals that of `generate` from the same pixels, from files in fp32 and in bf16: alone, and
-  eight prompts with 0 to 3 pictures together. A refused type serves text.
+- **images**: the greedy output with pictures equals that of `generate` from the same pixels, from files in fp32 and in bf16: alone,
+  eight prompts with 0 to 3 pictures together, cut every 9 tokens, after prefixes that end before, inside and after a picture, with
+  features that were evicted, preempted after some tokens, and with right and wrong drafts. A refused type serves text.
 """
 
 
@@ -116,7 +117,9 @@ def _summarize(results: dict[str, RowResult]) -> str:
     paths = Counter(result.path or "not started" for result in results.values())
     exact = sum(not result.faults for result in results.values())
     counts = ", ".join(f"{count} {path}" for path, count in paths.most_common())
-    return f"{len(results)} rows, {exact} of them {EXACT}: {counts}.\n"
+    seeing = [result.images for result in results.values() if result.images]
+    pictures = f"Of {len(seeing)} with a vision tower, {seeing.count(AS_GENERATE)} take pictures {AS_GENERATE}."
+    return f"{len(results)} rows, {exact} of them {AS_GENERATE}: {counts}. {pictures}\n"
 
 
 def format_row(result: RowResult) -> str:
@@ -125,7 +128,7 @@ def format_row(result: RowResult) -> str:
     has_experts = any(outcome.packs_experts is not None for outcome in result.forms.values())
     cells = [
         f"`{result.name.split()[0]}`{result.name.removeprefix(result.name.split()[0])}",
-        "; ".join(result.faults) or EXACT,
+        "; ".join(result.faults) or AS_GENERATE,
         result.path + (f": {result.reason}" if result.reason else ""),
         "reused" if result.reuses_prefixes else "–",
         *(_format_form(result.forms.get(form)) for form in ("int8", "int4")),

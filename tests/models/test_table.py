@@ -23,7 +23,7 @@ def find_line(text: str, result: RowResult) -> list[str]:
     label = format_row(result).split("|")[1]
     line = next((line for line in text.splitlines() if line.startswith(f"|{label}|")), "")
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
-    return cells[:4]
+    return cells[:4] + cells[7:]
 
 
 def test_page_lists_every_row_once() -> None:
