@@ -58,7 +58,9 @@ def write_vision_model(folder: Path) -> Path:
     return folder
 
 
-def vision_registry(folder: Path, replies: Sequence[dict[str, Any]] = (SAY_IMAGES,)) -> ModelRegistry:
+def vision_registry(
+    folder: Path, replies: Sequence[dict[str, Any]] = (SAY_IMAGES,), name: str = "vision"
+) -> ModelRegistry:
     """Returns a registry of the model in a folder, whose engine replays a script."""
     model_format = load_format(folder).format
     soft_id = json.loads((folder / "config.json").read_text(encoding="utf-8"))["image_token_id"]
@@ -74,7 +76,7 @@ def vision_registry(folder: Path, replies: Sequence[dict[str, Any]] = (SAY_IMAGE
     engine = ScriptedEngine(
         parse_script({"reply": list(replies)}), encode=model_format.encode, decode=model_format.decode, info=info
     )
-    model = ServedModel(names=("vision",), engine=engine, format=model_format, created=1_700_000_000, folder=folder)
+    model = ServedModel(names=(name,), engine=engine, format=model_format, created=1_700_000_000, folder=folder)
     return ModelRegistry([model])
 
 
