@@ -137,6 +137,19 @@ def test_jpeg_of_one_colour(mode: str) -> None:
         assert np.abs(np.asarray(image, dtype=np.int64) - 200).max() <= 3
 
 
+@pytest.mark.parametrize("transform", [0, 2], ids=["CMYK", "YCCK"])
+@pytest.mark.parametrize("black", [0, 55])
+def test_jpeg_of_four_components(transform: int, black: int) -> None:
+    """Adobe stores the complements of inks: 100 is what 155 of each lets through; 128 is no colour difference."""
+    stored = (100, 100, 100, 255 - black) if transform == 0 else (155, 128, 128, 255 - black)
+    inks = Image.new("CMYK", (16, 8), tuple(255 - part for part in stored))  # Pillow writes complements, too
+    data = _encode(inks, "JPEG", quality=95)
+    marker = data.index(b"Adobe") + 11
+    data = data[:marker] + bytes([transform]) + data[marker + 1 :]
+    expected = 100 * (255 - black) / 255
+    assert np.abs(np.asarray(decode_rgb(data, LIMITS), dtype=np.int64) - expected).max() <= 4
+
+
 def test_second_picture_of_a_jpeg_is_ignored() -> None:
     frames = [Image.new("RGB", (16, 8), color) for color in ((10, 200, 10), (200, 10, 10))]
     image = decode_rgb(_encode(frames[0], "MPO", save_all=True, append_images=frames[1:]), LIMITS)
