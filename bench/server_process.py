@@ -72,6 +72,11 @@ class ServerProcess:
         self._send_signal(signal.SIGKILL)
         self._popen.wait(timeout_s)
 
+    def kill(self, timeout_s: float = 10.0) -> None:
+        """Sends SIGKILL to every process, and waits until the first one has ended."""
+        self._send_signal(signal.SIGKILL)
+        self._popen.wait(timeout_s)
+
     def tail(self, count: int = 5) -> str:
         """Returns the last `count` lines of the output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])

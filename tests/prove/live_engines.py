@@ -14,7 +14,7 @@ import httpx
 
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
-from antiphon.engine.remote.options import RemoteOptions
+from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.transport.endpoint import parse_endpoint
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 from bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT
@@ -81,17 +81,39 @@ def run_vision_server(folder: Path) -> Iterator[str]:
         server.terminate()
 
 
+class LiveServer:
+    """A server that can be killed, and started again at the same address."""
+
+    def __init__(self, kind: Kind, *flags: str) -> None:
+        port = find_free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = vllm_command(port, *flags) if kind == "vllm" else llama_command(port)
+        self._log, self._variables = BENCH_DIR / "logs" / f"prove-{kind}.log", VLLM_ENV if kind == "vllm" else {}
+        self._process: ServerProcess | None = None
+
+    def start(self) -> None:
+        """Starts the server, and waits until it answers."""
+        self._process = ServerProcess(self._command, self._log, self._variables)
+        wait_until_healthy(self._process, self.url, self._log)
+
+    def kill(self) -> None:
+        """Ends the server in the middle of what it does."""
+        if self._process is not None:
+            self._process.kill()
+
+    def terminate(self) -> None:
+        """Ends the server."""
+        if self._process is not None:
+            self._process.terminate()
+
+
 @contextmanager
 def run_server(kind: Kind, *flags: str) -> Iterator[str]:
     """Runs a server until the end of the block. Yields its base URL."""
-    port = find_free_port()
-    command = vllm_command(port, *flags) if kind == "vllm" else llama_command(port)
-    log = BENCH_DIR / "logs" / f"prove-{kind}.log"
-    server = ServerProcess(command, log, VLLM_ENV if kind == "vllm" else {})
-    url = f"http://127.0.0.1:{port}"
+    server = LiveServer(kind, *flags)
     try:
-        wait_until_healthy(server, url, log)
-        yield url
+        server.start()
+        yield server.url
     finally:
         server.terminate()
 
@@ -108,7 +130,7 @@ def wait_until_healthy(server: ServerProcess, url: str, log: Path) -> None:
     wait_with_progress(is_healthy, f"{url} did not start")
 
 
-def build_engine(*urls: str, **options: Any) -> RemoteEngine:
+def build_engine(*urls: str, timeouts: RemoteTimeouts | None = None, **options: Any) -> RemoteEngine:
     """Returns an engine over these servers, not started."""
     model, info = describe_model(
         create_model("tiny"),
@@ -117,7 +139,8 @@ def build_engine(*urls: str, **options: Any) -> RemoteEngine:
         relax_grammar=relax_whitespace,
         stop_ids=(),
     )
-    return RemoteEngine(RemoteOptions(endpoints=tuple(map(parse_endpoint, urls)), **options), model, info)
+    endpoints = tuple(map(parse_endpoint, urls))
+    return RemoteEngine(RemoteOptions(endpoints=endpoints, **options), model, info, timeouts=timeouts)
 
 
 @asynccontextmanager

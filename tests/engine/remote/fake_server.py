@@ -130,13 +130,16 @@ class FakeServer:
 
     async def kill(self) -> None:
         """Stops listening and resets all connections."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for _ in range(PASSES_OF_A_CONNECTION):
-            for writer in list(self._writers):
-                writer.transport.abort()
-            await asyncio.sleep(0)
+        server, self._server = self._server, None
+        if server is not None:
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener)
+            for _ in range(PASSES_OF_A_CONNECTION):  # asyncio loses a connection whose server closes before
+                await asyncio.sleep(0)
+            server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
