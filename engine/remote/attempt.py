@@ -102,7 +102,7 @@ class AttemptRunner:
         start = StreamStart(
             is_admitted=run.is_admitted,
             num_generated=len(run.generated),
-            counts_cached=not run.num_tokens,
+            counts_cached=not run.num_tokens and mode != "masked",
             grammar_mode=mode,
             num_left=num_left,
         )

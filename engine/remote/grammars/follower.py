@@ -5,6 +5,7 @@ microsecond per token.
 """
 
 import asyncio
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,13 +42,12 @@ class GrammarFollower:
         A stop token is allowed at the end of the grammar only.
         """
         matcher = self._matcher
-        for count, token in enumerate(tokens):
-            if token in self._stop_ids:
-                return count + matcher.is_accepting()
-            if matcher.is_stopped() or not matcher.validate_tokens([token]):
-                return count
-            matcher.consume_token(token)
-        return len(tokens)
+        output = list(itertools.takewhile(lambda token: token not in self._stop_ids, tokens))
+        count = 0 if matcher.is_stopped() else matcher.validate_tokens(output)
+        if count:
+            matcher.consume_tokens(output[:count])
+        is_at_stop_token = count == len(output) < len(tokens)
+        return count + (is_at_stop_token and matcher.is_accepting())
 
     def list_allowed(self) -> list[int]:
         """Returns the tokens that the grammar allows next, in ascending order, with stop tokens at its end."""
