@@ -3,18 +3,20 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+from llguidance import LLMatcher
 
 from antiphon.engine.protocol import Chunk
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteTimeouts
 from antiphon.engine.remote.remote_job import MAX_MOVES
+from antiphon.harmony.grammar import relax_whitespace
 from tests.engine.remote.fake_server import FakeServer, Pause, Reply, Reset, json_reply, play_vllm, sse, vllm_tokens
 from tests.engine.remote.hashing_model import HashingModel
 from tests.engine.remote.remote_helpers import (
@@ -23,6 +25,8 @@ from tests.engine.remote.remote_helpers import (
     HELLO,
     check_rules,
     follow_grammars,
+    load_model,
+    load_tokenizer,
     make_job,
     merge_chunks,
     remote_engine,
@@ -243,27 +247,51 @@ class TestManyJobs:
             assert engine.stats().failed_jobs == 0
 
     async def test_strict_calls_over_the_seam(self) -> None:
-        """200 jobs under a grammar, each cut off at another token: every call is the one of an undisturbed run."""
-        random, num_cuts = Random(0), Counter[int]()
+        """200 jobs under a grammar, each cut off at other tokens: every call is the one of an undisturbed run."""
         model = HashingModel(GRAMMAR, prompt_length=len(HELLO) + 1)
+        num_valid = 0
+        async for prompt, chunks in run_cut_jobs(model, GRAMMAR, 200):
+            num_valid += merge_chunks(chunks) == tuple(model.generate(prompt, 100, GRAMMAR))
+        assert num_valid == 200 and model.num_masked > 100
 
-        def answer(body: dict[str, Any]) -> Reply:
-            parts, name = model.answer(body).parts, body["prompt"][len(HELLO)]
-            if num_cuts[name] >= MAX_MOVES or random.random() < 0.5:
-                return Reply(parts)
-            num_cuts[name] += 1
-            return Reply([*parts[: random.randrange(1, len(parts))], Reset()])
+    async def test_grammar_of_a_dialect_over_the_seam(self) -> None:
+        """The grammar has markers, text that must not contain some, JSON and nested grammars."""
+        probe = load_model()[0].grammar_probe
+        assert probe is not None
+        relaxed = relax_whitespace(probe.grammar)
+        model, num_ended = HashingModel(relaxed, prompt_length=len(HELLO) + 1), 0
+        async for _, chunks in run_cut_jobs(model, probe.grammar, 40):
+            matcher = LLMatcher(load_tokenizer(), relaxed)
+            assert matcher.consume_tokens([token for token in merge_chunks(chunks) if token != EOS])
+            num_ended += chunks[-1].finish == "stop" and matcher.is_accepting()
+            assert chunks[-1].finish in ("stop", "length")
+        assert num_ended > 20 and model.num_masked > 20
 
-        times = patient(max_reconnect_delay_s=0.02)
-        async with remote_engine(2, timeouts=times, probes=follow_grammars_alike) as (engine, servers):
-            for server in servers:
-                server.answer_job, server.decode = answer, None
-            prompts, num_valid = [(*HELLO, 100 + number) for number in range(200)], 0
-            for start in range(0, 200, 20):
-                jobs = [run_job(engine, str(p), tokens=p, grammar=GRAMMAR) for p in prompts[start : start + 20]]
-                for prompt, chunks in zip(prompts[start:], await asyncio.gather(*jobs), strict=False):
-                    num_valid += merge_chunks(chunks) == tuple(model.generate(prompt, 100, GRAMMAR))
-            assert num_valid == 200 and num_cuts.total() >= 200 and model.num_masked > 100
+
+async def run_cut_jobs(
+    model: HashingModel, grammar: str, count: int
+) -> AsyncIterator[tuple[tuple[int, ...], list[Chunk]]]:
+    """Runs jobs under a grammar on two servers, which break off half of the replies. Yields prompts and chunks."""
+    random, num_cuts = Random(0), Counter[int]()
+
+    def answer(body: dict[str, Any]) -> Reply:
+        parts, name = model.answer(body).parts, body["prompt"][len(HELLO)]
+        if num_cuts[name] >= MAX_MOVES or random.random() < 0.5:
+            return Reply(parts)
+        num_cuts[name] += 1
+        return Reply([*parts[: random.randrange(1, len(parts))], Reset()])
+
+    times = patient(max_reconnect_delay_s=0.02)
+    async with remote_engine(2, timeouts=times, probes=follow_grammars_alike) as (engine, servers):
+        for server in servers:
+            server.answer_job, server.decode = answer, None
+        prompts = [(*HELLO, 100 + number) for number in range(count)]
+        for start in range(0, count, 20):
+            part = prompts[start : start + 20]
+            jobs = [run_job(engine, str(prompt), tokens=prompt, grammar=grammar, max_tokens=200) for prompt in part]
+            for prompt, chunks in zip(part, await asyncio.gather(*jobs), strict=True):
+                yield prompt, chunks
+    assert num_cuts.total() >= count
 
 
 @cache
