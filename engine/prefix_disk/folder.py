@@ -93,8 +93,10 @@ class PageFolder:
         """Opens a page. Raises `OSError`."""
         return open_regular_file(self._path / name)
 
-    def write(self, name: str, parts: Iterable[bytes], size: int) -> None:
+    def write(self, name: str, parts: Iterable[bytes], size: int, used_ns: int | None = None) -> None:
         """Writes a page of `size` bytes, after deleting others if it does not fit. Raises `OSError`.
+
+        `used_ns`: when it was used, as `time.time_ns` tells it; None means now.
 
         It is not flushed: after a crash of the system, its tag shows what is missing.
         """
@@ -105,6 +107,8 @@ class PageFolder:
                 for part in parts:
                     file.write(part)
                     time.sleep(0)  # lets a step go on, which waits for the interpreter's lock
+            if used_ns is not None:
+                os.utime(unfinished, ns=(used_ns, used_ns))
             unfinished.replace(self._path / name)
         except BaseException:
             with suppress(OSError):
@@ -126,12 +130,13 @@ class PageFolder:
         with self._lock:
             self._total -= self._sizes.pop(name, 0)
 
-    def mark_used(self, names: Sequence[str]) -> None:
-        """Makes the pages of one prompt, in order, the last to be deleted; of these, the last one first."""
-        now = time.time_ns()
+    def mark_used(self, names: Sequence[str], used_ns: int | None = None) -> None:
+        """Makes the first pages of a prompt, in order, the last to be deleted; of these, the last one first."""
+        now = time.time_ns() if used_ns is None else used_ns
         for index, name in enumerate(names):
             with suppress(OSError):
-                os.utime(self._path / name, ns=(now, now - index * 1000))
+                at = place_in_time(now, index)
+                os.utime(self._path / name, ns=(at, at))
 
     def _make_room(self, size: int) -> None:
         if size > self._limit_bytes:
@@ -170,6 +175,11 @@ class PageFolder:
                         Path(entry.path).unlink(missing_ok=True)
         self._total, self._unlisted = sum(self._sizes.values()), 0
         return sorted(used_at, key=lambda name: used_at[name])
+
+
+def place_in_time(used_ns: int, index: int) -> int:
+    """Returns the time of use of a page of a prompt: a later page counts as used earlier, since it is worth less."""
+    return used_ns - index * 1000
 
 
 def _is_left_over(status: os.stat_result) -> bool:

@@ -10,6 +10,8 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 TOKENS_PER_PAGE = 64
 """Tokens of a page. A prompt computes what it has beyond its last whole page; smaller pages are more files."""
 
@@ -74,4 +76,4 @@ def list_pages(context: PageContext, tokens: "array[int]", length: int) -> Itera
 
 def encode_ids(tokens: "array[int]") -> bytes:
     """Returns token ids as 4 bytes each, the lowest byte first."""
-    return struct.pack(f"<{len(tokens)}i", *tokens)
+    return np.frombuffer(tokens, np.intc).astype("<i4").tobytes() if tokens else b""

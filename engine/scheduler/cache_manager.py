@@ -129,10 +129,11 @@ class KVCacheManager:
         """Returns what `prefix_leader` returns. If that is None, the sequence may begin to wait for pages on disk."""
         leader = self.prefix_leader(sequence, running)
         if leader is None and self._enable_prefix_caching and self.disk.may_help(sequence):
-            source = self._find_prefix(sequence, running)
-            pages = self.disk.find(sequence, source.length if source else 0)
-            capacity = self._choose_capacity(sequence, self._count_free(running))
-            if pages and capacity <= self._count_free(running):
+            free = self._count_free(running)
+            capacity = self._choose_capacity(sequence, free)
+            source = self._find_prefix(sequence, running) if capacity <= free else None
+            pages = self.disk.find(sequence, source.length if source else 0) if capacity <= free else []
+            if pages:
                 self.disk.start_load(sequence, pages, capacity)
                 self.evict_to_fit(running)
         return leader

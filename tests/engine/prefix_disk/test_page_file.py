@@ -113,6 +113,7 @@ def test_page_of_another_origin_is_not_read(tmp_path: Path) -> None:
     page, tokens = make_page(), make_tokens(600)
     foreign = [
         make_page(tokens, ("you",)),
+        make_page(tokens, ("we",)),
         make_page([*tokens[:300], 9, *tokens[301:]]),
         make_page([9, *tokens[1:]]),
         make_page(tokens, index=0),

@@ -145,6 +145,27 @@ def test_pages_before_the_first_picture_are_kept(tmp_path: Path) -> None:
     assert len(build_disk_core(tmp_path)._cache_manager.disk.find(sequence, 0)) == 9
 
 
+def test_beginning_of_a_prompt_outlives_its_end(tmp_path: Path) -> None:
+    """The names of pages in the order of their last use: what the memory serves counts as used on disk."""
+
+    def list_by_use(prompt: list[int]) -> list[int]:
+        names = [path.name for path in sorted(list_page_files(tmp_path), key=lambda path: -path.stat().st_mtime_ns)]
+        core = build_disk_core(tmp_path)
+        pages = core._cache_manager.disk.find(core._intake.build_sequence(make_short_job(prompt)), 0)
+        return [names.index(page.name) for page in pages]
+
+    core = build_disk_core(tmp_path)
+    other = make_tokens(300, 1)
+    run_jobs(core, make_short_job(PROMPT), make_short_job(other, "other"))
+    assert core._cache_manager.disk._disk is not None and core._cache_manager.disk._disk._writer.flush(30.0)
+    assert list_by_use(PROMPT) == sorted(list_by_use(PROMPT)) and list_by_use(other) == sorted(list_by_use(other))
+    for prompt, num_pages in ((PROMPT, 14), (other, 4), (PROMPT, 14)):
+        run_jobs(core, make_short_job(prompt))
+        assert core._cache_manager.disk._disk._writer.flush(30.0)
+        assert list_by_use(prompt) == list(range(num_pages))
+    core.close(30.0)
+
+
 # Damage
 
 
