@@ -22,7 +22,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.prefix_disk.opening import open_prefix_disk
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scheduler.core import Core
-from antiphon.engine.scheduler.draft_model import DraftModel
+from antiphon.engine.scheduler.drafts.draft_model import DraftModel
 from antiphon.engine.scheduler.grammar import compiler_factory
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
         max_batched_tokens=options.max_batched_tokens,
         max_cache_tokens=cache_tokens,
         max_draft_seqs=options.max_draft_seqs if _uses_drafts(build) else 0,
-        draft_model=None if draft is None else _create_draft_model(draft, info, max_tokens),
+        draft_model=None if draft is None else _create_draft_model(draft, info, max_tokens, cache_tokens or context),
         enable_prefix_caching=options.enable_prefix_caching,
         kernels=build.kernels,
         before_pass=adapt_threads(model, options),
@@ -133,7 +133,7 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
     )
 
 
-def _create_draft_model(draft: ModelBuild, target: EngineInfo, max_tokens: int) -> DraftModel:
+def _create_draft_model(draft: ModelBuild, target: EngineInfo, max_tokens: int, max_idle_tokens: int) -> DraftModel:
     """Creates the draft model. Its caches hold as many tokens as the target's, and `size_cache` counted both."""
     info = engine_info(draft.model, draft.checkpoint)
     _prepare_paged_cache(draft, max_tokens)
@@ -143,7 +143,7 @@ def _create_draft_model(draft: ModelBuild, target: EngineInfo, max_tokens: int) 
         max_model_len=info.max_model_len,
         max_tokens=max_tokens,
         suppressed_ids=target.suppressed_ids,
-        keeps_prefixes=draft.options.enable_prefix_caching,
+        max_idle_tokens=max_idle_tokens if draft.options.enable_prefix_caching else 0,
     )
 
 

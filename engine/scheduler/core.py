@@ -18,8 +18,8 @@ from antiphon.engine.media.desk import PictureDesk
 from antiphon.engine.prefix_disk.prefix_disk import PrefixDisk
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager
-from antiphon.engine.scheduler.draft_model import DraftModel
-from antiphon.engine.scheduler.drafting import Drafting
+from antiphon.engine.scheduler.drafts.draft_model import DraftModel
+from antiphon.engine.scheduler.drafts.drafting import Drafting
 from antiphon.engine.scheduler.grammar import CompilerFactory, prefetch_masks
 from antiphon.engine.scheduler.job_intake import JobIntake
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget

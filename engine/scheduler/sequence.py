@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from antiphon.engine.protocol import Fault, FinishReason, Job, Sampling, TokenLogprob
-from antiphon.engine.scheduler.draft_policy import Acceptance
-from antiphon.engine.scheduler.ngram import Drafter
+from antiphon.engine.scheduler.drafts.draft_policy import Acceptance
+from antiphon.engine.scheduler.drafts.ngram import Drafter
 
 if TYPE_CHECKING:  # importing them imports torch
     from antiphon.engine.forward.adapter_weights import LoadedAdapter

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from antiphon.engine.scheduler.core import Core
-from antiphon.engine.scheduler.ngram import Drafter
+from antiphon.engine.scheduler.drafts.ngram import Drafter
 from antiphon.engine.scheduler.sequence import Sequence
 from tests.engine.media.picture_families import (
     NUM_TOKENS,

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from antiphon.engine.scheduler.draft_policy import (
+from antiphon.engine.scheduler.drafts.draft_policy import (
     LENGTHS,
     MAX_PAUSE_STEPS,
     MIN_PAUSE_STEPS,

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from antiphon.engine.protocol import Chunk, Job
-from antiphon.engine.scheduler.ngram import (
+from antiphon.engine.scheduler.drafts.ngram import (
     INITIAL_DRAFT_TOKENS,
     MAX_COOLDOWN_STEPS,
     MAX_DRAFT_TOKENS,
@@ -20,6 +20,7 @@ from antiphon.engine.scheduler.ngram import (
 from tests.engine.fake_model import FakeModel, build_core_with_fake_model, next_token_by_hash
 from tests.engine.tiny_models import build_tiny_core, generate_tokens, join_tokens, make_job, run_jobs
 
+NO_DRAFTS: dict[str, Any] = {"max_draft_seqs": 0}
 CYCLE = [7, 8, 9, 10, 11, 12, 13]
 
 
@@ -256,6 +257,14 @@ def test_drafts_change_no_token_of_a_transformer(family: str) -> None:
         job = make_job([5, 6, 7, 8] * 6, max_tokens=60, ignore_eos=True, logit_bias=bias, **options)
         assert generate_tokens(drafted, job) == generate_tokens(undrafted, job)
     assert drafted.stats().steps < undrafted.stats().steps
+
+
+def test_prompt_in_chunks_has_no_drafts_before_its_end() -> None:
+    cores = [build_core_with_fake_model(max_batched_tokens=16, **each)[0] for each in ({}, NO_DRAFTS)]
+    for prompt in (CYCLE * 3, [9, *CYCLE * 10]):  # steps that only decode are measured by the first job
+        job = make_job(prompt, max_tokens=20, ignore_eos=True)
+        drafted, undrafted = (generate_tokens(core, job) for core in cores)
+        assert drafted == undrafted
 
 
 def test_drafts_do_not_delay_an_arriving_prompt() -> None:

@@ -6,8 +6,14 @@ Which of the sequences get drafts, and how long these are, depends on measured d
 import logging
 from collections.abc import Callable, Collection
 
-from antiphon.engine.scheduler.draft_model import MAX_LAG_TOKENS, DraftModel
-from antiphon.engine.scheduler.draft_policy import MAX_DRAFT_TOKENS, MIN_RATE, RETRY_STEPS, Acceptance, DraftPolicy
+from antiphon.engine.scheduler.drafts.draft_model import MAX_LAG_TOKENS, DraftModel
+from antiphon.engine.scheduler.drafts.draft_policy import (
+    MAX_DRAFT_TOKENS,
+    MIN_RATE,
+    RETRY_STEPS,
+    Acceptance,
+    DraftPolicy,
+)
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.sequence import Sequence
 from antiphon.engine.scheduler.step_output import ScheduledTokens, SequenceOutput

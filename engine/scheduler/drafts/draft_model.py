@@ -42,10 +42,10 @@ class _DraftCache:
 class DraftModel:
     """Proposes tokens greedily, in one packed pass over all sequences for each position.
 
-    `max_tokens` limits the capacity of all caches together, those of finished sequences included: with
-    `keeps_prefixes`, these are kept for sequences with the same prefix, as the target model's are. `max_model_len` is
-    the context of the draft model. Ids of `vocab_size` and above, which pad one of the two models, are neither read nor
-    proposed; `suppressed_ids` are not proposed.
+    `max_tokens` limits the capacity of all caches together. Those of finished sequences, at most `max_idle_tokens`, are
+    kept for sequences with the same prefix, as the target model's are. `max_model_len` is the context of the draft
+    model. Ids of `vocab_size` and above, which pad one of the two models, are neither read nor proposed;
+    `suppressed_ids` are not proposed.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class DraftModel:
         vocab_size: int,
         max_model_len: int,
         max_tokens: int,
+        max_idle_tokens: int | None = None,
         suppressed_ids: tuple[int, ...] = (),
-        keeps_prefixes: bool = True,
     ) -> None:
         self._forward = forward
-        self._keeps_prefixes = keeps_prefixes
+        self._max_idle_tokens = max_tokens if max_idle_tokens is None else max_idle_tokens
         self._vocab_size, self._max_model_len, self._max_tokens = vocab_size, max_model_len, max_tokens
         self._suppressed_ids = [token for token in suppressed_ids if token < vocab_size]
         self._caches: dict[str, _DraftCache] = {}
@@ -130,11 +130,11 @@ class DraftModel:
     def release(self, sequence: Sequence, *, keep: bool) -> None:
         """Takes the cache of a sequence that no longer runs, and keeps it for others if `keep` is set."""
         held = self._caches.pop(sequence.job.id, None)
-        if held is None or not (keep and self._keeps_prefixes):
+        if held is None or not keep:
             return
         held.drop_rejected(sequence.tokens[held.start :].tolist())
         self._prefix_cache.insert(sequence.cache_key, sequence.tokens[: held.cache.length], held.cache)
-        self._prefix_cache.evict_to(self._max_tokens - self._running_tokens())
+        self._prefix_cache.evict_to(min(self._max_tokens - self._running_tokens(), self._max_idle_tokens))
 
     def clear(self) -> None:
         """Drops all caches."""

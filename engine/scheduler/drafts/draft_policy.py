@@ -6,14 +6,13 @@ step with drafts of it generates, relative to one without, divided by what it ta
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from statistics import median
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 """Lengths of drafts in tokens."""
 
 MAX_DRAFT_TOKENS = LENGTHS[-1]
 
-INITIAL_RATE = 0.7
+INITIAL_RATE = 0.5
 """Acceptance that is assumed before any draft was verified."""
 
 PRIOR_TOKENS = 4.0
@@ -106,7 +105,7 @@ class DraftPolicy:
         """
         if cost is not None:
             known = self._costs[_batch_class(num_drafted)]
-            known.setdefault(length, deque(maxlen=5)).append(cost)
+            known.setdefault(length, deque(maxlen=8)).append(cost)
         if is_trial:
             self._is_trial_due = False
             return
@@ -138,7 +137,8 @@ class DraftPolicy:
         if not known:
             return 1 + ASSUMED_COST * length
         nearest = min(known, key=lambda other: abs(other - length))
-        extra = max(median(known[nearest]) - 1, 0.0)
+        samples = sorted(known[nearest])
+        extra = max(samples[len(samples) // 4] - 1, 0.0)  # the first quartile, as of steps without drafts
         if length > nearest:
             return 1 + extra * (1 + (length - nearest) / nearest / 2)
         return 1 + extra * length / nearest
