@@ -5,8 +5,7 @@
 The model has the shape of Qwen3-0.6B in int8 and runs in a worker process. A first turn of some thousand tokens is
 answered and its pages are written. Then the worker is restarted for every sample, and the next turn is sent, which
 begins like the first and has `NEW_TOKENS` tokens more. The start itself is not measured. The pages are still in the
-system's memory, as after the restart of a server on a running machine. Last, the gaps between two tokens of a stream:
-alone, and while the pages of the longest prompt are read.
+system's memory, as after the restart of a server on a running machine.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from bench.stats import markdown_table
 
 PROMPT_LENGTHS = (2000, 8000)
 NEW_TOKENS, OUTPUT_TOKENS = 50, 32
-STREAM_TOKENS = 400
 MAX_WRITE_SECONDS = 120.0
 _numbers = itertools.count()
 
@@ -95,31 +93,6 @@ async def measure_restart(model: Path, folder: Path, tokens: list[int], *, with_
     return seconds, chunks[0].cached_tokens
 
 
-async def measure_gaps(model: Path, folder: Path, tokens: list[int]) -> None:
-    """Prints the gaps of a stream before and while another job reads its prompt from disk, in milliseconds."""
-    engine = ProcessEngine(model, make_options(folder, with_disk=True))
-    await engine.start()
-    arrivals: list[float] = []
-    sampling = Sampling(temperature=0.0, ignore_eos=True, max_tokens=STREAM_TOKENS)
-    stream = Job(id="stream", tokens=(3, 1, 4, 1, 5), sampling=sampling, owner="stream")
-    try:
-        streaming = asyncio.create_task(engine.generate(stream, lambda _: arrivals.append(time.perf_counter())))
-        while len(arrivals) < STREAM_TOKENS // 2:
-            await asyncio.sleep(0.001)
-        started_at = time.perf_counter()
-        seconds, _ = await run_job(engine, tokens, 1)
-        await streaming
-    finally:
-        await engine.close()
-    pairs = [(later - earlier, later) for earlier, later in itertools.pairwise(arrivals[10:])]
-    alone = [gap for gap, later in pairs if later <= started_at]
-    beside = [gap for gap, later in pairs if started_at < later <= started_at + seconds]
-    for name, gaps in (("alone", alone), ("beside", beside)):
-        if gaps:
-            median, longest = 1000 * statistics.median(gaps), 1000 * max(gaps)
-            print(f"gaps {name}: median {median:.0f} ms, longest {longest:.0f} ms, {len(gaps)} tokens", flush=True)
-
-
 async def run_benchmark(repeats: int, lengths: list[int], folder: Path) -> None:
     """Prints the table."""
     model = create_model("small")
@@ -137,8 +110,6 @@ async def run_benchmark(repeats: int, lengths: list[int], folder: Path) -> None:
                 print(f"{length} tokens, {'disk' if with_disk else 'no disk'}: {seconds:.2f} s", flush=True)
         on_disk, without = (statistics.median(samples[with_disk]) for with_disk in (True, False))
         rows.append((f"{length}", f"{cached}", f"{without:.2f}", f"{on_disk:.2f}", f"{without / on_disk:.1f} ×"))
-        if length == lengths[-1]:
-            await measure_gaps(model, folder, tokens)
     print(markdown_table(("prompt", "read", "computed, s", "from disk, s", "ratio"), rows))
 
 
