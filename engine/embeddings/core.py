@@ -95,13 +95,6 @@ class EncoderCore:
         chunks, self._outbox = self._outbox, []
         return chunks
 
-    def abort(self, fault: Fault) -> list[JobChunk]:
-        """Ends all jobs with `fault`."""
-        for job_id in list(self._jobs):
-            self._finish(job_id, Chunk(finish="error", fault=fault))
-        chunks, self._outbox = self._outbox, []
-        return chunks
-
     def stats(self) -> EngineStats:
         """Returns the current counts."""
         return EngineStats(

@@ -1,43 +1,80 @@
 """A job in flight, tracked by the parent process."""
 
 import asyncio
+from array import array
 
-from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, OnChunk
+import msgspec
+
+from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, Job, OnChunk
 
 
 class PendingJob:
-    """A job sent to the worker. `done` completes at the job's end, or with the exception of `on_chunk`."""
+    """A job in flight, through all its runs in workers.
 
-    def __init__(self, on_chunk: OnChunk, priority: int) -> None:
-        self.priority = priority
+    `done` completes when a run ends, or with the exception of `on_chunk`. The caller sees one job: a later run
+    continues after the tokens that it got from the earlier ones, and its admission is not reported again.
+    """
+
+    def __init__(self, job: Job, on_chunk: OnChunk) -> None:
+        self.job = job
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.rejection: Fault | None = None
         """Error of a job that was not admitted."""
-        self.lost = False
-        """True if the job was not admitted because its worker exited."""
-        self._on_chunk, self._admitted = on_chunk, False
+        self.is_admitted = False
+        self.needs_run = True
+        """True until a run has ended the job."""
+        self.num_crashes = 0
+        """Number of workers that have exited while they had the job."""
+        self.can_continue = True
+        """False for a job with results that a second run would repeat."""
+        self._generated = array("i")
+        self._reports_admission = True
+        self._on_chunk = on_chunk
+
+    def begin_run(self) -> Job:
+        """Returns the job for the next worker."""
+        self.done = asyncio.get_running_loop().create_future()
+        self._reports_admission = not self.is_admitted
+        if not self.is_admitted:
+            return self.job
+        return msgspec.structs.replace(self.job, generated=(*(self.job.generated or ()), *self._generated))
+
+    def end_run(self) -> None:
+        """Ends a run after which the job goes on in another one."""
+        if not self.done.done():
+            self.done.set_result(None)
 
     def receive_chunk(self, chunk: Chunk) -> None:
         """Passes a chunk to the caller. The last chunk of a job that was not admitted becomes its `rejection`."""
         if self.done.done():
             return
-        if chunk.finish is not None and not self._admitted:
+        self.needs_run = chunk.finish is None
+        if chunk.finish is not None and not self.is_admitted:
             self.rejection = chunk.fault or CANCELLED_WHILE_WAITING
-        else:
-            self._admitted = True
+        elif self._reports_admission or chunk.tokens or chunk.finish or chunk.prompt_logprobs:
+            self.is_admitted = True
+            self._generated.extend(chunk.tokens)
+            self.can_continue = self.can_continue and not chunk.vectors
             try:
                 self._on_chunk(chunk)
             except Exception as error:  # noqa: BLE001  # one caller's error must not end the other jobs of this step
+                self.needs_run = False
                 if not self.done.done():
                     self.done.set_exception(error)
                 return
-        if chunk.finish is not None and not self.done.done():  # a caller that has left has cancelled it
-            self.done.set_result(None)
+        if chunk.finish is not None:
+            self.end_run()  # a caller that has left has cancelled `done`
 
-    def fail_lost(self, fault: Fault) -> None:
-        """Ends the job because its worker exited."""
-        self.lost = not self._admitted
+    def fail(self, fault: Fault) -> None:
+        """Ends the job with a fault."""
         self.receive_chunk(Chunk(finish="error", fault=fault))
+
+    def end_between_runs(self, error: EngineError) -> None:
+        """Ends a job that was admitted, and cannot run again."""
+        if error.code == CANCELLED_WHILE_WAITING.code:
+            self._on_chunk(Chunk(finish="cancelled"))
+        else:
+            self._on_chunk(Chunk(finish="error", fault=Fault(error.code, error.message, error.retryable)))
 
 
 def unavailable_error(reason: str) -> EngineError:

@@ -15,6 +15,8 @@ class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Silence after which a worker that is loading is killed. No stage of loading may take longer."""
     wait_timeout: float = 30.0
     """Time that a job waits for an engine that is loading or restarting."""
+    continue_within_s: float = 60.0
+    """Time that an admitted job waits for the next worker, to go on there. 0: it ends with a fault."""
     min_restart_delay: float = 0.1
     """Delay before the first restart, doubled after every worker that finished no job."""
     max_restart_delay: float = 30.0

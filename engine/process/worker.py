@@ -65,7 +65,6 @@ class EngineCore(Protocol):
     def add(self, job: Job) -> None: ...  # noqa: D102
     def cancel(self, job_id: str) -> None: ...  # noqa: D102
     def step(self) -> list[JobChunk]: ...  # noqa: D102
-    def abort(self, fault: Fault) -> list[JobChunk]: ...  # noqa: D102
     def stats(self) -> EngineStats: ...  # noqa: D102
 
 
@@ -171,8 +170,7 @@ class _WorkerLoop:
             reason = _describe_error(error)
         stats = self._core.stats()
         reason = reason or self._failure_reason(chunks, stats)
-        if reason is not None:  # sent before the faults, so that no retried job is sent to this worker
-            chunks += self._core.abort(ENGINE_FAILED)
+        if reason is not None:  # sent first, so that no job is sent to this worker any more
             self._parent.send(WorkerFailed(reason))
         self._parent.send(StepReport(tuple(chunks), stats))
         return reason is None

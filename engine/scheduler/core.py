@@ -149,16 +149,6 @@ class Core:
         if job_id in self._jobs:
             self._end_job(self._jobs[job_id], Chunk(finish="cancelled"))
 
-    def abort(self, fault: Fault) -> list[JobChunk]:
-        """Ends every job with this fault and clears the prefix cache. Returns the last chunks."""
-        for sequence in list(self._jobs.values()):
-            self._end_job(sequence, Chunk(finish="error", fault=fault), keep_cache=False)
-        self._cache_manager.clear()
-        self._drafting.clear()
-        if self.pictures is not None:
-            self.pictures.cache.clear()
-        return self._take_outbox()
-
     def step(self) -> list[JobChunk]:
         """Admits waiting jobs, then returns pending chunks or, if there are none, runs the model once.
 

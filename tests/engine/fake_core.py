@@ -78,16 +78,10 @@ class FakeCore:
         if job_id in self._jobs:
             self._finish(job_id, Chunk(finish="cancelled"))
 
-    def abort(self, fault: Fault) -> list[JobChunk]:
-        for job_id in list(self._jobs):
-            self._finish(job_id, Chunk(finish="error", fault=fault))
-        chunks, self._outbox = self._outbox, []
-        return chunks
-
     def step(self) -> list[JobChunk]:
         for job_id in self._jobs:
             if job_id not in self._token_counts and len(self._token_counts) < self._max_num_seqs:
-                self._token_counts[job_id] = 0
+                self._token_counts[job_id] = len(self._jobs[job_id].generated or ())
                 self._outbox.append((job_id, Chunk()))
         if not self._outbox:
             self._generate_step()

@@ -16,6 +16,7 @@ from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.messages import Report, StepReport
+from antiphon.engine.process.recovery import STOPPED_ALONE
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, JobChunk
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scripted.engine import ScriptedEngine, ScriptedReply, ScriptStep
@@ -91,8 +92,8 @@ async def test_one_report_per_step_carries_the_chunks_of_all_jobs() -> None:
             chunk_counts.append(len(report.chunks))
         on_report(report)
 
-    assert engine._connection is not None
-    engine._connection._on_report = count_and_forward
+    assert engine._jobs.connection is not None
+    engine._jobs.connection._on_report = count_and_forward
     jobs = [make_job(SHORT_PROMPT, str(n), max_tokens=20, ignore_eos=True) for n in range(4)]
     await asyncio.gather(*(collect_chunks(engine, job) for job in jobs))
     assert sum(chunk_counts) == 4 * 21 and max(chunk_counts) == 4 and len(chunk_counts) < 40
@@ -154,14 +155,14 @@ async def test_model_fault_fails_the_stream_and_the_next_job_runs() -> None:
     await engine.close()
 
 
-async def test_core_fault_fails_the_streams_and_the_next_job_runs(
+async def test_core_fault_fails_the_stream_alone_and_the_next_job_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = await start_engine()
     with monkeypatch.context() as patch:
         patch.setattr(Core, "_run_model", lambda *_: 1 / 0)
         chunks = await collect_chunks(engine, make_job(SHORT_PROMPT))
-    assert chunks[-1].fault is not None and "engine failed" in chunks[-1].fault.message
+    assert chunks[-1].fault == STOPPED_ALONE
     assert len(await collect_chunks(engine, make_job(SHORT_PROMPT, max_tokens=1))) == 2
     await engine.close()
 
@@ -287,7 +288,7 @@ async def test_job_that_cannot_be_encoded_gives_its_place_back() -> None:
             job = msgspec.structs.replace(job, media=(MediaSpan(key=bytes(32), offset=0, length=1, rows=1),))
             with pytest.raises(OverflowError):
                 await collect_chunks(engine, job)
-        assert not engine._media._jobs
+        assert not engine._jobs.media._jobs
         chunks = await collect_chunks(engine, make_job(SHORT_PROMPT, "valid", max_tokens=2))
         assert chunks[-1].finish == "length"
     finally:

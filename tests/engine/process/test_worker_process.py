@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.engine.embedded import MODEL_DIR
@@ -30,6 +31,7 @@ from antiphon.engine.process.messages import (
     encode_message,
     report_decoder,
 )
+from antiphon.engine.process.recovery import STOPPED_ALONE
 from antiphon.engine.process.spawn import PrespawnedWorker, describe_exit
 from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import Chunk, EngineError, EngineStats, Fault, Job, Sampling, TokenLogprob
@@ -39,6 +41,7 @@ from tests.engine.fake_core import OUTPUT_TOKEN
 from tests.syntax import ROOT
 
 FAKE_CORE = "tests.engine.fake_core:build_fake_core"
+HANGING_TIMEOUTS = WorkerTimeouts(step_timeout=1.0, load_timeout=20, min_restart_delay=0.01, max_restart_delay=0.2)
 SHORT_TIMEOUTS = WorkerTimeouts(
     step_timeout=2.0, load_timeout=20, wait_timeout=20, min_restart_delay=0.01, max_restart_delay=0.2
 )
@@ -175,24 +178,28 @@ async def test_idle_process_uses_no_cpu() -> None:
         ("KILLED", "memory ran out"),
         ("SEGFAULT", "Segmentation fault"),
         ("EXIT", "exit status 3"),
-        ("HANG", "no answer for 2 s"),
+        ("HANG", "no answer for 1 s"),
         ("MEMORY", "out of memory (MemoryError: no room for 1 GiB)"),
         ("BUG", "ZeroDivisionError: division by zero"),
         ("POISON", "failed in 3 steps in a row"),
     ],
 )
-async def test_next_job_runs_after_any_crash_of_the_process(
+async def test_job_that_ends_the_process_fails_alone(
     marker: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with run_engine() as engine:
+    async with run_engine(timeouts=HANGING_TIMEOUTS if marker == "HANG" else SHORT_TIMEOUTS) as engine:
         first_pid = engine.pid
-        failed = await asyncio.gather(
-            *(collect_chunks(engine, make_job(str(n), max_tokens=None)) for n in range(3)),
+        *others, failed = await asyncio.gather(
+            *(collect_chunks(engine, make_job(str(n), max_tokens=100)) for n in range(3)),
             _trigger_fault(engine, marker),
         )
-        for chunks in failed:
-            last = chunks[-1]
-            assert last.finish == "error" and last.fault is not None and last.fault.retryable
+        assert failed[-1].fault is not None and failed[-1].fault.code == "server_error"
+        if marker == "POISON":  # its steps fail all jobs before the process ends
+            assert all(chunks[-1].fault is not None for chunks in others)
+        else:
+            assert join_tokens(failed) == [OUTPUT_TOKEN] * 2
+            assert [join_tokens(chunks) for chunks in others] == [[OUTPUT_TOKEN] * 100] * 3
+            assert all(chunks.count(Chunk()) == 1 and chunks[-1].finish == "length" for chunks in others)
         assert join_tokens(await collect_chunks(engine, make_job("next"))) == [OUTPUT_TOKEN] * 5
         assert engine.pid != first_pid and first_pid is not None and not process_exists(first_pid)
         assert reason in caplog.text and "restart" in caplog.text
@@ -209,6 +216,59 @@ async def _trigger_fault(engine: ProcessEngine, marker: str) -> list[Chunk]:
     return chunks
 
 
+async def test_jobs_fail_with_the_process_if_they_are_not_to_go_on() -> None:
+    timeouts = msgspec.structs.replace(SHORT_TIMEOUTS, continue_within_s=0.0)
+    async with run_engine(timeouts=timeouts) as engine:
+        results = await asyncio.gather(
+            collect_chunks(engine, make_job("other", max_tokens=None)),
+            collect_chunks(engine, make_job("fault", "KILLED", None)),
+        )
+        for chunks in results:
+            fault = chunks[-1].fault
+            assert fault is not None and (fault.code, fault.retryable) == ("engine_unavailable", True)
+        assert len(join_tokens(await collect_chunks(engine, make_job("next")))) == 5
+
+
+async def test_job_that_gets_no_process_in_time_fails(tmp_path: Path) -> None:
+    timeouts = msgspec.structs.replace(SHORT_TIMEOUTS, continue_within_s=0.3)
+    async with run_engine(tmp_path, timeouts) as engine:
+        stream = stream_chunks(engine, make_job("a", max_tokens=None))
+        await anext(stream)
+        (tmp_path / "refuse").write_text("the disk is gone", encoding="utf-8")
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        last = [chunk async for chunk in stream][-1]
+        assert last.fault is not None and last.fault.code == "engine_unavailable"
+        assert "the disk is gone" in last.fault.message
+
+
+async def test_cancelled_job_ends_between_two_processes(tmp_path: Path) -> None:
+    async with run_engine(tmp_path) as engine:
+        stream = stream_chunks(engine, make_job("a", max_tokens=None))
+        await anext(stream)
+        (tmp_path / "slow").touch()
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        assert await wait_until_unready(engine, "loading")
+        await engine.cancel("a")
+        assert [chunk async for chunk in stream][-1].finish == "cancelled"
+        (tmp_path / "slow").unlink()
+        assert len(join_tokens(await collect_chunks(engine, make_job("a")))) == 5, "the job's id is free again"
+
+
+async def test_full_engine_continues_its_jobs_and_takes_no_others(tmp_path: Path) -> None:
+    async with run_engine(tmp_path, max_num_seqs=2, max_waiting=1) as engine:
+        running = [asyncio.create_task(collect_chunks(engine, make_job(str(n), max_tokens=60))) for n in range(3)]
+        while engine.stats().running < 2:
+            await asyncio.sleep(0.005)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        assert await wait_until_unready(engine, "stopped")
+        late = [asyncio.create_task(get_error_code(engine, make_job(f"late {n}"))) for n in range(2)]
+        assert [len(join_tokens(chunks)) for chunks in await asyncio.gather(*running)] == [60] * 3
+        assert await asyncio.gather(*late) == ["server_is_overloaded"] * 2
+
+
 async def test_slow_step_is_not_treated_as_hung() -> None:
     async with run_engine() as engine:
         first_pid = engine.pid
@@ -222,7 +282,8 @@ async def test_waiting_job_runs_in_the_next_process() -> None:
         failing = asyncio.create_task(collect_chunks(engine, make_job("fault", "KILLED", None)))
         await asyncio.sleep(0)
         assert join_tokens(await collect_chunks(engine, make_job("waited"))) == [OUTPUT_TOKEN] * 5
-        assert (await failing)[-1].finish == "error"
+        fault = (await failing)[-1].fault
+        assert fault is not None and fault.message == STOPPED_ALONE.message
 
 
 async def test_closed_stream_frees_its_slot_and_its_job_id() -> None:
@@ -253,7 +314,7 @@ async def test_excess_jobs_are_rejected_without_a_reply_of_the_process() -> None
 
 
 async def test_jobs_wait_for_a_restart_until_the_timeout(tmp_path: Path) -> None:
-    timeouts = WorkerTimeouts(wait_timeout=0.3, min_restart_delay=0.01, max_restart_delay=0.05)
+    timeouts = WorkerTimeouts(wait_timeout=0.3, continue_within_s=0.0, min_restart_delay=0.01, max_restart_delay=0.05)
     async with run_engine(tmp_path, timeouts, max_waiting=1, max_num_seqs=1) as engine:
         (tmp_path / "refuse").write_text("the disk is gone", encoding="utf-8")
         await collect_chunks(engine, make_job("fault", "KILLED"))
@@ -280,12 +341,11 @@ async def test_jobs_wait_for_a_restart_until_the_timeout(tmp_path: Path) -> None
 
 async def test_restart_delay_doubles_and_resets_after_a_served_job(caplog: pytest.LogCaptureFixture) -> None:
     async with run_engine() as engine:
-        for name in ("a", "b", "c"):
-            assert (await collect_chunks(engine, make_job(name, "KILLED")))[-1].finish == "error"
+        assert (await collect_chunks(engine, make_job("a", "KILLED")))[-1].finish == "error"
         assert [f"in {pause} s" in caplog.text for pause in ("0.01", "0.02", "0.04")] == [True] * 3
         await collect_chunks(engine, make_job("good"))
         caplog.clear()
-        await collect_chunks(engine, make_job("d", "KILLED"))
+        await collect_chunks(engine, make_job("b", "KILLED"))
         await engine.wait_ready()
         assert "restart attempt 1 in 0.01 s" in caplog.text
 
@@ -514,14 +574,15 @@ async def test_repeated_kills_during_many_streams() -> None:
     async with run_engine() as engine:
         for number in range(kills):
             tasks = [
-                asyncio.create_task(collect_chunks(engine, make_job(f"{number} {n}", max_tokens=None)))
+                asyncio.create_task(collect_chunks(engine, make_job(f"{number} {n}", max_tokens=60)))
                 for n in range(streams)
             ]
             while engine.stats().running < streams:
                 await asyncio.sleep(0.005)
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
-            assert [chunks[-1].finish for chunks in await asyncio.gather(*tasks)] == ["error"] * streams
+            for chunks in await asyncio.gather(*tasks):
+                assert (len(join_tokens(chunks)), chunks.count(Chunk()), chunks[-1].finish) == (60, 1, "length")
             assert join_tokens(await collect_chunks(engine, make_job(f"next {number}"))) == [OUTPUT_TOKEN] * 5
 
 
