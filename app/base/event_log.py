@@ -51,7 +51,7 @@ class PromptDetail(Struct, frozen=True, kw_only=True, gc=False):
     logprobs: tuple[ScoredToken, ...] = ()
 
 
-class TokenDetail(Struct, frozen=True, kw_only=True, gc=False):
+class TokenDetail(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Data of a step that no Responses event carries but other APIs need. Readers of the Responses API never see it."""
 
     tokens: tuple[int, ...] = ()
@@ -95,6 +95,15 @@ def begins_tool_run(entries: Sequence[LogEntry]) -> bool:
     return any(isinstance(entry.event, ToolRunBegun) for entry in entries)
 
 
+class Continuation(Struct, frozen=True, kw_only=True):
+    """The part of a turn that another process needs to go on with it: see `app.turns.continuation`."""
+
+    model: str
+    digest: str
+    """Digest of the files of the model, which must be the same there."""
+    data: bytes
+
+
 class EventLog:
     """The events of one response so far, and whether the log has ended."""
 
@@ -106,6 +115,7 @@ class EventLog:
         *,
         keeps_details: bool = False,
         blobs: BlobContents = NO_BLOBS,
+        continuation: Continuation | None = None,
     ) -> None:
         self.id = base_response.id
         self.owner = owner
@@ -114,7 +124,9 @@ class EventLog:
         """Input items of this request, each with its id."""
         self.blobs = blobs
         """Contents of blobs that the input refers to, until a store has written them."""
-        self.keeps_details = keeps_details
+        self.continuation = continuation
+        """What is needed to go on in another process; None if no other can."""
+        self.keeps_details = keeps_details or continuation is not None
         """True if a store also keeps the details, because a later reading of the log needs them."""
         self.entries: list[LogEntry] = []
         self.ended = False

@@ -56,6 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             "Seconds for which a response waits for an engine that is lost, and then goes on; 0: it fails.", minimum=0
         ),
     ] = 60.0
+    """Also the time for which a response in the background is left to other servers after its own has died."""
     api_key_digests: tuple[bytes, ...] = ()
     """SHA-256 digests of the API keys. Empty: no key is required."""
     ssl_certfile: Annotated[

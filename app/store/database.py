@@ -24,6 +24,7 @@ from antiphon.app.store.batches.upload_tables import UploadTables
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
 from antiphon.app.store.blobs.evictions import StoreLimits, evict_responses
 from antiphon.app.store.completion_tables import CompletionTables
+from antiphon.app.store.continuation_tables import ContinuationTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
@@ -100,6 +101,7 @@ class Database:
         self._connection, self.completions = connection, completions
         self.blobs = BlobTables(connection)
         self.conversations, self.turns = ConversationTables(connection, self.blobs), TurnTables(connection)
+        self.continuations = ContinuationTables(connection)
         self.files, self.batches = FileTables(connection), BatchTables(connection)
         self.uploads = UploadTables(connection, self.files)
 
@@ -133,6 +135,8 @@ class Database:
         """Inserts new responses with their input items and blobs, before their first events."""
         self._insert_rows("responses", RESPONSE_COLUMNS, [_encode_response(log, writer) for log in logs])
         self._insert_items((log.owner, item.id, log.id) for log in logs for item in log.input_items if item.id)
+        if not self.is_volatile:
+            self.continuations.insert((log.id, log.continuation) for log in logs if log.continuation is not None)
         for log in logs:
             holder = BlobHolder(log.owner, "response", log.id)
             self.blobs.add_references(holder, find_blobs(log.input_items), log.blobs)
@@ -147,7 +151,9 @@ class Database:
         self._insert_items(
             (step.owner, item_id, step.response_id) for step in steps for item_id in _completed_item_ids(step.entries)
         )
-        self._release_responses([step.response_id for step in steps if is_terminal(step.entries)])
+        ended = [step for step in steps if is_terminal(step.entries)]
+        self._release_responses([step.response_id for step in ended])
+        self.continuations.delete([step.response_id for step in ended if step.keep_details])
         return set(ids) - owned
 
     def _insert_items(self, rows: Iterable[tuple[str, str, str]]) -> None:
@@ -202,6 +208,7 @@ class Database:
             for statement in (
                 "DELETE FROM items WHERE response = ?",
                 "DELETE FROM events WHERE response = ?",
+                "DELETE FROM continuations WHERE response = ?",
                 "DELETE FROM responses WHERE id = ?",
             ):
                 self._connection.execute(statement, (each,))
@@ -307,7 +314,7 @@ class Database:
         """
         query = f"""
             SELECT owner, id, writer, coalesce(heartbeat, 0) FROM {table} LEFT JOIN writers ON name = writer
-            WHERE writer IS NOT NULL
+            WHERE writer IS NOT NULL ORDER BY created, id
         """  # noqa: S608
         rows = self._connection.execute(query).fetchall()
         return [(owner, row_id, writer) for owner, row_id, writer, heartbeat in rows if not alive(writer, heartbeat)]

@@ -14,7 +14,7 @@ import asyncio
 import math
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
@@ -103,6 +103,25 @@ class ResponseStore:
         if self._is_volatile:
             log.mark_kept(math.inf)
 
+    def continue_turns(
+        self, digests: Mapping[str, str], continue_within_s: float, on_claimed: Callable[[EventLog], None]
+    ) -> None:
+        """Goes on with the responses of processes that are dead, if their models are among those here.
+
+        `digests` has the digest of each model by its name. `on_claimed` gets each such log on the event loop, with the
+        events that are stored; it belongs to this process then. A response of another model is left to other processes
+        for `continue_within_s`, then it is ended.
+        """
+        self._logs.on_claimed = on_claimed
+        self._writer.continue_turns(digests, continue_within_s)
+
+    def adopt_log(self, log: EventLog) -> None:
+        """Stores the further steps of a log that another process began."""
+        self._logs.adopt(log)
+        log.on_append = self._write_entries
+        log.mark_kept(len(log.entries))
+        log.withhold(len(log.entries))
+
     def _write_entries(self, log: EventLog, first: int) -> None:
         """Writes the new entries of a log; in a database that ends with the process, all of them with the last step."""
         entries = tuple(log.entries[first:])
@@ -139,6 +158,11 @@ class ResponseStore:
             self._logs.remote[log.owner, log.id] = log
             self._follow_remote(log)
         return log
+
+    @property
+    def is_durable(self) -> bool:
+        """True if the data stay when this process has ended."""
+        return not self._is_volatile
 
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""

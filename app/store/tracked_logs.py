@@ -49,6 +49,8 @@ class TrackedLogs:
         self.num_deletions = 0
         self.cancel_turn: Callable[[str], None] = lambda _: None
         """Receives the id of each response here that another process cancels or takes over."""
+        self.on_claimed: Callable[[EventLog], None] = lambda _: None
+        """Receives each log of a dead process that this one goes on with."""
         self._failed: dict[tuple[str, str], EventLog] = {}
         self._repairing: set[str] = set()
         """Ids of failed logs whose missing steps are queued."""
@@ -58,8 +60,16 @@ class TrackedLogs:
     def find(self, owner: str, response_id: str) -> EventLog | None:
         """Returns the owner's log with this id, if it is in memory."""
         key = owner, response_id
-        tables = self.remote, self.live, self._failed
+        tables = self.live, self.remote, self._failed
         return next((table[key] for table in tables if key in table), None) or self.recent.find(*key)
+
+    def adopt(self, log: EventLog) -> None:
+        """Tracks a log that another process began and this one goes on with.
+
+        Readers of the log as that of the other process stay there: its events come from the database.
+        """
+        self.live[log.owner, log.id] = log
+        self._persisted.add(log.id)
 
     def list_running(self, owner: str) -> list[EventLog]:
         """Returns the owner's logs that are not, or not completely, in the database, latest first."""
@@ -106,6 +116,11 @@ class TrackedLogs:
         log.end_log()
         if self.remote.pop((log.owner, log.id), None) is not None:
             self.recent.add(log)
+
+    @_on_event_loop
+    def on_orphan_claimed(self, log: EventLog) -> None:
+        """Receives the log of a dead process that belongs to this one now."""
+        self.on_claimed(log)
 
     @_on_event_loop
     def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:

@@ -3,12 +3,14 @@
 Each step is a short transaction of its own, since it keeps the steps of responses waiting.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 import structlog
 
-from antiphon.app.base.event_log import LogEntry
+from antiphon.app.base.event_log import Continuation, EventLog, LogEntry
 from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
+from antiphon.app.store.continuation_tables import MAX_CONTINUATIONS
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.state.recovery import failure_events
@@ -30,13 +32,53 @@ _log = structlog.get_logger(__name__)
 class StoreUpkeep:
     """Upkeep by the writer `name`. `is_alive` receives the name of a writer and the time of its latest heartbeat."""
 
-    def __init__(self, database: Database, name: str, is_alive: Callable[[str, float], bool]) -> None:
-        self._database, self._name, self._is_alive = database, name, is_alive
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        is_alive: Callable[[str, float], bool],
+        on_claimed: Callable[[EventLog], None] = lambda _: None,
+    ) -> None:
+        self._database, self._name, self._is_alive, self._on_claimed = database, name, is_alive, on_claimed
+        self.digests: Mapping[str, str] | None = None
+        """Digests of the models here by their names; None as long as they are not known."""
+        self.continue_within_s = 0.0
+        self._left_at: dict[str, float] = {}
+        """Time at which a response was first left to other processes, by its id."""
 
     def end_orphans(self) -> None:
-        """Ends the responses of dead processes as failed."""
-        for owner, response_id, writer in self._database.list_orphaned(self._is_alive):
-            self._end_orphan(owner, response_id, writer)
+        """Goes on with the responses of dead processes, leaves them to others, or ends them as failed."""
+        orphans = self._database.list_orphaned(self._is_alive)
+        self._left_at = {each: at for each, at in self._left_at.items() if each in {id_ for _, id_, _ in orphans}}
+        for owner, response_id, writer in orphans:
+            found = self._database.continuations.find(response_id)
+            if found is None or found[1] >= MAX_CONTINUATIONS:
+                self._end_orphan(owner, response_id, writer)
+            elif self.digests is not None and self.digests.get(found[0].model) == found[0].digest:
+                self._claim_orphan(owner, response_id, writer, found[0])
+            elif not self._is_left_to_others(response_id):
+                self._end_orphan(owner, response_id, writer)
+
+    def _is_left_to_others(self, response_id: str) -> bool:
+        """Tells whether another process may still go on with a response, or this one once its models are known."""
+        now = time.monotonic()
+        return self.digests is None or now - self._left_at.setdefault(response_id, now) < self.continue_within_s
+
+    def _claim_orphan(self, owner: str, response_id: str, writer: str, continuation: Continuation) -> None:
+        """Takes a response over, unless another process has done so, and passes its log on."""
+        self._database.begin(sync=True)
+        found = None
+        if self._database.take_over(response_id, writer, self._name):
+            self._database.continuations.count_attempt(response_id)
+            found = self._database.find_log(owner, response_id)
+            if found is None:
+                _log.error("unreadable response deleted", response=response_id)
+                self._database.delete_response(response_id)
+        self._database.commit()
+        if found is not None:
+            log = found[0]
+            log.continuation, log.keeps_details = continuation, True
+            self._on_claimed(log)
 
     def claim_orphans(self, *, with_batches: bool) -> None:
         """Takes over the batches of dead processes, and deletes the files that they have not completed."""

@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -52,7 +52,7 @@ class StoreWriter:
         self.healthy = True
         self._timings, self._max_bytes = timings, max_bytes
         self._last_sweep = 0.0
-        self._upkeep = StoreUpkeep(database, name, self.is_alive)
+        self._upkeep = StoreUpkeep(database, name, self.is_alive, logs.on_orphan_claimed)
         self.runs_batches = False
         """Whether this process takes over the batches of servers that are dead."""
         self.busy_since: float | None = None
@@ -65,6 +65,11 @@ class StoreWriter:
         self._heartbeat()
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
+
+    def continue_turns(self, digests: Mapping[str, str], continue_within_s: float) -> None:
+        """Sets which responses of dead processes this one goes on with: see `ResponseStore.continue_turns`."""
+        self._upkeep.continue_within_s = continue_within_s
+        self._upkeep.digests = digests
 
     def is_alive(self, name: str, heartbeat_at: float) -> bool:
         """Tells whether a writer is alive."""

@@ -22,6 +22,9 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
+from antiphon.app.turns.continuation.continuer import TurnContinuer
+from antiphon.app.turns.continuation.replay import ProcessorRebuild
+from antiphon.app.turns.continuation.stored_turn import StoredTurn
 from antiphon.app.turns.first_step import wait_stored
 from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.media.resolver import MediaResolver
@@ -40,6 +43,9 @@ from antiphon.state.ids import NewId
 
 MAX_PUBLISH_WAIT_S = 2.0
 """Time for which a shutdown waits until the last events of the turns are stored."""
+
+SLOT_RETRY_DELAY_S = 0.5
+"""Pause between two attempts to get a slot for a turn that another process began."""
 
 MAX_INLINE_ITEMS = 500
 """Number of input items that get their ids on the event loop, which takes two milliseconds."""
@@ -77,6 +83,7 @@ class TurnManager:
         media = media or MediaResolver(store, DEFAULT_SETTINGS)
         self.preparer = TurnPreparer(store, self._renderer, tool_host, media, clock)
         self._running: dict[str, Turn] = {}
+        self.continuer = TurnContinuer(store, self.resume_turn)
         self._shutting_down = False
         store.on_cancel_request(self.cancel_turn)
 
@@ -100,6 +107,8 @@ class TurnManager:
         """
         spec = specs[0]
         self._check_can_start(spec)
+        if spec.base_response.background:
+            await self.continuer.wait_started()
         slots = self._capacity.acquire(model.engine, sum(each.n for each in specs), spec.priority)
         turns: list[Turn] = []
         try:
@@ -165,15 +174,21 @@ class TurnManager:
         return log.id in self._running
 
     async def drain(self, seconds: float) -> None:
-        """Rejects new turns, waits up to `seconds` for the running ones, then ends those left as failed."""
+        """Rejects new turns, waits up to `seconds` for the running ones, then ends those left.
+
+        Those that another process can go on with stay open in the store. The others end as failed.
+        """
         self._shutting_down = True
+        await self.continuer.close()
         running = list(self._running.values())
         if not running:
             await self.preparer.close()
             return
         _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
         for turn in running:
-            if turn.task in pending:
+            if turn.task in pending and turn.log.continuation is not None and self.store.is_durable:
+                turn.hand_over()
+            elif turn.task in pending:
                 turn.fail_for_shutdown()
         if pending:
             await asyncio.wait(pending)
@@ -206,6 +221,7 @@ class TurnManager:
     ) -> Turn:
         base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
         job = build_job(model, spec, prompt, choice.number, input_items)
+        job, continuation = self.continuer.store_turn(model, spec, prompt, job, self._output_settings)
         processor = OutputProcessor(
             spec,
             prompt,
@@ -223,6 +239,7 @@ class TurnManager:
                 input_items,
                 keeps_details=spec.stored_chat is not None,
                 blobs=media.blobs if base_response.store else NO_BLOBS,
+                continuation=continuation,
             ),
             processor,
             model.engine,
@@ -232,10 +249,39 @@ class TurnManager:
             self._create_compaction(model, spec, input_items, prompt),
             None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job),
         )
-        self._running[base_response.id] = turn
         turn.media = media
-        turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
+        self._track_turn(model, turn, processor, slot)
         return turn
+
+    def _track_turn(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:
+        self._running[turn.log.id] = turn
+        turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
+
+    async def resume_turn(self, model: ServedModel, stored: StoredTurn, log: EventLog) -> None:
+        """Goes on with a turn that another process began, and whose log belongs to this one now.
+
+        Raises `ReplayError` or `ValueError` if the stored events are not those that the stored tokens give here.
+        """
+        rebuilt = ProcessorRebuild(
+            stored,
+            log,
+            model.format,
+            new_id=self._new_id,
+            clock=self.clock,
+            seal=partial(self.sealer.seal, log.owner),
+        )
+        await asyncio.to_thread(rebuilt.replay)
+        job = rebuilt.continue_job()
+        while True:
+            try:
+                slot = self._capacity.acquire(model.engine, 1, job.priority)[0]
+                break
+            except ApiError:
+                await asyncio.sleep(SLOT_RETRY_DELAY_S)
+        self.store.adopt_log(log)
+        turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
+        turn.is_continued = True
+        self._track_turn(model, turn, rebuilt.processor, slot)
 
     def _create_compaction(
         self, model: ServedModel, spec: TurnSpec, input_items: tuple[AnyInput, ...], prompt: TurnPrompt
@@ -260,7 +306,8 @@ class TurnManager:
         if self._report_end is not None:
             stats = turn_stats(turn, processor)
             self._report_end(turn.log.base_response.model, stats)
-        if response.status in ("completed", "incomplete") and processor.has_dialect:
+        is_known = processor.has_dialect and not turn.is_continued  # else its conversation is not here
+        if response.status in ("completed", "incomplete") and is_known:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
             last = processor.round
             settings = list_settings(model.names[0], turn.log.base_response.text)

@@ -30,6 +30,8 @@ SHUTTING_DOWN_MESSAGE = "The server is shutting down. Retry the request."
 BROKEN_MESSAGE = "The server had an error while processing the request."
 MAX_STORE_WAIT_S = 30.0
 """Time for which a call of a tool waits until the store has it. It is never run before."""
+ENGINE_RETRY_DELAY_S = 1.0
+"""Pause between two attempts to give an engine the job of a turn that another process began."""
 UNKEPT_MESSAGE = "The server could not store the call of a tool, so it did not run it."
 GONE_MESSAGE = "The request was cancelled before it started."
 
@@ -76,7 +78,9 @@ class Turn:
         self._loop = asyncio.get_running_loop()
         self._last_write_at = self._started_at = self._loop.time()
         self._first_token_at: float | None = None
-        self._admitted = self._is_generating = False  # a job generates until its last chunk
+        self.is_continued = False
+        """True if another process began the turn; the processor is where that one was."""
+        self._admitted, self._is_generating = processor.round.is_admitted, False  # a job generates until its last chunk
         self._work: asyncio.Task[None] | None = None
         self._tools: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
@@ -104,6 +108,11 @@ class Turn:
     def fail_for_shutdown(self) -> None:
         """Ends the turn as failed because the server shuts down: agents retry a failed request."""
         self._ending = lambda: self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE)
+        self.task.cancel()
+
+    def hand_over(self) -> None:
+        """Ends the turn here without a terminal event: another process goes on with it."""
+        self._ending = lambda: None
         self.task.cancel()
 
     async def _run_turn(self) -> None:
@@ -137,6 +146,8 @@ class Turn:
             await self._rounds.tools.claim_approvals()
         if self.log.base_response.background:
             self._announce_queued()
+        if self.is_continued:
+            await self._wait_for_engine()
         if self._compaction is not None:
             await self._compact(self._compaction)
         if self._rounds is not None and self._rounds.tools.approved and not self._processor.is_ended:
@@ -147,6 +158,17 @@ class Turn:
                 await self._prepare_round(self._rounds)
             elif not self._processor.is_ended:
                 raise RuntimeError("the engine returned without a last chunk that ended the turn")
+
+    async def _wait_for_engine(self) -> None:
+        """Waits until the engine can take the job, however long it takes to load."""
+        while True:
+            try:
+                await self._engine.wait_ready()
+            except EngineError as error:
+                _logger.info("a response waits for its engine", response=self.log.id, reason=error.message)
+                await asyncio.sleep(ENGINE_RETRY_DELAY_S)
+            else:
+                return
 
     async def _run_approved(self, rounds: RoundPlanner) -> None:
         """Runs the calls that the client has approved, before the first job."""

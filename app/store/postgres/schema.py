@@ -6,13 +6,13 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MIGRATION_LOCK = 0x616E7469_70686F6E
 """Key of the advisory lock that a server holds while it migrates."""
 TABLES = (
     "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions",
     "chat_choices", "files", "file_pieces", "batches", "batch_lines", "used_approvals", "blobs",
-    "blob_pieces", "blob_references", "uploads",
+    "blob_pieces", "blob_references", "uploads", "continuations",
 )  # fmt: skip
 # Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
 SCHEMA = """
@@ -108,7 +108,14 @@ CREATE TABLE uploads (
 CREATE INDEX uploads_by_end ON uploads (expires);
 """
 """Contents of pictures and files that other rows refer to, not compressed, and uploads, whose parts are files."""
-MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA)
+CONTINUATION_SCHEMA = """
+CREATE TABLE continuations (
+    response TEXT PRIMARY KEY, model TEXT NOT NULL, digest TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0,
+    data BYTEA NOT NULL
+);
+"""
+"""What another server needs to go on with a response, until the response has ended."""
+MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA, CONTINUATION_SCHEMA)
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.app.store.base import StoreError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 _VERSION_4 = """
 CREATE TABLE chat_completions (
     position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
@@ -76,6 +76,13 @@ CREATE INDEX uploads_by_end ON uploads (expires)
 """
 # The columns of a primary key come first: SQLite 3.40 else calls the rows of a table without row ids corrupt.
 """Additions of version 7: blobs, which other rows refer to, and uploads, whose parts are files."""
+_VERSION_8 = """
+CREATE TABLE continuations (
+    response TEXT PRIMARY KEY, model TEXT NOT NULL, digest TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0,
+    data BLOB NOT NULL
+)
+"""
+"""Additions of version 8: what another process needs to go on with a response, until the response has ended."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
@@ -103,7 +110,8 @@ CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT RO
 {_VERSION_4};
 {_VERSION_5};
 {_VERSION_6};
-{_VERSION_7}"""
+{_VERSION_7};
+{_VERSION_8}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -118,6 +126,7 @@ MIGRATIONS: tuple[str, ...] = (
     _VERSION_5,
     _VERSION_6,
     _VERSION_7,
+    _VERSION_8,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 

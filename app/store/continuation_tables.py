@@ -1,0 +1,38 @@
+"""SQL statements of the table of responses that another process can go on with, as methods of one connection."""
+
+from collections.abc import Iterable, Sequence
+
+from antiphon.app.base.event_log import Continuation
+from antiphon.app.store.sql_connection import SqlConnection
+
+MAX_CONTINUATIONS = 3
+"""Number of processes that may go on with a response: one that ends all of them is given up."""
+
+
+class ContinuationTables:
+    """Statements on continuations. The writes are called inside a transaction of the connection."""
+
+    def __init__(self, connection: SqlConnection) -> None:
+        self._connection = connection
+
+    def insert(self, rows: Iterable[tuple[str, Continuation]]) -> None:
+        """Inserts what is needed to go on with new responses, by their ids."""
+        statement = "INSERT INTO continuations (response, model, digest, data) VALUES (?, ?, ?, ?)"
+        for response_id, continuation in rows:
+            values = response_id, continuation.model, continuation.digest, continuation.data
+            self._connection.execute(statement, values)
+
+    def find(self, response_id: str) -> tuple[Continuation, int] | None:
+        """Returns what is needed to go on with a response, and how many processes have done so; None if none can."""
+        query = "SELECT model, digest, data, attempts FROM continuations WHERE response = ?"
+        row = self._connection.execute(query, (response_id,)).fetchone()
+        return None if row is None else (Continuation(model=row[0], digest=row[1], data=bytes(row[2])), row[3])
+
+    def count_attempt(self, response_id: str) -> None:
+        """Records that a process goes on with a response."""
+        self._connection.execute("UPDATE continuations SET attempts = attempts + 1 WHERE response = ?", (response_id,))
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Deletes the rows of responses that have ended."""
+        for response_id in ids:
+            self._connection.execute("DELETE FROM continuations WHERE response = ?", (response_id,))

@@ -1,0 +1,1 @@
+"""Responses that go on in another process than the one that began them."""

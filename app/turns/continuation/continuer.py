@@ -1,0 +1,102 @@
+"""Goes on with the responses of processes that are dead: the second part of a turn that the store has the first of."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from antiphon.app.base.event_log import Continuation, EventLog
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.store.store import ResponseStore
+from antiphon.app.store.upkeep import RESTARTED_CODE, RESTARTED_MESSAGE
+from antiphon.app.turns.continuation.model_digest import digest_model
+from antiphon.app.turns.continuation.replay import ReplayError
+from antiphon.app.turns.continuation.stored_turn import StoredTurn, can_continue, decode_turn, encode_turn
+from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.engine.protocol import Job
+from antiphon.state.drafts import OutputSettings
+from antiphon.state.recovery import failure_events
+
+_logger = structlog.get_logger(__name__)
+
+ResumeTurn = Callable[[ServedModel, StoredTurn, EventLog], Awaitable[None]]
+
+
+class TurnContinuer:
+    """Decides which turns other processes can go on with, and passes on those of dead processes.
+
+    `resume` starts the rest of a turn. Nothing is stored or continued before `start`.
+    """
+
+    def __init__(self, store: ResponseStore, resume: ResumeTurn) -> None:
+        self._store, self._resume = store, resume
+        self._models: dict[str, ServedModel] = {}
+        self._digests: Mapping[str, str] = {}
+        self._started: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, models: Sequence[ServedModel], continue_within_s: float) -> None:
+        """Reads the models' files, and goes on with responses of theirs from then on; 0: ends all as failed."""
+        if continue_within_s > 0:
+            self._models = {model.names[0]: model for model in models}
+        self._started = asyncio.create_task(self._read_digests(continue_within_s), name="model-digests")
+
+    async def _read_digests(self, continue_within_s: float) -> None:
+        try:
+            self._digests = await asyncio.to_thread(_digest_models, self._models)
+        except OSError as error:
+            _logger.warning(
+                "responses cannot go on after a restart: the model's files are unreadable", error=str(error)
+            )
+        self._store.continue_turns(self._digests, continue_within_s, self._on_claimed)
+
+    async def wait_started(self) -> None:
+        """Waits until it is known which turns can go on elsewhere."""
+        if self._started is not None:
+            await asyncio.shield(self._started)
+
+    def store_turn(
+        self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, job: Job, settings: OutputSettings
+    ) -> tuple[Job, Continuation | None]:
+        """Returns a turn's job, and what another process needs to go on with it; None if none could.
+
+        The job has a seed then, so that both draw the same random numbers.
+        """
+        name = model.names[0]
+        if name not in self._digests or not can_continue(spec, prompt):
+            return job, None
+        if job.sampling.seed is None and model.engine.info.capabilities.continues_exactly:
+            sampling = msgspec.structs.replace(job.sampling, seed=secrets.randbits(63))
+            job = msgspec.structs.replace(job, sampling=sampling)
+        data = encode_turn(spec, prompt, job, settings)
+        return job, Continuation(model=name, digest=self._digests[name], data=data)
+
+    async def close(self) -> None:
+        """Claims nothing any more."""
+        for task in [*self._tasks, *filter(None, (self._started,))]:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _on_claimed(self, log: EventLog) -> None:
+        task = asyncio.create_task(self._go_on(log), name=f"continue-{log.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _go_on(self, log: EventLog) -> None:
+        assert log.continuation is not None
+        try:
+            stored = decode_turn(log.continuation.data)
+            await self._resume(self._models[log.continuation.model], stored, log)
+        except (ReplayError, ValueError, KeyError) as error:
+            _logger.warning("a response of another process cannot go on", response=log.id, reason=str(error))
+            self._store.adopt_log(log)
+            events = [entry.event for entry in log.entries]
+            log.append_step(failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE))
+            log.end_log()
+
+
+def _digest_models(models: Mapping[str, ServedModel]) -> dict[str, str]:
+    return {name: digest_model(model) for name, model in models.items()}

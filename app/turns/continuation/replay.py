@@ -1,0 +1,141 @@
+"""Brings an output processor to where another one was that wrote these entries, and checks that the events are equal.
+
+The stored ids of tokens go through reader, stop filter and state machine as they did in the first run. Ids of items
+and sealed texts are taken from the stored events, since they are made only once.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from antiphon.app.base.encryption import Purpose
+from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.turns.continuation.stored_turn import StoredTurn
+from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.engine.protocol import Chunk, Job
+from antiphon.events import sse
+from antiphon.events import stream as ev
+from antiphon.events.items import Reasoning
+from antiphon.harmony.format import ModelFormat
+from antiphon.state.ids import NewId
+from antiphon.state.table import IllegalInput, State
+
+
+class ReplayError(Exception):
+    """The stored ids do not give the stored events. The message says where."""
+
+
+class RecordedIds:
+    """Returns the ids of stored events in their order, then new ones; the same for sealed texts."""
+
+    def __init__(self, entries: Sequence[LogEntry], new_id: NewId) -> None:
+        self._new_id = new_id
+        self._ids: defaultdict[str, deque[str]] = defaultdict(deque)
+        self._sealed: deque[str] = deque()
+        for entry in entries:
+            event = entry.event
+            if isinstance(event, ev.ItemAdded):
+                for recorded in (event.item.id, getattr(event.item, "call_id", None)):
+                    if recorded:
+                        self._ids[recorded.partition("_")[0]].append(recorded)
+            elif isinstance(event, ev.ItemDone) and isinstance(event.item, Reasoning) and event.item.encrypted_content:
+                self._sealed.append(event.item.encrypted_content)
+
+    def new_id(self, prefix: str) -> str:
+        """Returns the next id with this prefix."""
+        ids = self._ids[prefix]
+        return ids.popleft() if ids else self._new_id(prefix)
+
+    def take_sealed(self, purpose: Purpose) -> str | None:
+        """Returns the next sealed text; None if the stored events have no more."""
+        return self._sealed.popleft() if self._sealed and purpose == "reasoning" else None
+
+
+class ProcessorRebuild:
+    """Rebuilds the processor of a turn that another process began, from the turn's log."""
+
+    def __init__(
+        self,
+        stored: StoredTurn,
+        log: EventLog,
+        form: ModelFormat,
+        *,
+        new_id: NewId,
+        clock: Callable[[], float],
+        seal: Callable[[Purpose, str], str],
+    ) -> None:
+        self._stored, self._log = stored, log
+        recorded, spec = RecordedIds(log.entries, new_id), stored.build_spec(log.base_response)
+        prompt = TurnPrompt(
+            format=form,
+            owner=log.owner,
+            prompt_input=spec.prompt_input,
+            now=datetime.fromtimestamp(clock(), UTC),
+            rendered_tokens=stored.job.tokens,
+            prompt=stored.build_prompt(),
+            grammar=stored.job.grammar,
+        )
+        self.processor = OutputProcessor(
+            spec,
+            prompt,
+            form,
+            new_id=recorded.new_id,
+            clock=lambda: int(clock()),
+            settings=stored.output_settings,
+            seal=lambda purpose, text: recorded.take_sealed(purpose) or seal(purpose, text),
+        )
+
+    def replay(self) -> None:
+        """Brings the processor to the end of the log. Raises `ReplayError`. Call it in a thread: a log may be long."""
+        replay_entries(self.processor, self._log.entries)
+        if self.processor.needs_no_more:
+            raise ReplayError("the stored tokens end the turn, and the stored events do not")
+
+    def continue_job(self) -> Job:
+        """Returns the job of the rest: with the tokens so far, if the engine had admitted it."""
+        current = self.processor.round
+        if not current.is_admitted:
+            return self._stored.job
+        return msgspec.structs.replace(self._stored.job, generated=tuple(current.generated_tokens))
+
+
+def replay_entries(processor: OutputProcessor, entries: Sequence[LogEntry]) -> None:
+    """Feeds the stored steps to a new processor. Raises `ReplayError` if its events differ from the stored ones."""
+    for step in split_steps(entries):
+        first = step[0].event.sequence_number
+        try:
+            _repeat_step(processor, step)
+        except (IllegalInput, ValueError) as error:
+            raise ReplayError(f"the step at event {first} cannot be repeated: {error}") from error
+        events = processor.collect_events()
+        processor.take_detail()
+        if [sse.encode_event(event) for event in events] != [entry.data for entry in step]:
+            raise ReplayError(f"the tokens of the step at event {first} give other events than the stored ones")
+
+
+def split_steps(entries: Sequence[LogEntry]) -> Iterator[list[LogEntry]]:
+    """Yields the entries of each step. The last entry of a step has its detail."""
+    step: list[LogEntry] = []
+    for entry in entries:
+        step.append(entry)
+        if entry.detail is not None:
+            yield step
+            step = []
+    if step:
+        raise ReplayError("the stored events have no tokens")
+
+
+def _repeat_step(processor: OutputProcessor, step: Sequence[LogEntry]) -> None:
+    detail, state = step[-1].detail, processor.machine.state
+    assert detail is not None
+    if isinstance(step[-1].event, ev.Queued) and state is State.NEW:
+        processor.on_queued()
+    elif state in (State.NEW, State.QUEUED) and not isinstance(step[-1].event, ev.Queued):
+        processor.on_admitted(Chunk(cached_tokens=detail.cached_tokens))
+    elif detail.tokens:
+        processor.process_chunk(Chunk(tokens=detail.tokens))
+    else:
+        processor.keepalive()

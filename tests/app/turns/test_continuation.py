@@ -1,0 +1,76 @@
+"""A turn goes on in another process: the stored tokens give the stored events, and the rest follows them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.turns.continuation import stored_turn
+from antiphon.app.turns.continuation.replay import ProcessorRebuild, ReplayError, split_steps
+from antiphon.app.turns.manager import TurnManager
+from antiphon.state.ids import NewId
+from tests.counts import FULL_COUNTS
+from tests.snapshots.builtin_cases import BUILTIN_CASES
+from tests.snapshots.cases import CASES, Case
+from tests.snapshots.extra_cases import EXTRA_CASES
+from tests.snapshots.run_case import load_case_format, make_case_manager, make_single_case_registry
+from tests.snapshots import run_case
+
+REPLAYED = [
+    case
+    for case in (*CASES, *EXTRA_CASES, *BUILTIN_CASES)
+    if "responses" in case.faces and not (case.refused or case.waits or case.cancel or case.chars_before_refusal is not None)
+]
+
+
+async def run_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[EventLog, list[bytes]]:
+    """Runs a case. Returns its log, and the turn as it would be stored, if it can go on elsewhere."""
+    stored: list[bytes] = []
+    create = TurnManager._create_turn
+
+    def create_recorded(self: TurnManager, model: Any, choice: Any, spec: Any, items: Any, slot: Any) -> Any:
+        turn = create(self, model, choice, spec, items, slot)
+        response = msgspec.structs.replace(spec.base_response, background=True, store=True)
+        if stored_turn.can_continue(msgspec.structs.replace(spec, base_response=response), choice.prompt):
+            stored.append(stored_turn.encode_turn(spec, choice.prompt, turn._job, self._output_settings))
+        return turn
+
+    monkeypatch.setattr(TurnManager, "_create_turn", create_recorded)
+    result = await run_case.read_responses(case)
+    assert result.log is not None
+    return result.log, stored
+
+
+def truncate_log(log: EventLog, num_entries: int) -> EventLog:
+    shorter = EventLog(log.base_response, log.owner, log.input_items)
+    shorter.add_stored(log.entries[:num_entries])
+    return shorter
+
+
+def refuse_id(prefix: str) -> str:
+    raise AssertionError(f"an id {prefix} is minted again")
+
+
+def rebuild(case: Case, data: bytes, log: EventLog, new_id: NewId = refuse_id) -> ProcessorRebuild:
+    return ProcessorRebuild(
+        stored_turn.decode_turn(data),
+        log,
+        load_case_format(case.dialect),
+        new_id=new_id,
+        clock=lambda: 1_700_000_000.0,
+        seal=lambda _, text: text,
+    )
+
+
+@pytest.mark.parametrize("case", REPLAYED, ids=lambda case: case.name)
+async def test_stored_tokens_give_the_stored_events(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, stored = await run_recorded(case, monkeypatch)
+    for data in stored:
+        steps = list(split_steps(log.entries))
+        for count in range(len(steps)) if FULL_COUNTS else {0, 1, len(steps) // 2, len(steps) - 1}:
+            entries = sum(len(step) for step in steps[:count])
+            rebuilt = rebuild(case, data, truncate_log(log, entries))
+            rebuilt.replay()
+            tokens = tuple(token for entry in log.entries[:entries] if entry.detail for token in entry.detail.tokens)
+            assert rebuilt.continue_job().generated == (tokens if count else None)
