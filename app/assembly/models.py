@@ -38,6 +38,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions, SecretBytes
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import SpawnWorker
+from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import Engine, EngineInfo
 from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat, UnusableTemplateError
@@ -187,7 +188,7 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
         if options.remote.urls:
             raise ServeError("--engine-url requires --engine vllm, sglang, llama.cpp, trtllm or remote")
         options = _add_prefix_key(_decide_on_images(options, settings), settings)
-        return await _plan_torch_model(options, on_status, spawn)
+        return await _plan_torch_model(options, settings, on_status, spawn)
     else:
         template = None if options.chat_template is None else _load_template(options.chat_template)
         engine, loaded, name = await create_remote_engine(
@@ -215,8 +216,11 @@ def _add_prefix_key(options: ServeOptions, settings: Settings) -> ServeOptions:
     return structs.replace(options, engine_options=structs.replace(options.engine_options, prefix_cache_key=key))
 
 
-async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: SpawnWorker) -> _ModelPlan:
+async def _plan_torch_model(
+    options: ServeOptions, settings: Settings, on_status: OnStatus, spawn: SpawnWorker
+) -> _ModelPlan:
     """Returns the plan of a model for a worker process, which alone imports torch."""
+    timeouts = WorkerTimeouts(continue_within_s=settings.continue_within)
     folder, name = MODEL_DIR, EMBEDDED_MODEL_NAME
     template = None if options.chat_template is None else _load_template(options.chat_template)
     if options.model is not None:
@@ -238,7 +242,7 @@ async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: S
         name=name,
         loaded=loaded,
         build_engine=lambda engine_options: ProcessEngine(
-            folder, engine_options, spawn=spawn, on_status=partial(on_status, name)
+            folder, engine_options, timeouts=timeouts, spawn=spawn, on_status=partial(on_status, name)
         ),
         estimate=estimate_with_draft(folder, options.engine_options),
         expected_info=expect_info(checkpoint, options.engine_options),

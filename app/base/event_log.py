@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from msgspec import Struct
 
 from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
+from antiphon.app.base.continuation import Continuation
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.events.hosted_events import ToolRunBegun
@@ -93,15 +94,6 @@ def is_terminal(entries: Sequence[LogEntry]) -> bool:
 def begins_tool_run(entries: Sequence[LogEntry]) -> bool:
     """Tells whether one of these entries says that the server is about to run a tool."""
     return any(isinstance(entry.event, ToolRunBegun) for entry in entries)
-
-
-class Continuation(Struct, frozen=True, kw_only=True):
-    """The part of a turn that another process needs to go on with it: see `app.turns.continuation`."""
-
-    model: str
-    digest: str
-    """Digest of the files of the model, which must be the same there."""
-    data: bytes
 
 
 class EventLog:

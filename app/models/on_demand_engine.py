@@ -17,7 +17,7 @@ from antiphon.app.base.engine_wrapper import EngineWrapper
 from antiphon.app.models.memory_pool import ModelMemory, ModelMemoryPool
 from antiphon.app.models.usage import UseCounter, add_totals
 from antiphon.engine.errors import LoadError
-from antiphon.engine.process.pending import unavailable_error
+from antiphon.engine.process.jobs.pending import unavailable_error
 from antiphon.engine.protocol import (
     BATCH_PRIORITY,
     CANCELLED_WHILE_WAITING,

@@ -24,8 +24,8 @@ from antiphon.app.store.batches.upload_tables import UploadTables
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
 from antiphon.app.store.blobs.evictions import StoreLimits, evict_responses
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.continuation_tables import ContinuationTables
 from antiphon.app.store.conversation_tables import ConversationTables
+from antiphon.app.store.history.continuation_tables import ContinuationTables
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
 from antiphon.events import stream as ev

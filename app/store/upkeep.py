@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from antiphon.app.base.event_log import Continuation, EventLog, LogEntry
+from antiphon.app.base.continuation import Continuation
+from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
-from antiphon.app.store.continuation_tables import MAX_CONTINUATIONS
 from antiphon.app.store.database import Database, NewStep
+from antiphon.app.store.history.continuation_tables import MAX_CONTINUATIONS
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.state.recovery import failure_events
 

@@ -4,11 +4,15 @@ An engine decides how many turns it accepts, but it sees a job only after the pr
 too late, so every earlier check uses this count.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
-from antiphon.app.base.errors import from_engine
+from antiphon.app.base.errors import ApiError, from_engine
 from antiphon.engine.protocol import BATCH_PRIORITY, Engine, overloaded_error
+
+SLOT_RETRY_DELAY_S = 0.5
+"""Pause between two attempts to get a slot for a turn whose client has its answer already."""
 
 
 class TurnSlot:
@@ -42,6 +46,14 @@ class TurnCapacity:
         self.check(engine, count, priority)
         open_turns = self._batch_turns if priority <= BATCH_PRIORITY else self._open_turns
         return [TurnSlot(open_turns, engine) for _ in range(count)]
+
+    async def wait_slot(self, engine: Engine, priority: int) -> TurnSlot:
+        """Returns a slot of the engine as soon as one is free."""
+        while True:
+            try:
+                return self.acquire(engine, 1, priority)[0]
+            except ApiError:
+                await asyncio.sleep(SLOT_RETRY_DELAY_S)
 
     def check(self, engine: Engine, count: int = 1, priority: int = 0) -> None:
         """Raises `ApiError` 429 if the engine lacks capacity for `count` more turns of this priority."""

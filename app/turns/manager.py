@@ -24,7 +24,7 @@ from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from antiphon.app.turns.continuation.replay import ProcessorRebuild
-from antiphon.app.turns.continuation.stored_turn import StoredTurn
+from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.first_step import wait_stored
 from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.media.resolver import MediaResolver
@@ -43,9 +43,6 @@ from antiphon.state.ids import NewId
 
 MAX_PUBLISH_WAIT_S = 2.0
 """Time for which a shutdown waits until the last events of the turns are stored."""
-
-SLOT_RETRY_DELAY_S = 0.5
-"""Pause between two attempts to get a slot for a turn that another process began."""
 
 MAX_INLINE_ITEMS = 500
 """Number of input items that get their ids on the event loop, which takes two milliseconds."""
@@ -186,10 +183,8 @@ class TurnManager:
             return
         _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
         for turn in running:
-            if turn.task in pending and turn.log.continuation is not None and self.store.is_durable:
-                turn.hand_over()
-            elif turn.task in pending:
-                turn.fail_for_shutdown()
+            if turn.task in pending:
+                turn.end_for_shutdown(is_handed_over=self.store.is_durable and turn.log.continuation is not None)
         if pending:
             await asyncio.wait(pending)
         await self.preparer.close()
@@ -257,7 +252,7 @@ class TurnManager:
         self._running[turn.log.id] = turn
         turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
 
-    async def resume_turn(self, model: ServedModel, stored: StoredTurn, log: EventLog) -> None:
+    async def resume_turn(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> None:
         """Goes on with a turn that another process began, and whose log belongs to this one now.
 
         Raises `ReplayError` or `ValueError` if the stored events are not those that the stored tokens give here.
@@ -272,12 +267,7 @@ class TurnManager:
         )
         await asyncio.to_thread(rebuilt.replay)
         job = rebuilt.continue_job()
-        while True:
-            try:
-                slot = self._capacity.acquire(model.engine, 1, job.priority)[0]
-                break
-            except ApiError:
-                await asyncio.sleep(SLOT_RETRY_DELAY_S)
+        slot = await self._capacity.wait_slot(model.engine, job.priority)
         self.store.adopt_log(log)
         turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
         turn.is_continued = True

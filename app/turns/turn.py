@@ -19,6 +19,7 @@ import structlog
 from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
+from antiphon.app.turns.continuation.engine_wait import wait_for_engine
 from antiphon.app.turns.media.resolver import NO_MEDIA
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.rounds import RoundPlanner
@@ -30,8 +31,6 @@ SHUTTING_DOWN_MESSAGE = "The server is shutting down. Retry the request."
 BROKEN_MESSAGE = "The server had an error while processing the request."
 MAX_STORE_WAIT_S = 30.0
 """Time for which a call of a tool waits until the store has it. It is never run before."""
-ENGINE_RETRY_DELAY_S = 1.0
-"""Pause between two attempts to give an engine the job of a turn that another process began."""
 UNKEPT_MESSAGE = "The server could not store the call of a tool, so it did not run it."
 GONE_MESSAGE = "The request was cancelled before it started."
 
@@ -70,21 +69,19 @@ class Turn:
         """The turn after its compaction; None if it has not been compacted."""
         self.media = NO_MEDIA
         """Images of the prompt, for which the engine may ask until the turn has ended."""
-        self._compaction, self._rounds = compaction, rounds
-        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_continued = False  # true if another process began the turn; the processor is where that one was
+        self._compaction, self._rounds, self._grammar_param = compaction, rounds, grammar_param
         self._processor, self._engine, self._job, self._timeouts = processor, engine, job, timeouts
-        self._grammar_param = grammar_param
         self._ending: Callable[[], None] = processor.cancel
         self._loop = asyncio.get_running_loop()
+        self.started: asyncio.Future[None] = self._loop.create_future()
         self._last_write_at = self._started_at = self._loop.time()
         self._first_token_at: float | None = None
-        self.is_continued = False
-        """True if another process began the turn; the processor is where that one was."""
         self._admitted, self._is_generating = processor.round.is_admitted, False  # a job generates until its last chunk
         self._work: asyncio.Task[None] | None = None
         self._tools: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
-        """Task that runs the turn. It never raises."""
+        """It never raises."""
 
     @property
     def elapsed(self) -> float:
@@ -105,14 +102,12 @@ class Turn:
         self._processor.request_steer()
         self._stop_engine()
 
-    def fail_for_shutdown(self) -> None:
-        """Ends the turn as failed because the server shuts down: agents retry a failed request."""
-        self._ending = lambda: self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE)
-        self.task.cancel()
-
-    def hand_over(self) -> None:
-        """Ends the turn here without a terminal event: another process goes on with it."""
-        self._ending = lambda: None
+    def end_for_shutdown(self, *, is_handed_over: bool) -> None:
+        """Ends the turn as failed, since agents retry a failed request; without an event if another process goes on."""
+        if is_handed_over:
+            self._ending = lambda: None
+        else:
+            self._ending = lambda: self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE)
         self.task.cancel()
 
     async def _run_turn(self) -> None:
@@ -147,7 +142,7 @@ class Turn:
         if self.log.base_response.background:
             self._announce_queued()
         if self.is_continued:
-            await self._wait_for_engine()
+            await wait_for_engine(self._engine, self.log.id)
         if self._compaction is not None:
             await self._compact(self._compaction)
         if self._rounds is not None and self._rounds.tools.approved and not self._processor.is_ended:
@@ -158,17 +153,6 @@ class Turn:
                 await self._prepare_round(self._rounds)
             elif not self._processor.is_ended:
                 raise RuntimeError("the engine returned without a last chunk that ended the turn")
-
-    async def _wait_for_engine(self) -> None:
-        """Waits until the engine can take the job, however long it takes to load."""
-        while True:
-            try:
-                await self._engine.wait_ready()
-            except EngineError as error:
-                _logger.info("a response waits for its engine", response=self.log.id, reason=error.message)
-                await asyncio.sleep(ENGINE_RETRY_DELAY_S)
-            else:
-                return
 
     async def _run_approved(self, rounds: RoundPlanner) -> None:
         """Runs the calls that the client has approved, before the first job."""

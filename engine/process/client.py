@@ -17,7 +17,8 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
 from antiphon.engine.process.connection import WorkerConnection
-from antiphon.engine.process.jobs import ENGINE_STOPPED, NOT_RUNNING, WorkerJobs
+from antiphon.engine.process.jobs.pending import resolve_future, unavailable_error
+from antiphon.engine.process.jobs.worker_jobs import ENGINE_STOPPED, NOT_RUNNING, WorkerJobs
 from antiphon.engine.process.messages import (
     AdapterReport,
     Command,
@@ -29,7 +30,6 @@ from antiphon.engine.process.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from antiphon.engine.process.pending import resolve_future, unavailable_error
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
 from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import EngineInfo, EngineStats, Fault, Job, MediaSource, OnChunk

@@ -112,11 +112,6 @@ class KVCacheManager:
         free = self._count_free(running) - self.disk.num_loading_tokens
         self.prefix_cache.evict_to(min(free, self._max_idle_tokens))
 
-    def clear(self) -> None:
-        """Drops all idle caches, and the prefix that is being read from disk."""
-        self.prefix_cache.clear()
-        self.disk.discard()
-
     def take_loaded(self, running: SequenceABC[Sequence]) -> None:
         """Makes a prefix that has been read from disk an idle cache, where the sequence that waits for it finds it."""
         loaded = self.disk.take_loaded()

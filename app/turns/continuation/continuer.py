@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 import structlog
 
-from antiphon.app.base.event_log import Continuation, EventLog
+from antiphon.app.base.continuation import Continuation
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.upkeep import RESTARTED_CODE, RESTARTED_MESSAGE
 from antiphon.app.turns.continuation.model_digest import digest_model
 from antiphon.app.turns.continuation.replay import ReplayError
-from antiphon.app.turns.continuation.stored_turn import StoredTurn, can_continue, decode_turn, encode_turn
+from antiphon.app.turns.continuation.stored_turn import ContinuableTurn, can_continue, decode_turn, encode_turn
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Job
 from antiphon.state.drafts import OutputSettings
@@ -22,7 +23,7 @@ from antiphon.state.recovery import failure_events
 
 _logger = structlog.get_logger(__name__)
 
-ResumeTurn = Callable[[ServedModel, StoredTurn, EventLog], Awaitable[None]]
+ResumeTurn = Callable[[ServedModel, ContinuableTurn, EventLog], Awaitable[None]]
 
 
 class TurnContinuer:

@@ -12,7 +12,7 @@ import msgspec
 
 from antiphon.app.base.encryption import Purpose
 from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.turns.continuation.stored_turn import StoredTurn
+from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Chunk, Job
@@ -59,7 +59,7 @@ class ProcessorRebuild:
 
     def __init__(
         self,
-        stored: StoredTurn,
+        stored: ContinuableTurn,
         log: EventLog,
         form: ModelFormat,
         *,

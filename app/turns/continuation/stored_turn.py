@@ -19,7 +19,7 @@ FORMAT_NUMBER = 1
 """Number of the format of stored turns. A process goes on with turns of its own number only."""
 
 
-class StoredTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A turn without its conversation: the engine needs the prompt's ids only, and the events are stored as such."""
 
     format_number: int
@@ -60,7 +60,7 @@ def _build_table(_: type, tools: object) -> ToolTable:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_list_tools)
-_decoder = msgspec.msgpack.Decoder(StoredTurn, dec_hook=_build_table)
+_decoder = msgspec.msgpack.Decoder(ContinuableTurn, dec_hook=_build_table)
 
 
 def can_continue(spec: TurnSpec, prompt: TurnPrompt) -> bool:
@@ -104,7 +104,7 @@ def encode_turn(spec: TurnSpec, prompt: TurnPrompt, job: Job, output_settings: O
         template=TemplateOptions(),
         images={},
     )
-    turn = StoredTurn(
+    turn = ContinuableTurn(
         format_number=FORMAT_NUMBER,
         job=job,
         prompt_input=prompt_input,
@@ -118,7 +118,7 @@ def encode_turn(spec: TurnSpec, prompt: TurnPrompt, job: Job, output_settings: O
     return _encoder.encode(turn)
 
 
-def decode_turn(data: bytes) -> StoredTurn:
+def decode_turn(data: bytes) -> ContinuableTurn:
     """Returns a stored turn. Raises `ValueError` for one that this version of the program did not write."""
     turn = _decoder.decode(data)
     if turn.format_number != FORMAT_NUMBER:

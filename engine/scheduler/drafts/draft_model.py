@@ -136,11 +136,6 @@ class DraftModel:
         self._prefix_cache.insert(sequence.cache_key, sequence.tokens[: held.cache.length], held.cache)
         self._prefix_cache.evict_to(min(self._max_tokens - self._running_tokens(), self._max_idle_tokens))
 
-    def clear(self) -> None:
-        """Drops all caches."""
-        self._caches.clear()
-        self._prefix_cache.clear()
-
     def _pick(self, logits: Tensor) -> list[int]:
         """Returns the most likely token of each row (rows, vocabulary)."""
         logits = logits[:, : self._vocab_size]

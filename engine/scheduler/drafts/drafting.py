@@ -107,11 +107,6 @@ class Drafting:
         if self._model is not None:
             self._model.model.release(sequence, keep=keep)
 
-    def clear(self) -> None:
-        """Drops all caches of the draft model."""
-        if self._model is not None:
-            self._model.model.clear()
-
 
 class ModelDrafts:
     """The part of `Drafting` that a draft model needs: which sequences it drafts for, and what that costs."""

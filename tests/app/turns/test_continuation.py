@@ -7,20 +7,21 @@ import pytest
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.turns.continuation import stored_turn
-from antiphon.app.turns.continuation.replay import ProcessorRebuild, ReplayError, split_steps
+from antiphon.app.turns.continuation.replay import ProcessorRebuild, split_steps
 from antiphon.app.turns.manager import TurnManager
 from antiphon.state.ids import NewId
 from tests.counts import FULL_COUNTS
+from tests.snapshots import run_case
 from tests.snapshots.builtin_cases import BUILTIN_CASES
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.extra_cases import EXTRA_CASES
-from tests.snapshots.run_case import load_case_format, make_case_manager, make_single_case_registry
-from tests.snapshots import run_case
+from tests.snapshots.run_case import load_case_format
 
 REPLAYED = [
     case
     for case in (*CASES, *EXTRA_CASES, *BUILTIN_CASES)
-    if "responses" in case.faces and not (case.refused or case.waits or case.cancel or case.chars_before_refusal is not None)
+    if "responses" in case.faces
+    and not (case.refused or case.waits or case.cancel or case.chars_before_refusal is not None)
 ]
 
 

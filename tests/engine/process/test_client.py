@@ -15,8 +15,8 @@ from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
+from antiphon.engine.process.jobs.recovery import STOPPED_ALONE
 from antiphon.engine.process.messages import Report, StepReport
-from antiphon.engine.process.recovery import STOPPED_ALONE
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, JobChunk
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scripted.engine import ScriptedEngine, ScriptedReply, ScriptStep

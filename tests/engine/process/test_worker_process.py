@@ -19,6 +19,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
+from antiphon.engine.process.jobs.recovery import STOPPED_ALONE
 from antiphon.engine.process.messages import (
     AddJob,
     CancelJob,
@@ -31,7 +32,6 @@ from antiphon.engine.process.messages import (
     encode_message,
     report_decoder,
 )
-from antiphon.engine.process.recovery import STOPPED_ALONE
 from antiphon.engine.process.spawn import PrespawnedWorker, describe_exit
 from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import Chunk, EngineError, EngineStats, Fault, Job, Sampling, TokenLogprob

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from antiphon.engine.process.pending import PendingJob
+from antiphon.engine.process.jobs.pending import PendingJob
 from antiphon.engine.protocol import Fault
 
 MAX_CONTINUATIONS = 3

@@ -7,10 +7,10 @@ from collections.abc import Hashable
 import msgspec
 
 from antiphon.engine.process.connection import WorkerConnection
+from antiphon.engine.process.jobs.pending import PendingJob, resolve_future, unavailable_error
+from antiphon.engine.process.jobs.recovery import TRIED_ALONE, CrashRecovery
 from antiphon.engine.process.media import WorkerMedia
 from antiphon.engine.process.messages import AddJob, CancelJob
-from antiphon.engine.process.pending import PendingJob, resolve_future, unavailable_error
-from antiphon.engine.process.recovery import TRIED_ALONE, CrashRecovery
 from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import (
     CANCELLED_WHILE_WAITING,

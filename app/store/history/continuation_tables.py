@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from antiphon.app.base.event_log import Continuation
+from antiphon.app.base.continuation import Continuation
 from antiphon.app.store.sql_connection import SqlConnection
 
 MAX_CONTINUATIONS = 3

@@ -1,0 +1,1 @@
+"""The jobs of a worker process, in its parent."""
