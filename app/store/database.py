@@ -314,7 +314,7 @@ class Database:
         """
         query = f"""
             SELECT owner, id, writer, coalesce(heartbeat, 0) FROM {table} LEFT JOIN writers ON name = writer
-            WHERE writer IS NOT NULL ORDER BY created, id
+            WHERE writer IS NOT NULL
         """  # noqa: S608
         rows = self._connection.execute(query).fetchall()
         return [(owner, row_id, writer) for owner, row_id, writer, heartbeat in rows if not alive(writer, heartbeat)]

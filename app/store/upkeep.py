@@ -51,12 +51,14 @@ class StoreUpkeep:
         """Goes on with the responses of dead processes, leaves them to others, or ends them as failed."""
         orphans = self._database.list_orphaned(self._is_alive)
         self._left_at = {each: at for each, at in self._left_at.items() if each in {id_ for _, id_, _ in orphans}}
+        found = {response_id: self._database.continuations.find(response_id) for _, response_id, _ in orphans}
+        orphans.sort(key=lambda orphan: (row := found[orphan[1]]) is not None and row.position)
         for owner, response_id, writer in orphans:
-            found = self._database.continuations.find(response_id)
-            if found is None or found[1] >= MAX_CONTINUATIONS:
+            row = found[response_id]
+            if row is None or row.attempts >= MAX_CONTINUATIONS:
                 self._end_orphan(owner, response_id, writer)
-            elif self.digests is not None and self.digests.get(found[0].model) == found[0].digest:
-                self._claim_orphan(owner, response_id, writer, found[0])
+            elif self.digests is not None and self.digests.get(row.content.model) == row.content.digest:
+                self._claim_orphan(owner, response_id, writer, row.content)
             elif not self._is_left_to_others(response_id):
                 self._end_orphan(owner, response_id, writer)
 

@@ -1,12 +1,21 @@
 """SQL statements of the table of responses that another process can go on with, as methods of one connection."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from antiphon.app.base.continuation import Continuation
 from antiphon.app.store.sql_connection import SqlConnection
 
 MAX_CONTINUATIONS = 3
 """Number of processes that may go on with a response: one that ends all of them is given up."""
+
+
+class StoredContinuation(NamedTuple):
+    """A row: `position` grows with the responses' arrival, `attempts` is the number of processes that have gone on."""
+
+    content: Continuation
+    position: int
+    attempts: int
 
 
 class ContinuationTables:
@@ -22,11 +31,13 @@ class ContinuationTables:
             values = response_id, continuation.model, continuation.digest, continuation.data
             self._connection.execute(statement, values)
 
-    def find(self, response_id: str) -> tuple[Continuation, int] | None:
-        """Returns what is needed to go on with a response, and how many processes have done so; None if none can."""
-        query = "SELECT model, digest, data, attempts FROM continuations WHERE response = ?"
+    def find(self, response_id: str) -> StoredContinuation | None:
+        """Returns what is needed to go on with a response; None if no process can."""
+        query = "SELECT model, digest, data, position, attempts FROM continuations WHERE response = ?"
         row = self._connection.execute(query, (response_id,)).fetchone()
-        return None if row is None else (Continuation(model=row[0], digest=row[1], data=bytes(row[2])), row[3])
+        if row is None:
+            return None
+        return StoredContinuation(Continuation(model=row[0], digest=row[1], data=bytes(row[2])), row[3], row[4])
 
     def count_attempt(self, response_id: str) -> None:
         """Records that a process goes on with a response."""

@@ -202,7 +202,7 @@ class PostgresDatabase(PostgresReads):
         query = f"""
             SELECT owner, id, writer,
                 {_NOW} - greatest(coalesce(heartbeat, 0), extract(epoch FROM pg_postmaster_start_time())::float8)
-            FROM {table} LEFT JOIN writers ON name = writer WHERE writer IS NOT NULL ORDER BY created, id
+            FROM {table} LEFT JOIN writers ON name = writer WHERE writer IS NOT NULL
         """  # noqa: S608
         now = time.time()
         return [

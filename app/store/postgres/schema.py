@@ -110,8 +110,8 @@ CREATE INDEX uploads_by_end ON uploads (expires);
 """Contents of pictures and files that other rows refer to, not compressed, and uploads, whose parts are files."""
 CONTINUATION_SCHEMA = """
 CREATE TABLE continuations (
-    response TEXT PRIMARY KEY, model TEXT NOT NULL, digest TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0,
-    data BYTEA NOT NULL
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, response TEXT NOT NULL UNIQUE, model TEXT NOT NULL,
+    digest TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, data BYTEA NOT NULL
 );
 """
 """What another server needs to go on with a response, until the response has ended."""

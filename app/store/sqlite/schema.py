@@ -78,8 +78,8 @@ CREATE INDEX uploads_by_end ON uploads (expires)
 """Additions of version 7: blobs, which other rows refer to, and uploads, whose parts are files."""
 _VERSION_8 = """
 CREATE TABLE continuations (
-    response TEXT PRIMARY KEY, model TEXT NOT NULL, digest TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0,
-    data BLOB NOT NULL
+    position INTEGER PRIMARY KEY, response TEXT NOT NULL UNIQUE, model TEXT NOT NULL, digest TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, data BLOB NOT NULL
 )
 """
 """Additions of version 8: what another process needs to go on with a response, until the response has ended."""

@@ -38,6 +38,8 @@ class TurnContinuer:
         self._digests: Mapping[str, str] = {}
         self._started: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._latest: dict[str, asyncio.Task[None]] = {}
+        """The task of the response of each model that was claimed last."""
 
     def start(self, models: Sequence[ServedModel], continue_within_s: float) -> None:
         """Reads the models' files, and goes on with responses of theirs from then on; 0: ends all as failed."""
@@ -82,15 +84,19 @@ class TurnContinuer:
             await asyncio.wait({task})
 
     def _on_claimed(self, log: EventLog) -> None:
-        task = asyncio.create_task(self._go_on(log), name=f"continue-{log.id}")
+        assert log.continuation is not None
+        previous = self._latest.get(log.continuation.model)
+        task = asyncio.create_task(self._go_on(log, log.continuation, previous), name=f"continue-{log.id}")
+        self._latest[log.continuation.model] = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _go_on(self, log: EventLog) -> None:
-        assert log.continuation is not None
+    async def _go_on(self, log: EventLog, continuation: Continuation, previous: asyncio.Task[None] | None) -> None:
+        """Starts the rest of a turn after those that arrived before it."""
+        if previous is not None:
+            await asyncio.wait({previous})
         try:
-            stored = decode_turn(log.continuation.data)
-            await self._resume(self._models[log.continuation.model], stored, log)
+            await self._resume(self._models[continuation.model], decode_turn(continuation.data), log)
         except (ReplayError, ValueError, KeyError) as error:
             _logger.warning("a response of another process cannot go on", response=log.id, reason=str(error))
             self._store.adopt_log(log)

@@ -92,6 +92,10 @@ class StorePlace(Protocol):
         """Returns the settings of a server with a store there."""
         ...
 
+    def quote_bytes(self, text: str) -> str:
+        """Returns the SQL of a column of bytes with this text, whose quotes are doubled."""
+        ...
+
 
 class SqlitePlace:
     database_class: type[Database] = SqliteDatabase
@@ -116,6 +120,9 @@ class SqlitePlace:
 
     def settings(self) -> dict[str, Any]:
         return {"store_file": self.path}
+
+    def quote_bytes(self, text: str) -> str:
+        return f"CAST('{text}' AS BLOB)"
 
 
 class PostgresPlace:
@@ -145,6 +152,9 @@ class PostgresPlace:
 
     def settings(self) -> dict[str, Any]:
         return {"store_url": self.url}
+
+    def quote_bytes(self, text: str) -> str:
+        return f"convert_to('{text}', 'UTF8')"
 
 
 @asynccontextmanager

@@ -1,0 +1,181 @@
+"""Background responses whose server is gone: which go on at another one, which are left to others, which end as failed."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.settings import Settings
+from antiphon.app.context import ServerContext, create_context
+from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.store.upkeep import RESTARTED_CODE
+from tests.app.store.store_helpers import StorePlace
+from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
+from tests.serving import scripted_registry
+
+TEXT = "one two three four five six seven eight"
+SCRIPT = [{"name": "words", "output": [TEXT], "tokens_per_chunk": 1}]
+BODY = {"model": "scripted", "input": "Hi", "background": True, "store": True}
+DELAY_S = 0.005
+
+
+@asynccontextmanager
+async def run_context(
+    place: StorePlace, *, delay: float = DELAY_S, registry: ModelRegistry | None = None, **settings: Any
+) -> AsyncIterator[ServerContext]:
+    """Runs all of a server but its socket. At its end, the server leaves its responses open, as at a restart."""
+    async with place.open() as store:
+        models = registry or scripted_registry(SCRIPT, delay=delay)
+        context = create_context(Settings(**settings), models, store=store)
+        await context.turn_manager.continuer.wait_started()
+        try:
+            yield context
+        finally:
+            await context.turn_manager.drain(0)
+
+
+async def start_turn(context: ServerContext, **fields: Any) -> EventLog:
+    parsed = read_responses_request(BODY | fields, context.models)
+    return await context.turn_manager.start_turn(parsed.model, parsed.spec)
+
+
+async def wait_for_entries(log: EventLog, count: int) -> None:
+    async with asyncio.timeout(HANG_TIMEOUT_S):
+        while log.published < count:
+            await asyncio.sleep(0.002)
+
+
+async def read_end(context: ServerContext, response_id: str) -> list[dict[str, Any]]:
+    """Returns all events of a response, which ends."""
+    async with asyncio.timeout(HANG_TIMEOUT_S):
+        log = await context.store.read_log("", response_id)
+        assert log is not None
+        await log.wait_finished()
+    return [json.loads(entry.data) for entry in log.entries]
+
+
+def text_of(events: Sequence[dict[str, Any]]) -> str:
+    response = check_stream(list(events))
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+@pytest.mark.parametrize("num_entries", [2, 3, 6, 20])
+async def test_response_goes_on_where_another_server_has_left_it(place: StorePlace, num_entries: int) -> None:
+    async with run_context(place) as first:
+        log = await start_turn(first)
+        await wait_for_entries(log, num_entries)
+    before = [json.loads(entry.data) for entry in log.entries]
+    assert before[-1]["type"] != "response.completed" and log.ended
+    async with run_context(place) as second:
+        events = await read_end(second, log.id)
+    assert events[: len(before)] == before, "what was stored stays"
+    assert (events[-1]["type"], text_of(events)) == ("response.completed", TEXT)
+    assert events[-1]["response"]["usage"]["output_tokens"] == len(TEXT) + 1
+    assert place.read_rows("SELECT count(*) FROM continuations") == [(0,)]
+
+
+async def test_responses_that_wait_for_the_engine_run_in_their_order(place: StorePlace) -> None:
+    registry = scripted_registry([{"name": "stall", "output": [{"stall": True}]}], max_num_seqs=1)
+    async with run_context(place, registry=registry) as first:
+        logs = [await start_turn(first, metadata={"number": str(number)}) for number in range(4)]
+        await wait_for_entries(logs[0], 3)
+    assert [len(log.entries) for log in logs[1:]] == [2, 2, 2], "the others are queued"
+    started: list[str] = []
+    registry = scripted_registry(SCRIPT, delay=0.0, max_num_seqs=1)
+    registry.served[0].engine.on_reply = lambda job, _: started.append(job.id)  # type: ignore[attr-defined]
+    async with run_context(place, registry=registry) as second:
+        for log in logs:
+            assert text_of(await read_end(second, log.id)) == TEXT
+    assert started == [log.id for log in logs]
+
+
+async def test_cancelled_response_does_not_go_on(place: StorePlace) -> None:
+    async with run_context(place) as first:
+        log = await start_turn(first)
+        await wait_for_entries(log, 8)
+    async with run_context(place, delay=60.0) as second:
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            while not second.turn_manager.num_running:
+                await asyncio.sleep(0.005)
+        second.turn_manager.cancel_turn(log.id)
+        events = await read_end(second, log.id)
+    assert events[-1]["response"]["status"] == "cancelled" and TEXT.startswith(text_of(events))
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({"background": False, "stream": True}, {}),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 1}, {}),
+        ({}, {"continue_within": 0.0}),
+    ],
+    ids=["foreground", "log-probabilities", "switched off"],
+)
+async def test_other_responses_end_as_failed(
+    place: StorePlace, fields: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    async with run_context(place, delay=60.0, **settings) as first:
+        log = await start_turn(first, **fields)
+        assert place.read_rows("SELECT count(*) FROM continuations") == [(0,)]
+    async with run_context(place) as second:
+        events = await read_end(second, log.id)
+    assert events[-1]["response"]["status"] == "failed"
+
+
+async def test_response_of_another_model_is_left_to_others_for_a_time(place: StorePlace) -> None:
+    async with run_context(place) as first:
+        log = await start_turn(first)
+        await wait_for_entries(log, 8)
+    other = scripted_registry(SCRIPT, names=("another",))
+    async with run_context(place, registry=other, continue_within=0.5) as second:
+        read = await second.store.read_log("", log.id)
+        await asyncio.sleep(0.2)
+        assert read is not None and not read.ended, "another server may have the model"
+        events = await read_end(second, log.id)
+    assert events[-1]["response"]["error"]["code"] == RESTARTED_CODE
+
+
+async def test_response_that_ends_its_servers_is_given_up(place: StorePlace) -> None:
+    async with run_context(place, delay=60.0) as context:
+        log = await start_turn(context)
+        await wait_for_entries(log, 3)
+    for _ in range(3):
+        async with run_context(place, delay=60.0) as context:
+            async with asyncio.timeout(HANG_TIMEOUT_S):
+                while not context.turn_manager.num_running:
+                    await asyncio.sleep(0.005)
+    async with run_context(place) as last:
+        events = await read_end(last, log.id)
+    assert events[-1]["response"]["error"]["code"] == RESTARTED_CODE
+
+
+async def test_damaged_event_ends_the_response_as_failed(place: StorePlace, capfd: pytest.CaptureFixture[str]) -> None:
+    async with run_context(place) as first:
+        log = await start_turn(first)
+        await wait_for_entries(log, 12)
+    row = place.read_rows(f"SELECT data FROM events WHERE response = '{log.id}' AND number = 7")[0][0]
+    changed = bytes(row).decode().replace('"delta":"', '"delta":"x').replace("'", "''")
+    place.read_rows(f"UPDATE events SET data = {place.quote_bytes(changed)} WHERE response = '{log.id}' AND number = 7")
+    async with run_context(place) as second:
+        events = await read_end(second, log.id)
+    assert (events[-1]["response"]["status"], events[-1]["response"]["error"]["code"]) == ("failed", RESTARTED_CODE)
+
+
+async def test_two_servers_never_go_on_with_one_response(place: StorePlace) -> None:
+    async with run_context(place) as first:
+        logs = [await start_turn(first) for _ in range(6)]
+        await asyncio.gather(*(wait_for_entries(log, 6) for log in logs))
+    jobs: list[str] = []
+    registries = [scripted_registry(SCRIPT, delay=DELAY_S) for _ in range(2)]
+    for registry in registries:
+        registry.served[0].engine.on_reply = lambda job, _: jobs.append(job.id)  # type: ignore[attr-defined]
+    async with run_context(place, registry=registries[0]) as one, run_context(place, registry=registries[1]) as two:
+        for log in logs:
+            assert text_of(await read_end(one, log.id)) == text_of(await read_end(two, log.id)) == TEXT
+    assert sorted(jobs) == sorted(log.id for log in logs)
