@@ -50,10 +50,8 @@ class TurnContinuer:
     async def _read_digests(self, continue_within_s: float) -> None:
         try:
             self._digests = await asyncio.to_thread(_digest_models, self._models)
-        except OSError as error:
-            _logger.warning(
-                "responses cannot go on after a restart: the model's files are unreadable", error=str(error)
-            )
+        except Exception:  # the server works without
+            _logger.exception("the models' files cannot be read, so that no response can go on after a restart")
         self._store.continue_turns(self._digests, continue_within_s, self._on_claimed)
 
     async def wait_started(self) -> None:
