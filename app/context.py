@@ -120,7 +120,6 @@ def create_context(
         media=media,
         on_turn_end=metrics.on_turn_end,
     )
-    turn_manager.continuer.start(models.served, settings.continue_within)
     return ServerContext(
         settings=settings,
         models=models,

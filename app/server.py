@@ -136,6 +136,8 @@ class AntiphonServer(uvicorn.Server):
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Starts to listen, then reports the port."""
         self._bind_grpc()
+        context = self._context
+        context.turn_manager.continuer.start(context.models.served, context.settings.continue_within)
         listeners = [
             listener
             for original in sockets or ()
@@ -182,7 +184,9 @@ class AntiphonServer(uvicorn.Server):
         if self._context.batches is not None:
             await self._context.batches.close()
         # Engines that are not ready close first, so that requests waiting for one fail immediately.
-        await _close_engines([model for model in models if model.engine.unready_reason()])
+        unready = [model for model in models if model.engine.unready_reason()]
+        await self._context.turn_manager.hand_over([model.engine for model in unready])
+        await _close_engines(unready)
         drain = asyncio.create_task(self._context.turn_manager.drain(self._context.settings.shutdown_timeout))
         while not drain.done() and not self.force_exit:
             await asyncio.wait({drain}, timeout=0.1)

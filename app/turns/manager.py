@@ -17,7 +17,6 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnStats
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
@@ -25,7 +24,7 @@ from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from antiphon.app.turns.continuation.replay import ProcessorRebuild
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
-from antiphon.app.turns.first_step import wait_stored
+from antiphon.app.turns.first_step import store_logs, wait_stored
 from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.output_processor import OutputProcessor
@@ -37,6 +36,7 @@ from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
 from antiphon.app.turns.turn_stats import turn_stats
+from antiphon.engine.protocol import Engine
 from antiphon.events.inputs import AnyInput
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
@@ -122,27 +122,10 @@ class TurnManager:
                 slot.release()
             raise
         if spec.base_response.store:
-            self._store_logs(spec, [turn.log for turn in turns])
+            store_logs(self.store, spec, [turn.log for turn in turns])
         if spec.base_response.background:
             await wait_stored(turns)
         return [turn.log for turn in turns]
-
-    def _store_logs(self, spec: TurnSpec, logs: Sequence[EventLog]) -> None:
-        """Stores the logs from now on: each as a response, or all of a chat request as one completion."""
-        if spec.stored_chat is None:
-            for log in logs:
-                self.store.add_log(log)
-            return
-        first = logs[0].base_response
-        completion = StoredCompletion(
-            id=first.id,
-            created_at=int(first.created_at),
-            model=first.model,
-            metadata=first.metadata or {},
-            choice_ids=tuple(log.id for log in logs),
-            form=spec.stored_chat.form,
-        )
-        self.store.add_completion(completion, spec.stored_chat.messages, logs)
 
     def _check_can_start(self, spec: TurnSpec) -> None:
         """Raises `ApiError` 503 if the server shuts down, or cannot store the response."""
@@ -170,6 +153,13 @@ class TurnManager:
         """Tells whether the turn of this log runs in this process."""
         return log.id in self._running
 
+    async def hand_over(self, engines: Sequence[Engine]) -> None:
+        """Ends the turns of these engines with which another process can go on, without a terminal event."""
+        for turn in list(self._running.values()):
+            if turn.engine in engines and turn.log.continuation is not None and self.store.is_durable:
+                turn.end_for_shutdown(is_handed_over=True)
+                await asyncio.wait({turn.task})
+
     async def drain(self, seconds: float) -> None:
         """Rejects new turns, waits up to `seconds` for the running ones, then ends those left.
 
@@ -184,7 +174,7 @@ class TurnManager:
         _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
         for turn in running:
             if turn.task in pending:
-                turn.end_for_shutdown(is_handed_over=self.store.is_durable and turn.log.continuation is not None)
+                turn.end_for_shutdown(is_handed_over=turn.log.continuation is not None and self.store.is_durable)
         if pending:
             await asyncio.wait(pending)
         await self.preparer.close()

@@ -71,7 +71,7 @@ class Turn:
         """Images of the prompt, for which the engine may ask until the turn has ended."""
         self.is_continued = False  # true if another process began the turn; the processor is where that one was
         self._compaction, self._rounds, self._grammar_param = compaction, rounds, grammar_param
-        self._processor, self._engine, self._job, self._timeouts = processor, engine, job, timeouts
+        self._processor, self.engine, self._job, self._timeouts = processor, engine, job, timeouts
         self._ending: Callable[[], None] = processor.cancel
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = self._loop.create_future()
@@ -142,7 +142,7 @@ class Turn:
         if self.log.base_response.background:
             self._announce_queued()
         if self.is_continued:
-            await wait_for_engine(self._engine, self.log.id)
+            await wait_for_engine(self.engine, self.log.id)
         if self._compaction is not None:
             await self._compact(self._compaction)
         if self._rounds is not None and self._rounds.tools.approved and not self._processor.is_ended:
@@ -202,7 +202,7 @@ class Turn:
 
     async def _run_job(self, job: Job) -> None:
         queued = self._loop.call_later(self._timeouts.queue_after_s, self._announce_queued)
-        work = self._work = asyncio.create_task(self._engine.generate(job, self._on_chunk))
+        work = self._work = asyncio.create_task(self.engine.generate(job, self._on_chunk))
         self._is_generating = True
         try:
             await asyncio.wait({work})

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from antiphon.engine.grammar_limits import MAX_COMPILED_GRAMMARS, PARSER_LIMITS
@@ -51,8 +50,8 @@ class GrammarFollower:
 
     def list_allowed(self) -> list[int]:
         """Returns the tokens that the grammar allows next, in ascending order, with stop tokens at its end."""
-        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
-        allowed = set(map(int, np.flatnonzero(bits)))
+        mask = self._matcher.compute_bitmask()
+        allowed = {8 * index + bit for index, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1}
         return sorted(allowed | self._stop_ids if self.is_complete else allowed - self._stop_ids)
 
 
