@@ -3,7 +3,7 @@
 import re
 
 NEW_ID = re.compile(
-    r"\b[a-z]+_[0-9a-f]{48}\b|chatcmpl-[0-9a-f]{48}|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"
+    r"\b[a-z]+_[0-9a-f]{48}\b|(?:chat)?cmpl-[0-9a-f]{48}|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"
 )
 """Ids of this server, and the ids that clients choose for their sessions."""
 TIME = re.compile(r'"(created|created_at|completed_at)":\d+')

@@ -1,13 +1,14 @@
 """A core without torch, so that a worker process starts at once, and whose jobs can crash or hang it.
 
 It generates "a" once a step for every job that has a slot. A job whose prompt contains a marker of `FAULTS_BY_MARKER`
-triggers that fault in the step after its second token.
+triggers that fault in the step after `TOKENS_BEFORE_FAULT` tokens.
 """
 
 import logging
 import os
 import signal
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ STEP_SECONDS = 0.002
 """Duration of a step."""
 
 OUTPUT_TOKEN = ord("a")
-"""The only token that the core generates."""
+"""The only token that `FakeCore` generates."""
+TOKENS_BEFORE_FAULT = 2
 
 
 def _raise(error: Exception) -> None:
@@ -41,6 +43,8 @@ FAULTS_BY_MARKER: dict[bytes, Callable[[], object]] = {
 
 class FakeCore:
     """Keeps the statistics of a real core. After a job whose prompt contains POISON, every step fails."""
+
+    step_seconds = STEP_SECONDS
 
     def __init__(self, max_num_seqs: int, max_waiting: int) -> None:
         self.info = EngineInfo(max_model_len=100_000, vocab_size=100_000, description="fake core")
@@ -89,7 +93,7 @@ class FakeCore:
         return chunks
 
     def _generate_step(self) -> None:
-        time.sleep(STEP_SECONDS)
+        time.sleep(self.step_seconds)
         self._steps += 1
         for job_id, count in list(self._token_counts.items()):
             job = self._jobs[job_id]
@@ -101,16 +105,20 @@ class FakeCore:
                     Chunk(finish="error", fault=Fault("server_error", "the model failed in this step", retryable=True)),
                 )
                 continue
-            if count == 2:
+            if count == TOKENS_BEFORE_FAULT:
                 for marker, trigger_fault in FAULTS_BY_MARKER.items():
                     if marker in prompt:
                         trigger_fault()
+            token = self._choose_token(prompt, count)
             self._token_counts[job_id] += 1
             self._generated += 1
             if self._token_counts[job_id] == job.sampling.max_tokens:
-                self._finish(job_id, Chunk(tokens=(OUTPUT_TOKEN,), finish="length"))
+                self._finish(job_id, Chunk(tokens=(token,), finish="length"))
             else:
-                self._outbox.append((job_id, Chunk(tokens=(OUTPUT_TOKEN,))))
+                self._outbox.append((job_id, Chunk(tokens=(token,))))
+
+    def _choose_token(self, prompt: bytes, place: int) -> int:
+        return OUTPUT_TOKEN
 
     def _finish(self, job_id: str, chunk: Chunk) -> None:
         del self._jobs[job_id]
@@ -118,6 +126,22 @@ class FakeCore:
         self._finished += 1
         self._faults += chunk.finish == "error"
         self._outbox.append((job_id, chunk))
+
+
+class VaryingCore(FakeCore):
+    """Generates letters that depend on the prompt and the place. It refuses to go on after others than its own."""
+
+    step_seconds = 0.01
+    """Long enough that many streams have begun before the first one ends."""
+
+    def add(self, job: Job) -> None:
+        prompt = bytes(token for token in job.tokens if token < 256)
+        if any(token != self._choose_token(prompt, place) for place, token in enumerate(job.generated or ())):
+            raise EngineError("invalid_request", "the tokens of the earlier run are not those that it generated")
+        super().add(job)
+
+    def _choose_token(self, prompt: bytes, place: int) -> int:
+        return ord("a") + zlib.crc32(b"%b %d" % (prompt, place)) % 26
 
 
 def build_fake_core(folder: Path, options: EngineOptions) -> FakeCore:
@@ -129,6 +153,11 @@ def build_fake_core(folder: Path, options: EngineOptions) -> FakeCore:
         while (folder / "slow").exists():
             time.sleep(0.01)
     return FakeCore(options.max_num_seqs, options.max_waiting)
+
+
+def build_varying_core(folder: Path, options: EngineOptions) -> VaryingCore:
+    """A core factory."""
+    return VaryingCore(options.max_num_seqs, options.max_waiting)
 
 
 def build_byte_model_core(folder: Path, options: EngineOptions) -> Any:
