@@ -26,7 +26,7 @@ from tests.syntax import ROOT
 NUM_KILLS, NUM_STREAMS, NUM_REQUESTS = (100, 16, 1000) if FULL_COUNTS else (3, 4, 60)
 BYTE_MODEL_CORE_FACTORY = "tests.engine.fake_core:build_byte_model_core"
 CLIENT_TIMEOUT = httpx.Timeout(110)
-STREAM_BODY = {"model": "chatter", "input": "hello", "stream": True}
+STREAM_BODY = {"model": "chatter", "input": "hello", "stream": True, "max_output_tokens": 400}
 
 
 SERVER = partial(serve, partial(process_engine_registry, max_num_seqs=32))
@@ -85,7 +85,7 @@ async def assert_next_request_is_served(client: httpx.AsyncClient, server: Runni
 
 @pytest.mark.parametrize("core_factory", [FAKE_CORE_FACTORY, *([BYTE_MODEL_CORE_FACTORY] if FULL_COUNTS else [])])
 @pytest.mark.timeout(1800)
-async def test_responses_fail_and_the_engine_restarts_after_each_kill(core_factory: str) -> None:
+async def test_responses_go_on_and_the_engine_restarts_after_each_kill(core_factory: str) -> None:
     with serve(process_engine_registry(core_factory, max_num_seqs=NUM_STREAMS)) as server:
         async with httpx.AsyncClient(timeout=CLIENT_TIMEOUT, limits=httpx.Limits(max_connections=None)) as client:
             with assert_healthy(server):
@@ -95,25 +95,21 @@ async def test_responses_fail_and_the_engine_restarts_after_each_kill(core_facto
                         await asyncio.wait_for(stream.has_delta.wait(), HANG_TIMEOUT_S)
                     os.kill(server.engine.pid, signal.SIGKILL)
                     responses = [await stream.end() for stream in streams]
-                    failed = [response for response in responses if response["status"] == "failed"]
-                    # A real model may generate its end token before the kill.
-                    assert len(failed) == NUM_STREAMS if core_factory == FAKE_CORE_FACTORY else failed
-                    for response in failed:
-                        assert "memory ran out" in response["error"]["message"]
-                        assert response["output"][0]["status"] == "incomplete"
+                    statuses = Counter(response["status"] for response in responses)
+                    # A real model may generate its end token before its limit.
+                    assert set(statuses) <= {"incomplete", "completed"}, statuses
                     await assert_next_request_is_served(client, server)
 
 
 @pytest.mark.parametrize("marker", ["HANG", "MEMORY", "SEGFAULT", "BUG"])
-async def test_engine_fault_fails_running_turns_and_the_next_is_served(server: RunningServer, marker: str) -> None:
+async def test_engine_fault_fails_its_turn_and_no_other(server: RunningServer, marker: str) -> None:
     """A prompt with one of these markers makes the fake core hang or crash."""
     async with httpx.AsyncClient(timeout=CLIENT_TIMEOUT) as client:
         with assert_healthy(server):
             running = StreamReader(client, server)
             await running.has_delta.wait()
             faulty = StreamReader(client, server, marker)
-            for stream in (running, faulty):
-                assert (await stream.end())["status"] == "failed"
+            assert [(await stream.end())["status"] for stream in (running, faulty)] == ["incomplete", "failed"]
             await assert_next_request_is_served(client, server)
             assert (await client.get(f"{server.root}/ready")).status_code == 200
 
