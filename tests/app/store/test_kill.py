@@ -23,7 +23,7 @@ from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
 
 NUM_KILLS = 200 if FULL_COUNTS else 2
-NUM_STREAMS = 4
+NUM_STREAMS = 16 if FULL_COUNTS else 4
 NUM_CLUSTER_STREAMS = 16
 NUM_OUTPUT_TOKENS = len("\nLet me see.\n\n\n" + "word " * 40) + 3
 """Letters, both markers of the reasoning, and the end."""
