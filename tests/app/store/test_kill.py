@@ -7,10 +7,12 @@ response that was begun. `ANTIPHON_TEST_FULL=1` kills 200 times.
 import asyncio
 import json
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -33,15 +35,19 @@ ReceivedEvents = dict[str, list[str]]
 
 
 @asynccontextmanager
-async def run_server(place: StorePlace) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """Runs a server process with that store. Yields its URL and a function that kills it."""
+async def run_server(
+    place: StorePlace, stop_signal: signal.Signals = signal.SIGKILL
+) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """Runs a server process with that store. Yields its URL and a function that kills it, or sends another signal."""
     command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), place.name]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         reading = asyncio.create_task(process.stdout.readline())
         await asyncio.to_thread(wait_with_progress, reading.done, "the server did not start", pid=process.pid)
-        yield f"http://127.0.0.1:{int(reading.result())}/v1", process.kill
+        yield f"http://127.0.0.1:{int(reading.result())}/v1", partial(process.send_signal, stop_signal)
+        if stop_signal is not signal.SIGKILL:
+            await asyncio.wait_for(process.wait(), HANG_TIMEOUT_S)
     finally:
         if process.returncode is None:
             process.kill()
@@ -168,3 +174,22 @@ async def test_readers_at_another_server_keep_what_they_saw_when_writers_are_kil
     counts = {status: statuses.count(status) for status in set(statuses)}
     print(f"{NUM_KILLS} kills, {len(statuses)} responses received: {counts}")
     assert set(counts) == {"completed"}
+
+
+@pytest.mark.timeout(300 + 20 * NUM_KILLS)
+async def test_rolling_restart_ends_no_response_in_the_background(place: StorePlace) -> None:
+    """Each server is told to end as soon as the next one serves. Its responses go on at that one."""
+    dice, ids = random.Random(14), list[str]()
+    body = {**STREAM_BODY, "stream": False}
+    async with httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as client, AsyncExitStack() as servers:
+        for _ in range(10 if FULL_COUNTS else 2):
+            async with AsyncExitStack() as old:
+                url, stop = await old.enter_async_context(run_server(place, signal.SIGTERM))
+                made = await asyncio.gather(*(client.post(f"{url}/responses", json=body) for _ in range(6)))
+                ids += [reply.json()["id"] for reply in made]
+                await servers.aclose()  # ends the one before, at which responses run
+                servers.push_async_exit(old.pop_all())
+                servers.callback(stop)
+                await asyncio.sleep(dice.uniform(0.0, 0.3))
+        for response_id in ids:
+            assert await assert_durable(client, url, response_id, [], dice) == "completed"
