@@ -158,7 +158,7 @@ async def run_turn(engine: ProcessEngine, model_format: ModelFormat, fields: dic
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("form", FORMS if FULL_COUNTS else ["stored", "int8"])
+@pytest.mark.parametrize("form", FORMS if FULL_COUNTS else ["int8"])
 async def test_turn_has_the_same_events_wherever_its_worker_is_lost(form: str) -> None:
     threads, cuts, model_format = torch.get_num_threads(), Cuts(), load_model_format()
     torch.set_num_threads(1)
