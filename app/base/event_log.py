@@ -117,7 +117,7 @@ class EventLog:
         self.blobs = blobs
         """Contents of blobs that the input refers to, until a store has written them."""
         self.continuation = continuation
-        """What is needed to go on in another process; None if no other can."""
+        """Data with which another process can go on; None if none can."""
         self.keeps_details = keeps_details or continuation is not None
         """True if a store also keeps the details, because a later reading of the log needs them."""
         self.entries: list[LogEntry] = []

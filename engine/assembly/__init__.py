@@ -1,1 +1,1 @@
-"""What happens to a loaded model before its core is created."""
+"""Stages of a loaded model before its core is created."""

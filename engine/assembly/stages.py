@@ -194,7 +194,7 @@ STAGES: tuple[Callable[[ModelBuild], None], ...] = (
     _load_adapters,
     _attach_tower,
 )
-"""What happens to a loaded model before its cache is sized. Each stage gives the reason for its place."""
+"""Stages of a loaded model before its cache is sized. Each gives the reason for its place."""
 
 
 def run_stages(build: ModelBuild) -> None:

@@ -64,7 +64,7 @@ class PageLoader:
             load.done.set()
 
     def _read_pages(self, load: PageLoad) -> None:
-        """Reads up to the first page that is missing or damaged, or until nobody waits any more."""
+        """Reads up to the first page that is missing or damaged, or until no job waits any more."""
         load.cache.allocate_layers(self._layout)
         buffer = self._codec.create_buffer()
         for page in load.pages:

@@ -21,10 +21,10 @@ PAGE_SUFFIX = ".page"
 
 
 class PageContext:
-    """What the keys and values of tokens depend on besides the tokens, and who may read them.
+    """Everything that the keys and values of tokens depend on besides the tokens, and the owners that may read them.
 
     `parts`: owner, cache salt, adapter, model, form of the computation. `secret` makes the names of files unguessable:
-    who sees them cannot test which prompts the server has read.
+    a reader of the folder cannot test which prompts the server has read.
     """
 
     def __init__(self, secret: bytes, parts: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ UNFINISHED_REPLY = RemoteFailure(502, "the reply ended before its end was report
 
 
 class StreamStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a reply begins in its job."""
+    """Place in its job at which a reply begins."""
 
     is_admitted: bool = False
     num_generated: int = 0

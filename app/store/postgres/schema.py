@@ -114,7 +114,7 @@ CREATE TABLE continuations (
     digest TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, data BYTEA NOT NULL
 );
 """
-"""What another server needs to go on with a response, until the response has ended."""
+"""Data with which another server goes on with a response, kept until the response has ended."""
 MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA, CONTINUATION_SCHEMA)
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 

@@ -15,8 +15,8 @@ import msgspec
 from antiphon.engine.remote.backend_apis.base import GrammarSyntax, JobTarget
 
 GrammarMode = Literal["followed", "checked", "masked"]
-"""Who keeps the grammar in a reply: the server from the first token; nobody, so that the reply is cut; a mask for one
-token."""
+"""How a reply keeps the grammar: the server follows it from the first token on; the reply is checked and cut where it
+leaves it; or it is one token under a mask."""
 
 
 def mask_next_token(target: JobTarget, allowed: Sequence[int], syntax: GrammarSyntax, vocab_size: int) -> JobTarget:

@@ -44,7 +44,7 @@ REMEASURED_STEPS = 2
 
 
 class Acceptance:
-    """How often a drafted token is accepted, if those before it were. Older tokens count less."""
+    """Share of drafted tokens that are accepted, if those before them were. Older tokens count less."""
 
     def __init__(self, rate: float = INITIAL_RATE) -> None:
         self._accepted, self._verified = rate * PRIOR_TOKENS, PRIOR_TOKENS

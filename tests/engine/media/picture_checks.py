@@ -1,4 +1,4 @@
-"""What must hold of the pictures of a family, however its jobs are batched, cut, cached, preempted and drafted.
+"""Checks of the pictures of a family, however its jobs are batched, cut, cached, preempted and drafted.
 
 Each check compares greedy output with that of transformers' `generate`. It raises `AssertionError` if they differ, or
 if what it is about did not happen.

@@ -60,7 +60,7 @@ def bodies(servers: list[FakeServer]) -> list[dict[str, Any]]:
 
 
 class TestOneJob:
-    """What the reader sees: a pause, and each token once."""
+    """The reader sees a pause, and each token once."""
 
     async def test_job_goes_on_at_another_replica(self) -> None:
         async with remote_engine(2) as (engine, servers):
@@ -160,7 +160,7 @@ class TestOneJob:
 
 
 class TestLimits:
-    """How long a job waits, and how often it goes on."""
+    """Waits of a job, and the number of times that it goes on."""
 
     async def test_number_of_moves(self) -> None:
         for num_losses in (MAX_MOVES, MAX_MOVES + 1):
