@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -180,3 +180,30 @@ async def test_two_servers_never_go_on_with_one_response(place: StorePlace) -> N
         for log in logs:
             assert text_of(await read_end(one, log.id)) == text_of(await read_end(two, log.id)) == TEXT
     assert sorted(jobs) == sorted(log.id for log in logs)
+
+
+async def test_server_that_dies_between_its_claim_and_its_first_step_leaves_the_response(place: StorePlace) -> None:
+    """While it lives, no other server touches the response; after its death, the next one goes on."""
+    async with run_context(place) as first:
+        log = await start_turn(first)
+        await wait_for_entries(log, 8)
+    before = [entry.data for entry in log.entries]
+    claimed = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        claimed.set()
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as others:
+        async with run_context(place) as second:
+            second.turn_manager.continuer._resume = hang
+            async with asyncio.timeout(HANG_TIMEOUT_S):
+                await claimed.wait()
+            third = await others.enter_async_context(run_context(place))
+            await asyncio.sleep(0.3)
+            assert (
+                place.read_rows("SELECT count(*) FROM events") == [(len(before),)]
+                and not third.turn_manager.num_running
+            )
+        events = await read_end(third, log.id)
+    assert (events[-1]["type"], text_of(events)) == ("response.completed", TEXT)
