@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.engine.embeddings.core import EncoderCore
 from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
-from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, JobChunk
+from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job, JobChunk
 
 
 class RecordedPasses(list[list[int]]):
@@ -123,10 +123,3 @@ def test_jobs_beyond_the_capacity_are_rejected() -> None:
     with pytest.raises(EngineError) as caught:
         core.add(make_job("4", [1]))
     assert caught.value.code == "server_is_overloaded"
-
-
-def test_abort_ends_every_job() -> None:
-    core = make_core(RecordedPasses())
-    core.add(make_job("a", [1]))
-    chunks = core.abort(Fault("server_error", "broken"))
-    assert [chunk.finish for _, chunk in chunks] == [None, "error"] and not core.has_work

@@ -12,7 +12,7 @@ import torch
 
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.protocol import Chunk, EngineError, Fault, Job
+from antiphon.engine.protocol import Chunk, EngineError, Job
 from antiphon.engine.scheduler.core import Core
 from tests.engine.fake_model import FakeModel, build_core_with_fake_model
 from tests.engine.tiny_models import (
@@ -249,29 +249,6 @@ def test_preempted_sequences_are_recomputed_with_the_same_tokens() -> None:
         assert [chunk.finish for chunk in chunks[str(n)]].count(None) == 30
         assert sum(len(chunk.prompt_logprobs) for chunk in chunks[str(n)]) == len(prompt)
     assert core.stats().generated_tokens == 90 and is_idle(core)
-
-
-def test_abort_ends_all_jobs_with_the_fault() -> None:
-    core = build_tiny_core(max_num_seqs=1)
-    core.add(make_job(SHORT_PROMPT, "a", ignore_eos=True))
-    core.add(make_job(SHORT_PROMPT, "b"))
-    core.step(), core.step()
-    fault = Fault("engine_unavailable", "stopped", retryable=True)
-    assert core.abort(fault) == [(name, Chunk(finish="error", fault=fault)) for name in "ab"]
-    assert is_idle(core)
-
-
-def test_abort_leaves_no_cache_to_later_jobs() -> None:
-    core, _ = build_core_with_fake_model()
-    job = make_job([5] * 40, max_tokens=2)
-    run_jobs(core, job)
-    assert run_jobs(core, job)["j"][0].cached_tokens
-    core.add(make_job([6] * 40, "running", max_tokens=9))
-    core.step(), core.step()
-    core.abort(Fault("engine_unavailable", "stopped", retryable=True))
-    assert core.stats().idle_cache_tokens == 0
-    for prompt in (5, 6):
-        assert run_jobs(core, make_job([prompt] * 40, max_tokens=2))["j"][0].cached_tokens == 0
 
 
 def test_core_has_work_while_a_chunk_waits() -> None:

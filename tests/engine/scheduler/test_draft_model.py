@@ -13,7 +13,7 @@ import torch
 from antiphon.engine.builder import build_core, build_core_from_model
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.protocol import Chunk, Fault, Job
+from antiphon.engine.protocol import Chunk, Job
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.drafts.draft_model import MAX_LAG_TOKENS, DraftModel
 from antiphon.engine.scheduler.drafts.draft_policy import MAX_DRAFT_TOKENS
@@ -309,16 +309,6 @@ def test_suppressed_and_unknown_tokens_are_neither_proposed_nor_read() -> None:
         core.add(make_job(tokens, str(len(tokens) + tokens[-1])))
         sequence = core._jobs[str(len(tokens) + tokens[-1])]
         assert (model.count_unread(sequence, MAX_DRAFT_TOKENS) is not None) == is_known
-
-
-def test_abort_drops_the_caches() -> None:
-    core, _, _ = build_pair(90)
-    core.add(make_job(make_tokens(40), max_tokens=80, ignore_eos=True))
-    for _ in range(20):
-        core.step()
-    assert get_draft_model(core).memory_tokens
-    core.abort(Fault("server_error", "gone", retryable=True))
-    assert not get_draft_model(core).memory_tokens
 
 
 # Models of transformers.
