@@ -25,8 +25,8 @@ class PendingJob:
         """True until a run has ended the job."""
         self.num_crashes = 0
         """Number of workers that have exited while they had the job."""
-        self.can_continue = True
-        """False for a job with results that a second run would repeat."""
+        self.can_continue = not job.encoder_inputs
+        """False for a job of an encoder: its client gets one reply, and repeats a request that fails."""
         self._generated = array("i")
         self._reports_admission = True
         self._on_chunk = on_chunk
@@ -54,7 +54,6 @@ class PendingJob:
         elif self._reports_admission or chunk.tokens or chunk.finish or chunk.prompt_logprobs:
             self.is_admitted = True
             self._generated.extend(chunk.tokens)
-            self.can_continue = self.can_continue and not chunk.vectors
             try:
                 self._on_chunk(chunk)
             except Exception as error:  # noqa: BLE001  # one caller's error must not end the other jobs of this step
