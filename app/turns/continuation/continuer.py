@@ -37,6 +37,7 @@ class TurnContinuer:
         self._models: dict[str, ServedModel] = {}
         self._digests: Mapping[str, str] = {}
         self._started: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._latest: dict[str, asyncio.Task[None]] = {}
         """The task of the response of each model that was claimed last."""
@@ -76,12 +77,15 @@ class TurnContinuer:
         return job, Continuation(model=name, digest=self._digests[name], data=data)
 
     async def close(self) -> None:
-        """Claims nothing any more."""
+        """Goes on with no response any more. What is claimed is left to the next process."""
+        self._is_closed = True
         for task in [*self._tasks, *filter(None, (self._started,))]:
             task.cancel()
             await asyncio.wait({task})
 
     def _on_claimed(self, log: EventLog) -> None:
+        if self._is_closed:
+            return
         assert log.continuation is not None
         previous = self._latest.get(log.continuation.model)
         task = asyncio.create_task(self._go_on(log, log.continuation, previous), name=f"continue-{log.id}")
@@ -95,12 +99,18 @@ class TurnContinuer:
             await asyncio.wait({previous})
         try:
             await self._resume(self._models[continuation.model], decode_turn(continuation.data), log)
-        except (ReplayError, ValueError, KeyError) as error:
+        except (ReplayError, ValueError) as error:
             _logger.warning("a response of another process cannot go on", response=log.id, reason=str(error))
-            self._store.adopt_log(log)
-            events = [entry.event for entry in log.entries]
-            log.append_step(failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE))
-            log.end_log()
+            self._fail_log(log)
+        except Exception:
+            _logger.exception("unhandled exception in a response of another process", response=log.id)
+            self._fail_log(log)
+
+    def _fail_log(self, log: EventLog) -> None:
+        self._store.adopt_log(log)
+        events = [entry.event for entry in log.entries]
+        log.append_step(failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE))
+        log.end_log()
 
 
 def _digest_models(models: Mapping[str, ServedModel]) -> dict[str, str]:

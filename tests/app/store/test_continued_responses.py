@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.app.base.continuation import Continuation
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext, create_context
@@ -207,3 +208,34 @@ async def test_server_that_dies_between_its_claim_and_its_first_step_leaves_the_
             )
         events = await read_end(third, log.id)
     assert (events[-1]["type"], text_of(events)) == ("response.completed", TEXT)
+
+
+async def test_bug_in_the_rest_of_a_response_ends_it_as_failed(place: StorePlace) -> None:
+    async with run_context(place) as first:
+        log = await start_turn(first)
+        await wait_for_entries(log, 8)
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with place.open() as store:
+        models = scripted_registry(SCRIPT)
+        second = create_context(Settings(), models, store=store)
+        second.turn_manager.continuer._resume = fail
+        second.turn_manager.continuer.start(models.served, 60.0)
+        events = await read_end(second, log.id)
+        await second.turn_manager.drain(0)
+    assert events[-1]["response"]["error"]["code"] == RESTARTED_CODE
+
+
+async def test_server_that_ends_goes_on_with_no_response(place: StorePlace) -> None:
+    async with run_context(place) as first:
+        log = await start_turn(first)
+        await wait_for_entries(log, 8)
+    async with run_context(place, registry=scripted_registry(SCRIPT, names=("another",))) as second:
+        await second.turn_manager.drain(0)
+        read = await second.store.read_log("", log.id)
+        assert read is not None
+        read.continuation = Continuation(model="another", digest="", data=b"")
+        second.turn_manager.continuer._on_claimed(read)  # by the thread of the store, which ends later
+        assert not second.turn_manager.continuer._tasks
