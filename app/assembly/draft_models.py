@@ -8,7 +8,7 @@ from msgspec import structs
 from antiphon.app.models.memory import MemoryEstimate, estimate_weights
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.draft_vocabulary import check_draft_vocabulary
-from antiphon.engine.checkpoint.files import inspect_checkpoint
+from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.options import EngineOptions
 
@@ -34,8 +34,10 @@ async def fetch_draft_model(options: ServeOptions, target: Path) -> EngineOption
     return structs.replace(engine, draft_model=str(folder))
 
 
-def estimate_with_draft(target: Path, options: EngineOptions) -> MemoryEstimate:
+def estimate_with_draft(target: Checkpoint, options: EngineOptions) -> MemoryEstimate:
     """Returns an estimate of the weights of a model and of its draft model, whose folder the options name."""
-    folders = [target] if options.draft_model is None else [target, Path(options.draft_model)]
-    estimates = [estimate_weights(inspect_checkpoint(folder), options) for folder in folders]
+    checkpoints = [target]
+    if options.draft_model is not None:
+        checkpoints.append(inspect_checkpoint(Path(options.draft_model)))
+    estimates = [estimate_weights(checkpoint, options) for checkpoint in checkpoints]
     return MemoryEstimate(sum(each.least for each in estimates), sum(each.expected for each in estimates))

@@ -244,7 +244,7 @@ async def _plan_torch_model(
         build_engine=lambda engine_options: ProcessEngine(
             folder, engine_options, timeouts=timeouts, spawn=spawn, on_status=partial(on_status, name)
         ),
-        estimate=estimate_with_draft(folder, options.engine_options),
+        estimate=estimate_with_draft(checkpoint, options.engine_options),
         expected_info=expect_info(checkpoint, options.engine_options),
     )
 

@@ -135,8 +135,7 @@ class Database:
         """Inserts new responses with their input items and blobs, before their first events."""
         self._insert_rows("responses", RESPONSE_COLUMNS, [_encode_response(log, writer) for log in logs])
         self._insert_items((log.owner, item.id, log.id) for log in logs for item in log.input_items if item.id)
-        if not self.is_volatile:
-            self.continuations.insert((log.id, log.continuation) for log in logs if log.continuation is not None)
+        self.continuations.insert((log.id, log.continuation) for log in logs if log.continuation is not None)
         for log in logs:
             holder = BlobHolder(log.owner, "response", log.id)
             self.blobs.add_references(holder, find_blobs(log.input_items), log.blobs)

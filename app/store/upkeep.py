@@ -50,8 +50,8 @@ class StoreUpkeep:
     def end_orphans(self) -> None:
         """Goes on with the responses of dead processes, leaves them to others, or ends them as failed."""
         orphans = self._database.list_orphaned(self._is_alive)
-        self._left_at = {each: at for each, at in self._left_at.items() if each in {id_ for _, id_, _ in orphans}}
         found = {response_id: self._database.continuations.find(response_id) for _, response_id, _ in orphans}
+        self._left_at = {response_id: at for response_id, at in self._left_at.items() if response_id in found}
         orphans.sort(key=lambda orphan: (row := found[orphan[1]]) is not None and row.position)
         for owner, response_id, writer in orphans:
             row = found[response_id]

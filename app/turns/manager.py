@@ -156,8 +156,8 @@ class TurnManager:
     async def hand_over(self, engines: Sequence[Engine]) -> None:
         """Ends the turns of these engines with which another process can go on, without a terminal event."""
         for turn in list(self._running.values()):
-            if turn.engine in engines and turn.log.continuation is not None and self.store.is_durable:
-                turn.end_for_shutdown(is_handed_over=True)
+            if turn.engine in engines and turn.log.continuation is not None:
+                turn.end_for_shutdown()
                 await asyncio.wait({turn.task})
 
     async def drain(self, seconds: float) -> None:
@@ -174,7 +174,7 @@ class TurnManager:
         _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
         for turn in running:
             if turn.task in pending:
-                turn.end_for_shutdown(is_handed_over=turn.log.continuation is not None and self.store.is_durable)
+                turn.end_for_shutdown()
         if pending:
             await asyncio.wait(pending)
         await self.preparer.close()

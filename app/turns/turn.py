@@ -102,11 +102,10 @@ class Turn:
         self._processor.request_steer()
         self._stop_engine()
 
-    def end_for_shutdown(self, *, is_handed_over: bool) -> None:
+    def end_for_shutdown(self) -> None:
         """Ends the turn as failed, since agents retry a failed request; without an event if another process goes on."""
-        if is_handed_over:
-            self._ending = lambda: None
-        else:
+        self._ending = lambda: None
+        if self.log.continuation is None:
             self._ending = lambda: self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE)
         self.task.cancel()
 

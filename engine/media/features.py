@@ -46,10 +46,6 @@ class FeatureCache:
         """Tells whether features of this size fit beside those in use."""
         return sum(self._features[key].num_bytes for key in self._uses) + num_bytes <= self._max_bytes
 
-    def clear(self) -> None:
-        """Removes all features that are not in use."""
-        self._remove(key for key in list(self._features) if key not in self._uses)
-
     def _evict(self, spared: FeatureKey | None = None) -> None:
         for key in [key for key in self._features if key not in self._uses and key != spared]:
             if self.num_bytes <= self._max_bytes:

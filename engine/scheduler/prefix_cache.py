@@ -135,7 +135,3 @@ class PrefixCache:
     def remove_adapter(self, number: int) -> None:
         """Removes the entries of an adapter."""
         self._entries = [entry for entry in self._entries if entry.key[2] != number]
-
-    def clear(self) -> None:
-        """Removes all entries."""
-        self._entries.clear()

@@ -13,7 +13,7 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.upkeep import RESTARTED_CODE, RESTARTED_MESSAGE
-from antiphon.app.turns.continuation.model_digest import digest_model
+from antiphon.app.turns.continuation.model_digest import digest_models
 from antiphon.app.turns.continuation.replay import ReplayError
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn, can_continue, decode_turn, encode_turn
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
@@ -43,14 +43,17 @@ class TurnContinuer:
         """The task of the response of each model that was claimed last."""
 
     def start(self, models: Sequence[ServedModel], continue_within_s: float) -> None:
-        """Reads the models' files, and goes on with responses of theirs from then on; 0: ends all as failed."""
-        if continue_within_s > 0:
+        """Reads the models' files, and goes on with responses of theirs from then on; 0: ends all as failed.
+
+        In a store that ends with this process there is nothing to go on with.
+        """
+        if continue_within_s > 0 and self._store.is_durable:
             self._models = {model.names[0]: model for model in models}
         self._started = asyncio.create_task(self._read_digests(continue_within_s), name="model-digests")
 
     async def _read_digests(self, continue_within_s: float) -> None:
         try:
-            self._digests = await asyncio.to_thread(_digest_models, self._models)
+            self._digests = await asyncio.to_thread(digest_models, self._models)
         except Exception:  # the server works without
             _logger.exception("the models' files cannot be read, so that no response can go on after a restart")
         self._store.continue_turns(self._digests, continue_within_s, self._on_claimed)
@@ -111,7 +114,3 @@ class TurnContinuer:
         events = [entry.event for entry in log.entries]
         log.append_step(failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE))
         log.end_log()
-
-
-def _digest_models(models: Mapping[str, ServedModel]) -> dict[str, str]:
-    return {name: digest_model(model) for name, model in models.items()}

@@ -110,7 +110,7 @@ def test_paged_greedy_output_equals_transformers_generate(family: str, captured:
     assert (capture.captures, capture.replays > 50) == ((4, True) if captured else (0, False)), (
         "batches of 1 to 3 rows, and the largest"
     )
-    core._cache_manager.prefix_cache.clear()
+    core._cache_manager.prefix_cache.evict_to(0)
     assert count_free_pages(core) == num_free
 
 
@@ -188,7 +188,7 @@ def test_random_jobs_in_a_full_paged_cache_return_all_pages(
         max_draft_seqs=max_draft_seqs,
         kv_cache_gib=0.0004,
     )
-    core._cache_manager.prefix_cache.clear()
+    core._cache_manager.prefix_cache.evict_to(0)
     num_free = count_free_pages(core)
     common = [make_tokens(100, start) for start in range(3)]
     jobs: dict[str, Job] = {}
@@ -211,7 +211,7 @@ def test_random_jobs_in_a_full_paged_cache_return_all_pages(
     contiguous_core = build_tiny_core(family)
     for name in generator.sample([name for name in chunks if chunks[name][-1].finish == "length"], 4):
         assert join_tokens(chunks[name]) == generate_tokens(contiguous_core, jobs[name])
-    core._cache_manager.prefix_cache.clear()
+    core._cache_manager.prefix_cache.evict_to(0)
     assert count_free_pages(core) == num_free
 
 

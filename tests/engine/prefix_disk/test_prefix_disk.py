@@ -353,7 +353,7 @@ def test_evicted_caches_are_not_kept_alive_by_the_queue(tmp_path: Path, monkeypa
     monkeypatch.setattr(writer.PageWriter, "_run", lambda self: may_copy.wait(30.0) and copy(self))
     core = build_disk_core(tmp_path)
     run_jobs(core, make_short_job(PROMPT))
-    core._cache_manager.prefix_cache.clear()
+    core._cache_manager.prefix_cache.evict_to(0)
     core._cache_manager.disk.discard()
     may_copy.set()
     core.close(30.0)
