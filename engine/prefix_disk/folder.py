@@ -126,7 +126,7 @@ class PageFolder:
         self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Takes note that a page is gone."""
+        """Removes the name of a page that is gone."""
         with self._lock:
             self._total -= self._sizes.pop(name, 0)
 
@@ -169,9 +169,7 @@ class PageFolder:
                     status = entry.stat(follow_symlinks=False)
                     if entry.name.endswith(PAGE_SUFFIX):
                         used_at[entry.name], self._sizes[entry.name] = status.st_mtime_ns, status.st_size
-                    elif (
-                        entry.name.endswith(UNFINISHED_SUFFIX) and time.time() - status.st_mtime > MAX_UNFINISHED_AGE_S
-                    ):
+                    elif entry.name.endswith(UNFINISHED_SUFFIX) and _is_left_over(status):
                         Path(entry.path).unlink(missing_ok=True)
         self._total, self._unlisted = sum(self._sizes.values()), 0
         return sorted(used_at, key=lambda name: used_at[name])

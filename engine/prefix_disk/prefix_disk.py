@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class PrefixDisk:
-    """Pages of one model, in the form that `identity` names: whatever else the bits of keys and values depend on.
+    """Pages of one model. `identity` names all that the bits of keys and values depend on besides owner and tokens.
 
     `layout` is that of the caches that `new_cache` returns for a capacity in tokens. `secret` encrypts the pages.
     """
@@ -53,7 +53,7 @@ class PrefixDisk:
         return self._writer.num_written
 
     def create_context(self, owner: str, salt: str, adapter: "LoadedAdapter | None") -> PageContext:
-        """Returns what pages depend on besides tokens. Nothing is shared between different contexts."""
+        """Returns the context of pages: owner, salt, adapter and identity. Different contexts share no page."""
         fingerprint = "" if adapter is None else adapter.fingerprint
         return PageContext(self._secret, ("owner", owner, "salt", salt, "adapter", fingerprint, *self._identity))
 
