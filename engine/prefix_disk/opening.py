@@ -25,7 +25,7 @@ PROBE_TOKEN = 1
 def open_prefix_disk(
     checkpoint: Checkpoint | None, options: EngineOptions, forward: ForwardPass, kernels: Kernels | None
 ) -> PrefixDisk | None:
-    """Returns the prefix cache on disk; None if it is off, or impossible for a reason that one line of the log tells."""
+    """Returns the prefix cache on disk; None if it is off, or impossible: one line of the log says why."""
     if options.prefix_cache_disk is None:
         return None
     folder = find_page_folder()
