@@ -95,7 +95,7 @@ class Turn:
 
     def cancel_turn(self) -> None:
         """Ends the turn as cancelled, unless it has ended."""
-        self.task.cancel()
+        self._interrupt()
 
     def steer_turn(self) -> None:
         """Ends the turn as soon as no item is open, unless it has ended or waits for a tool of the client."""
@@ -107,7 +107,11 @@ class Turn:
         self._ending = lambda: None
         if self.log.continuation is None:
             self._ending = lambda: self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE)
-        self.task.cancel()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Cancels the task after its first step: one cancelled before it never runs, and would leave the log open."""
+        self._loop.call_soon(self.task.cancel)
 
     async def _run_turn(self) -> None:
         keepalive = asyncio.create_task(self._send_keepalive(), name=f"keepalive-{self.log.id}")

@@ -110,6 +110,27 @@ async def test_cancelled_response_does_not_go_on(place: StorePlace) -> None:
     assert events[-1]["response"]["status"] == "cancelled" and TEXT.startswith(text_of(events))
 
 
+async def test_response_cancelled_before_its_rest_begins_ends(
+    place: StorePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_context(place) as first:
+        log = await start_turn(first)
+        await wait_for_entries(log, 8)
+    async with place.open() as store:
+        context = create_context(Settings(), scripted_registry(SCRIPT, delay=60.0), store=store)
+        adopt_log = store.adopt_log
+
+        def cancel_adopted(adopted: EventLog) -> None:
+            adopt_log(adopted)  # the task of the turn is created next, so that this runs before the task does
+            asyncio.get_running_loop().call_soon(context.turn_manager.cancel_turn, adopted.id)
+
+        monkeypatch.setattr(store, "adopt_log", cancel_adopted)
+        context.turn_manager.continuer.start(context.models.served, 60.0)
+        events = await read_end(context, log.id)
+        await context.turn_manager.drain(0)
+    assert events[-1]["response"]["status"] == "cancelled"
+
+
 @pytest.mark.parametrize(
     ("fields", "settings"),
     [
