@@ -45,10 +45,11 @@ test-cpu-%: $(TEST) $(CLIENTS)
 	@echo 'As on another CPU, $* of 3: $(CPU_$*)'
 	$(CPU_$*) $(BIN)/python -m pytest $(SPREAD) $(CPU_TESTS) $(ARGS)
 
-check: $(TEST)  ## check lint, format, strict types, layers and sizes
+check: $(TEST)  ## check lint, format, strict types, layers and sizes, in Python and in web/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.web.sources
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_sizes.py
 
 mutants: $(TEST)  ## put listed faults into a copy of the code, one at a time; tests must fail: about 20 minutes
@@ -115,11 +116,15 @@ $(VENV)/bin/python:
 
 # Links to the folders under their import name antiphon.*, so that mypy and editors see new files at once.
 LINKED := $(VENV)/src/antiphon
+LINKS := $(addprefix $(LINKED)/,app engine events harmony kit state web)
 $(LINKED): | $(VENV)/bin/python
 	@mkdir -p $@
-	@ln -sfn $(foreach package,app engine events harmony kit state,../../../$(package)) $@
 	@ln -sf $(foreach file,__init__.py __main__.py py.typed,../../../app/public/$(file)) $@
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' | xargs -I{} sh -c 'echo ../../../src > {}/antiphon-src.pth'
+
+# One target for each, so that an environment that exists already gets the link of a new package.
+$(LINKS): | $(LINKED)
+	@ln -sfn ../../../$(@F) $@
 
 # On Linux, the torch of PyPI brings gigabytes of CUDA libraries. Without an NVIDIA driver, and without a package index of
 # one's own, its build for CPUs is installed. `make TORCH_INDEX=` installs the one of PyPI.
@@ -132,12 +137,12 @@ define SAY_WHAT_IS_INSTALLED
 	@$(if $(TORCH_INDEX),echo "torch comes from $(TORCH_INDEX); for CUDA: make TORCH_INDEX= $(MAKECMDGOALS)",true)
 endef
 
-$(SERVE): pyproject.toml $(LOCK) | $(LINKED)
+$(SERVE): pyproject.toml $(LOCK) | $(LINKS)
 	$(SAY_WHAT_IS_INSTALLED)
 	$(PIP_INSTALL) --editable '.[torch]'
 	@touch $@
 
-$(TEST): pyproject.toml $(LOCK) | $(LINKED)
+$(TEST): pyproject.toml $(LOCK) | $(LINKS)
 	$(SAY_WHAT_IS_INSTALLED)
 	$(PIP_INSTALL) --editable '.[torch,grpc,dev]'
 	@touch $(SERVE) $@

@@ -27,6 +27,7 @@ INTERNAL_IMPORTS = {
     "engine": ("engine",),
     "app": ("app", "engine", "events", "harmony", "kit", "state"),
     "kit": ("kit",),
+    "web": (),
 }
 """Modules of this project that each package may import."""
 
@@ -49,6 +50,7 @@ EXTERNAL_IMPORTS = {
         "cryptography",
     },
     "kit": {"msgspec", "httpx", "h11", "click", "rich", "websockets", "pytest", "syrupy", "jsonschema", "referencing"},
+    "web": set(),
     "app": {
         "msgspec",
         "litestar",

@@ -75,6 +75,24 @@ def test_wheel_holds_one_top_level_name(wheel: Path) -> None:
     assert {Path("antiphon", path) for path in [*data, *weights]} <= names
 
 
+def test_wheel_holds_the_web_page_byte_for_byte(wheel: Path) -> None:
+    """The types of the vendored libraries and the configuration of tools stay out: they serve developers only."""
+    web = ROOT / "web"
+    left_out = {"biome.json", "tsconfig.json", *(path.relative_to(web).as_posix() for path in web.rglob("*.d.ts"))}
+    files = {
+        path.relative_to(web).as_posix(): path.read_bytes()
+        for path in web.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {
+            name.removeprefix("antiphon/web/"): archive.read(name)
+            for name in archive.namelist()
+            if name.startswith("antiphon/web/")
+        }
+    assert packed == {name: content for name, content in files.items() if name not in left_out}
+
+
 def _package_files(pattern: str) -> list[Path]:
     return [path for package in PACKAGES for path in (ROOT / package).rglob(pattern)]
 
@@ -113,6 +131,17 @@ def test_installed_command_serves_the_embedded_model(python: Path, tmp_path: Pat
         ).json()
     assert reply["status"] == "completed"
     assert "embedded model" in reply["output"][-1]["content"][0]["text"]
+
+
+def test_installed_command_serves_the_page(python: Path, tmp_path: Path) -> None:
+    script = tmp_path / "hello.toml"
+    script.write_text('[[reply]]\nname = "hello"\noutput = ["Hello."]\n', encoding="utf-8")
+    options = ("--engine", "scripted", "--script", str(script))
+    with _run_server([str(python.with_name("antiphon"))], tmp_path, *options) as url:
+        page = httpx.get(f"{url.removesuffix('v1')}ui/", timeout=HANG_TIMEOUT_S)
+        module = re.findall(r'src="([^"]+)"', page.text)[0]
+        reply = httpx.get(page.url.join(module), timeout=HANG_TIMEOUT_S)
+    assert reply.content == (ROOT / "web" / "app.js").read_bytes()
 
 
 def test_scripted_engine_runs_without_torch(python: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from tests.clients.claude_code import install_claude_code
-from tests.clients.node_install import install_node_sdk, install_node_servers
+from tests.clients.node_install import install_node_sdk, install_node_servers, install_web_tools
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients
 from tests.codex.codex_process import CodexUnavailableError, install_codex
 
@@ -23,7 +23,7 @@ def list_installers() -> dict[str, Callable[[], object]]:
         for lock in sorted(PROGRAMS_FOLDER.glob("*.lock"))
         if not lock.stem.startswith("node")
     }
-    node = {"node": install_node_sdk, "node servers": install_node_servers}
+    node = {"node": install_node_sdk, "node servers": install_node_servers, "web tools": install_web_tools}
     return {**node, "claude-code": install_claude_code, "codex": install_codex, **python}
 
 

@@ -20,6 +20,8 @@ SERVERS_FOLDER = ROOT / "build" / "node-servers"
 """Apart from the SDKs: each of both may need another version of a package."""
 LOCK_FILE = Path(__file__).with_name("programs") / "node.lock"
 SERVERS_LOCK_FILE = LOCK_FILE.with_name("node_servers.lock")
+WEB_TOOLS_FOLDER = ROOT / "build" / "web-tools"
+WEB_TOOLS_LOCK_FILE = LOCK_FILE.with_name("node_web.lock")
 MIN_NODE_MAJOR = 22
 INSTALL_TIMEOUT_S = 180.0
 SCRIPT_TIMEOUT_S = 250.0
@@ -42,6 +44,13 @@ def install_node_servers() -> Path:
     with hold_lock(SERVERS_FOLDER):
         _install_packages(_missing_packages(SERVERS_LOCK_FILE, SERVERS_FOLDER), SERVERS_FOLDER)
     return SERVERS_FOLDER / "node_modules"
+
+
+def install_web_tools() -> Path:
+    """Returns the folder of the packages that check the web page. Skips the test where npm does not install them."""
+    with hold_lock(WEB_TOOLS_FOLDER):
+        _install_packages(_missing_packages(WEB_TOOLS_LOCK_FILE, WEB_TOOLS_FOLDER), WEB_TOOLS_FOLDER)
+    return WEB_TOOLS_FOLDER / "node_modules"
 
 
 def run_node_script(node: Path, name: str, *args: str | Path) -> dict[str, Any]:

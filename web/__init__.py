@@ -1,0 +1,1 @@
+"""The web page: static files that `antiphon.app.page` serves under `/ui/`. It has no Python and no build step."""
