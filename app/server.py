@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
 from antiphon.app.model_registry import NamedModel
+from antiphon.app.page.endpoint import PageEndpoint
 from antiphon.app.replies.faulty_replies import FaultyReplies
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.table import ROUTE_HANDLERS
@@ -86,6 +88,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         check_capacity=check_capacity,
         websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S)),
         body_memory=context.body_memory,
+        page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
     )
 
 

@@ -48,6 +48,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = ()
     enable_websocket: Annotated[bool, _server("Serve WebSockets on /v1/responses.", name="websocket")] = True
     enable_batches: Annotated[bool, _server("Run batches: /v1/batches.", name="batches")] = True
+    enable_page: Annotated[bool, _server("Serve the web page on /ui/.", name="ui")] = True
     shutdown_timeout: Annotated[float, _server("Seconds to let running responses finish on shutdown.", minimum=0)] = 5.0
     """Time from the first SIGTERM until streams that are still open are ended."""
     continue_within: Annotated[

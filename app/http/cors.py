@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from antiphon.app.base.errors import ApiError, clip_text
-from antiphon.app.http.asgi import HeaderPairs
+from antiphon.app.http.asgi import AsgiScope, HeaderPairs
 
 EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after", "openai-processing-ms", "www-authenticate", "allow")
 """Response headers that pages may read: those that the server sends to clients, and `openai-processing-ms`, which
@@ -18,6 +18,9 @@ OpenAI's clients read and a gateway may add."""
 PREFLIGHT_MAX_AGE_S = 86_400
 """Time for which a browser may keep the answer to a preflight. Browsers have lower limits of their own."""
 ALLOWED_METHODS = b"GET, POST, DELETE"
+
+PAGE_PATH = re.compile(r"/(?:ui(?:/.*)?)?", re.DOTALL)
+"""Paths of the web page and of the root, which no other origin reads, whatever the server allows it."""
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/?#@:*\[\]]+)(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -85,3 +88,8 @@ class CorsPolicy:
 def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
     """Tells whether a request is a browser's preflight. It carries no key, whatever the real request will carry."""
     return method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+
+
+def is_page(scope: AsgiScope) -> bool:
+    """Tells whether a request is one for the web page, or for the root."""
+    return scope["type"] == "http" and PAGE_PATH.fullmatch(scope["path"]) is not None

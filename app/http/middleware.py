@@ -3,7 +3,7 @@
 The cheapest check runs first, and a client that is not allowed learns only the first failure: Host and Origin, the
 WebSocket handshake (if it is one), API key, content type, content encoding and size of the body.
 Every exception leaves as an OpenAI-shaped error, never as a traceback or HTML. The guard parses no body, and knows no
-routes except the WebSocket's and the two that need no key.
+routes except the WebSocket's, those that need no key, and the page's, which are the same for everybody.
 """
 
 import re
@@ -19,7 +19,7 @@ from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, inte
 from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
-from antiphon.app.http.cors import CorsPolicy, is_preflight
+from antiphon.app.http.cors import CorsPolicy, is_page, is_preflight
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.malloc_trim import MemoryReleaser
 from antiphon.app.http.request_body import (
@@ -32,7 +32,7 @@ from antiphon.app.http.request_body import (
     limit_body,
     parse_encoding,
 )
-from antiphon.app.http.request_state import RequestState, request_state
+from antiphon.app.http.request_state import count_bytes, request_state
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
@@ -61,7 +61,9 @@ class RequestGuard:
         check_capacity: Callable[[str], None] = lambda _: None,
         websocket_app: AsgiApp | None = None,
         body_memory: BodyMemory | None = None,
+        page: AsgiApp | None = None,
     ) -> None:
+        self._page = page
         self._app, self._settings, self._check_capacity = app, settings, check_capacity
         self.on_request_done = on_request_done
         self._websocket_app = websocket_app if settings.enable_websocket else None
@@ -84,10 +86,13 @@ class RequestGuard:
     async def _handle_request(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         headers = decode_headers(scope)
         reservation = BodyReservation(self._body_memory)
-        response = _ResponseSender(send, self._reply_headers(headers), scope["type"], reservation.release)
+        response = _ResponseSender(send, self._reply_headers(scope, headers), scope["type"], reservation.release)
         started = time.monotonic()
         try:
             self._check_head(scope, headers)
+            if self._page is not None and is_page(scope):
+                await self._page(scope, receive, response.send)
+                return
             if is_preflight(scope.get("method", ""), headers):
                 await response.send_empty(204, self._cors.preflight_headers(headers))
                 return
@@ -106,7 +111,7 @@ class RequestGuard:
                 parse_encoding(headers.get("content-encoding", "")),
                 BodyReservation(BodyMemory(find_max_bytes(scope, self._settings))) if is_upload(scope) else reservation,
             )
-            await self._app(_as_get(scope), _count_bytes(body, state), response.send)
+            await self._app(_as_get(scope), count_bytes(body, state), response.send)
         except ApiError as error:
             await response.send_error(shape_error(error, scope["path"], response.request_id, headers))
         except Exception:  # noqa: BLE001 - nothing above this would catch it
@@ -136,7 +141,7 @@ class RequestGuard:
         """
         headers, head_error = self._inspect_head_cached(head)
         error = head_error or error
-        reply_headers = self._reply_headers(headers)
+        reply_headers = self._reply_headers(head.scope, headers)
         self.on_request_done(
             AccessRecord(
                 head.scope["method"],
@@ -159,8 +164,13 @@ class RequestGuard:
             return headers, error
         return headers, None
 
-    def _reply_headers(self, headers: dict[str, str]) -> HeaderPairs:
-        """Returns the headers of every reply to this request: its id, also under Anthropic's name, and CORS's."""
+    def _reply_headers(self, scope: AsgiScope, headers: dict[str, str]) -> HeaderPairs:
+        """Returns the headers of every reply to this request: its id, also under Anthropic's name, and CORS's.
+
+        Caches keep the files of the web page, so these have an id that no client chose. CORS never opens them.
+        """
+        if is_page(scope):
+            return ((b"x-request-id", choose_request_id({}).encode()),)
         request_id = choose_request_id(headers).encode()
         anthropic = ((b"request-id", request_id),) if ANTHROPIC_HEADER in headers else ()
         return ((b"x-request-id", request_id), *anthropic, *self._cors.reply_headers(headers.get("origin")))
@@ -283,17 +293,6 @@ class _ResponseSender:
         prefix = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{prefix}.start", "status": int(error.status), "headers": pairs})
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})
-
-
-def _count_bytes(receive: AsgiReceive, state: RequestState) -> AsgiReceive:
-    """Returns a `receive` that counts the bytes of the body in the state of the request."""
-
-    async def counted() -> AsgiMessage:
-        message = await receive()
-        state.body_bytes += len(message.get("body", b""))
-        return message
-
-    return counted
 
 
 def _as_get(scope: AsgiScope) -> AsgiScope:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from antiphon.app.http.admission import AdmissionPermit
+from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.requests.turn_spec import TurnSpec
@@ -52,3 +53,14 @@ def request_state(scope: Any) -> RequestState:
     """Returns the state of a request; creates it if the scope has none."""
     state: RequestState = scope.setdefault(SCOPE_KEY, RequestState())
     return state
+
+
+def count_bytes(receive: AsgiReceive, state: RequestState) -> AsgiReceive:
+    """Returns a `receive` that counts the bytes of the body in the state of the request."""
+
+    async def counted() -> AsgiMessage:
+        message = await receive()
+        state.body_bytes += len(message.get("body", b""))
+        return message
+
+    return counted

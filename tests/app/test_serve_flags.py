@@ -157,6 +157,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "store_max_gib": (["--store-max-gib", "0.5"], {"settings.store_max_gib": 0.5}),
     "enable_websocket": (["--no-websocket"], {"settings.enable_websocket": False}),
     "enable_batches": (["--no-batches"], {"settings.enable_batches": False}),
+    "enable_page": (["--no-ui"], {"settings.enable_page": False}),
     "unsupported_media": (["--unsupported-media", "refuse"], {"settings.unsupported_media": "refuse"}),
     "chat_reasoning_field": (
         ["--chat-reasoning-field", "reasoning"],

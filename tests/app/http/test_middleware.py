@@ -194,7 +194,7 @@ def test_ready_reports_the_reason(server: RunningServer, monkeypatch: pytest.Mon
 
 
 def test_unknown_paths_and_methods_are_rejected(server: RunningServer) -> None:
-    assert check_error(CLIENT.get(server.root + "/")) == (404, "unknown_url", None)
+    assert check_error(CLIENT.get(server.root + "/v2")) == (404, "unknown_url", None)
     assert check_error(CLIENT.get(server.url + "/responses/resp_1/x")) == (404, "unknown_url", None)
     reply = CLIENT.get(server.url + "/responses")
     assert check_error(reply) == (405, "method_not_allowed", None)
