@@ -38,6 +38,7 @@ from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.harmony.detect import DialectError
+from antiphon.kit.terminal_text import show_line
 
 POLL_INTERVAL_S = 0.1
 """Time between two looks at the number of lines that have ended."""
@@ -171,7 +172,7 @@ async def _await_end(context: ServerContext, batch: StoredBatch) -> tuple[Stored
             progress.update(bar, completed=batch.completed + batch.failed, total=batch.total or None)
     for error in batch.errors:
         place = f"line {error.line}: " if error.line is not None else ""
-        print(f"{place}{error.message}", file=sys.stderr)  # noqa: T201  # the output of the command
+        print(show_line(f"{place}{error.message}"), file=sys.stderr)  # noqa: T201  # the output of the command
     if batch.errors:
         raise ServeError(f"the input has {len(batch.errors)} faulty lines; nothing was run")
     return batch, interrupted.is_set()
@@ -209,4 +210,4 @@ def _read_number(line: bytes) -> int:
 
 
 def _show_status(name: str, status: str) -> None:
-    print(f"{name}: {status}", file=sys.stderr)  # noqa: T201  # the output of the command
+    print(show_line(f"{name}: {status}"), file=sys.stderr)  # noqa: T201  # the output of the command

@@ -36,12 +36,25 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, SpawnWorker, WorkerProcess
 from antiphon.kit.cli.cassettes import record, replay
 from antiphon.kit.cli.check import check
+from antiphon.kit.terminal_text import show_controls
 
 PRELOADED_MODULE = "antiphon.engine.builder"
 """Module that the worker process imports before it receives its model."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class SafeGroup(click.Group):
+    """Commands whose error messages are safe for a terminal: they quote files and other servers."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command. In an error, what a terminal would obey is shown instead."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = show_controls(error.message)  # type: ignore[misc]  # click declares it final
+            raise
+
+
+@click.group(cls=SafeGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="antiphon")
 def main() -> None:
     """Antiphon: a self-hosted server for the OpenAI Responses API."""

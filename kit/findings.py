@@ -1,6 +1,5 @@
 """Findings of the checker, and the table of their codes in `codes.toml`."""
 
-import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -9,8 +8,7 @@ from typing import Literal
 
 import msgspec
 
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal obeys or cannot show: controls, separators of lines, changes of direction, surrogates."""
+from antiphon.kit.terminal_text import show_line
 
 Level = Literal["error", "warning", "note"]
 """An error breaks some client, a warning may, a note is a known difference between servers that clients accept."""
@@ -89,7 +87,7 @@ class FindingList:
 
     def add(self, code: str, expected: str, actual: str, subject: str = "") -> None:
         """Adds a finding about the current event. The texts may hold what a server sent."""
-        expected, actual, subject = map(escape_controls, (expected, actual, subject))
+        expected, actual, subject = map(show_line, (expected, actual, subject))
         key = code, subject
         if (known := self._findings.get(key)) is not None:
             self._findings[key] = msgspec.structs.replace(known, count=known.count + 1)
@@ -114,20 +112,14 @@ class FindingList:
 
 
 def quote(value: object, limit: int = 120) -> str:
-    """Returns the value as JSON, cut to `limit` characters, for a finding."""
+    """Returns the value as JSON in one line of at most `limit` characters, safe for a terminal."""
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError):
         text = repr(value)
-    text = escape_controls(text)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return show_line(text, limit)
 
 
 def quote_start(data: bytes) -> str:
     """Returns the beginning of a body, for a finding."""
     return quote(data[:200].decode(errors="replace"))
-
-
-def escape_controls(text: str) -> str:
-    """Returns the text with control characters as escapes, so that no server writes to the user's terminal."""
-    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -24,6 +24,7 @@ from antiphon.kit.snapshot.sources import (
     split_streams,
 )
 from antiphon.kit.snapshot.stream_text import format_stream
+from antiphon.kit.terminal_text import show_line
 
 __all__ = ["assert_conformant", "find_faults", "format_stream", "read_events", "read_streams"]
 
@@ -102,5 +103,6 @@ def _add_lines(findings: list[Finding], events: list[JsonEvent]) -> list[tuple[F
 
 
 def _describe(finding: Finding, line: str | None) -> str:
-    shown = "" if line is None else f"\n      {line.splitlines()[0][:MAX_SHOWN_EVENT_CHARS]}"
+    first = "" if line is None else line.partition("\n")[0]
+    shown = "" if line is None else f"\n      {show_line(first, MAX_SHOWN_EVENT_CHARS)}"
     return f"  {finding}{shown}\n    why: {finding.why}"

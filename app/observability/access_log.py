@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 
 from antiphon.app.base.access_record import AccessRecord
+from antiphon.kit.terminal_text import show_line
 
 FLUSH_INTERVAL_S = 0.05
 """Seconds that a line may wait to be written together with others."""
@@ -52,7 +53,10 @@ class AccessLog:
 
 
 def console_format(screen: Console) -> LineFormat:
-    """Returns a formatter for status, method, path, duration and id, in color if the terminal supports it."""
+    """Returns a formatter for status, method, path, duration and id, in color if the terminal supports it.
+
+    What a client has put into them to control the terminal is shown.
+    """
     color_system: Any = screen.color_system
     # Not `screen` itself: while it shows an animated status, a capture would contain that, too.
     renderer = Console(
@@ -71,8 +75,9 @@ def console_format(screen: Console) -> LineFormat:
         color = "green" if record.status < 400 else "yellow" if record.status < 500 else "red"
         duration = f"{record.seconds * 1000:.0f} ms"
         return (
-            f"{marked(str(record.status), color)} {record.method} {record.path} "
-            f"{duration} {dim}{record.request_id}{reset}{record.error_code and f' {record.error_code}'}"
+            f"{marked(str(record.status), color)} {show_line(record.method)} {show_line(record.path)} "
+            f"{duration} {dim}{show_line(record.request_id)}{reset}"
+            f"{record.error_code and f' {show_line(record.error_code)}'}"
         )
 
     return shape

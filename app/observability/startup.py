@@ -17,6 +17,7 @@ from rich.text import Text
 from antiphon.app.base.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import loaded_info
+from antiphon.kit.terminal_text import show_controls, show_line
 
 CODEX_CONFIG = """model = "{model}"
 model_provider = "antiphon"
@@ -104,7 +105,7 @@ class StartupScreen:
 
     def start(self, names: Sequence[str]) -> None:
         """Shows that these models are being loaded."""
-        line = f"Loading {escape(', '.join(names))} …"
+        line = f"Loading {_show(', '.join(names))} …"
         if self._status is not None:
             self._status.update(line)
             self._status.start()
@@ -113,14 +114,14 @@ class StartupScreen:
 
     def update(self, name: str, status: str) -> None:
         """Shows a status of an engine. After `stop` shows only `ready`; the engine's log has the others."""
-        name, stage = escape(name), status.removeprefix("loading").removeprefix(": ")
+        name, stage = _show(name), status.removeprefix("loading").removeprefix(": ")
         if self._status is None:
             if status == "ready":
                 self.screen.print(f"[dim]The engine of {name} is ready.[/]", soft_wrap=True)
         elif self.screen.is_terminal:
-            self._status.update(f"Loading {name} … [dim]{escape(stage)}[/]")
+            self._status.update(f"Loading {name} … [dim]{_show(stage)}[/]")
         elif stage and stage != "ready":
-            self.screen.print(f"Loading {name}: {escape(stage)}", soft_wrap=True)
+            self.screen.print(f"Loading {name}: {_show(stage)}", soft_wrap=True)
 
     def print_lines(self, lines: str) -> None:
         """Prints complete lines, unchanged."""
@@ -138,7 +139,7 @@ class StartupScreen:
     def show_grpc(self, address: str, model: str) -> None:
         """Prints an address of gRPC below the banner."""
         name = f" ({model})" if model else ""
-        self.screen.print(f"[bold]gRPC[/] {escape(address + name)}\n", soft_wrap=True)
+        self.screen.print(f"[bold]gRPC[/] {_show(address + name)}\n", soft_wrap=True)
 
     def stop(self) -> None:
         """Ends the progress display."""
@@ -151,6 +152,11 @@ class StartupScreen:
 
 
 StartupDisplay = StartupLog | StartupScreen
+
+
+def _show(text: str) -> str:
+    """Returns a text as markup. Names and descriptions come from files of models and from other servers."""
+    return escape(show_line(text))
 
 
 def base_urls(settings: Settings, port: int) -> list[str]:
@@ -200,12 +206,12 @@ def show_banner(screen: Console, settings: Settings, models: ModelRegistry, port
             computes = "" if info.dtype in ("", "none") else f"computed in {info.dtype}"
             parts = (info.description, info.device, computes, f"context {info.max_model_len}")
             summary = " · ".join(part for part in parts if part not in ("", "none"))
-        rows.append(f"[bold]model[/]     {escape(', '.join(served.names))}")
-        rows.append(f"          {escape(summary)}")
+        rows.append(f"[bold]model[/]     {_show(', '.join(served.names))}")
+        rows.append(f"          {_show(summary)}")
         if note := notes.get(served.names[0]):
-            rows.append(f"          {escape(note)}")
+            rows.append(f"          {_show(note)}")
     location = "in memory, until the server exits" if settings.store_file is None else f"in {settings.store_file}"
-    rows.append(f"[bold]responses[/] kept {escape(location)}")
+    rows.append(f"[bold]responses[/] kept {_show(location)}")
     rows.append(f"[bold]API key[/]   {'required' if settings.api_key_digests else 'not required'}")
     rows += [f"[bold yellow]warning[/]   {warning}" for warning in access_warnings(settings)]
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
@@ -214,11 +220,11 @@ def show_banner(screen: Console, settings: Settings, models: ModelRegistry, port
     )
     screen.print("\n[bold]Codex[/], at the top of ~/.codex/config.toml", soft_wrap=True)
     codex = CODEX_CONFIG.format(model=model, url=url) + (CODEX_ENV_KEY if settings.api_key_digests else "")
-    screen.print(escape(codex), soft_wrap=True)
+    screen.print(escape(show_controls(codex)), soft_wrap=True)
     screen.print()
 
 
 def _curl_example(url: str, model: str, *, keyed: bool) -> str:
     key = ' -H "Authorization: Bearer $ANTIPHON_API_KEY"' if keyed else ""
     body = f'{{"model": "{model}", "input": "Hello!"}}'
-    return escape(f"curl {url}/responses -H 'Content-Type: application/json'{key} -d '{body}'")
+    return _show(f"curl {url}/responses -H 'Content-Type: application/json'{key} -d '{body}'")

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
-import click
-
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedReply, RecordedRequest
 from antiphon.kit.cassette.matching import ExchangeMatcher, MatchMode, NoMatchError
 from antiphon.kit.cassette.redaction import Redactor
@@ -29,6 +27,7 @@ from antiphon.kit.proxy.messages import IncomingRequest, find_header
 from antiphon.kit.proxy.proxy import ReverseProxy, guard_handler, make_base_url
 from antiphon.kit.proxy.server import make_error, run_server
 from antiphon.kit.proxy.upstream import UpstreamServer
+from antiphon.kit.terminal_output import print_line
 
 NO_MATCH_CODE = "cassette_no_match"
 RESET_DELAY_S = 0.1
@@ -46,7 +45,7 @@ class CassettePlayer:
         match: MatchMode = "body",
         speed: float = 1.0,
         fallback: UpstreamServer | None = None,
-        print_line: Callable[[str], None] = click.echo,
+        print_line: Callable[[str], None] = print_line,
         report_miss: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._report_miss = report_miss
@@ -217,7 +216,7 @@ async def open_player(
     match: MatchMode = "body",
     speed: float = 1.0,
     fallback_url: str | None = None,
-    print_line: Callable[[str], None] = click.echo,
+    print_line: Callable[[str], None] = print_line,
     report_miss: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[str]:
     """Serves a cassette until the block ends. Yields the base URL for clients.

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import get_args
 
-import click
 from msgspec.structs import replace
 
 from antiphon.kit.cassette.exchanges import (
@@ -25,6 +24,7 @@ from antiphon.kit.proxy.call_guard import ExchangeObserver
 from antiphon.kit.proxy.decoding import BodyDecoder, create_decoder, decode_body
 from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header, media_type
 from antiphon.kit.proxy.proxy import open_proxy
+from antiphon.kit.terminal_output import print_line
 
 KEPT_REQUEST_HEADERS = frozenset(
     "accept content-type openai-beta anthropic-beta anthropic-version originator user-agent".split()
@@ -208,7 +208,7 @@ async def open_recorder(
     *,
     api_key: str | None = None,
     append: bool = False,
-    print_line: Callable[[str], None] = click.echo,
+    print_line: Callable[[str], None] = print_line,
 ) -> AsyncIterator[str]:
     """Runs a recording proxy until the block ends. Yields the base URL for clients.
 

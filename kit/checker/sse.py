@@ -39,11 +39,11 @@ class SseReader:
             if self._buffer.startswith(b"\xef\xbb\xbf"):
                 self._findings.add("sse-byte-order-mark", "no byte order mark", "a byte order mark")
                 self._buffer = self._buffer[3:]
-        while (end := self._buffer.find(b"\n")) >= 0:
-            line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
             if line.endswith(b"\r"):
                 self._findings.add("sse-line-end", "lines that end with LF", "a line that ends with CR LF")
-                line = line[:-1]
+                line = line[:-1]  # noqa: PLW2901
             frame = self._read_line(line)
             if frame is not None:
                 yield frame

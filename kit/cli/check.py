@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from antiphon.kit.terminal_output import print_line
+from antiphon.kit.terminal_text import escape_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -101,8 +104,8 @@ def _check_file(target: str, options: dict[str, Any]) -> int:
         _write_json(reports.describe_stream(target, api, findings))
     else:
         for finding in findings:
-            click.echo("\n".join(reports.list_finding_lines(finding)))
-        click.echo(f"{target}: a {api} stream with {len(findings)} findings")
+            print_line("\n".join(reports.list_finding_lines(finding)))
+        print_line(f"{target}: a {api} stream with {len(findings)} findings")
     return FOUND if any(finding.level in failing for finding in findings) else 0
 
 
@@ -209,7 +212,7 @@ def _open_console(*, is_beside_json: bool) -> "Console":
 def _write_json(value: object) -> None:
     import json  # noqa: PLC0415
 
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    click.echo(escape_json(json.dumps(value, ensure_ascii=False, indent=2)))
 
 
 def _write_junit(path: Path | None, format_report: Any) -> None:

@@ -145,7 +145,7 @@ def compress_zstd(content: bytes) -> bytes:
 
 def _read_reply(reply: httpx.Response) -> LiveReply:
     """Reads the body, as far as it comes."""
-    body, text = b"", ""
+    body, text = bytearray(), ""  # bytes would be copied for each piece of a body of many megabytes
     fault: Literal["", "disconnect", "timeout"] = ""
     try:
         for piece in reply.iter_raw():
@@ -155,7 +155,7 @@ def _read_reply(reply: httpx.Response) -> LiveReply:
     except httpx.TransportError as error:
         fault, text = "disconnect", str(error)
     headers = {name.lower(): value for name, value in reply.headers.items()}
-    return LiveReply(status=reply.status_code, headers=headers, body=body, fault=fault, fault_text=text)
+    return LiveReply(status=reply.status_code, headers=headers, body=bytes(body), fault=fault, fault_text=text)
 
 
 class TargetModel(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from antiphon.kit.conformance.reports import list_case_lines, list_summary_rows
 from antiphon.kit.conformance.runner import CaseReport
-from antiphon.kit.findings import escape_controls
+from antiphon.kit.terminal_text import show_controls
 
 OUTCOME_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow", "unsupported": "cyan"}
 
@@ -41,10 +41,10 @@ class CaseDisplay(Progress):
 def write_lines(console: Console, lines: Sequence[str], first_style: str = "") -> None:
     """Writes lines as they are: without markup, without wrapping where the output is no terminal.
 
-    Controls that a server put into them are escaped.
+    What a server put into them to control the terminal is shown.
     """
     for number, line in enumerate(lines):
-        console.print(Text(escape_controls(line), style=first_style if number == 0 else ""), soft_wrap=True)
+        console.print(Text(show_controls(line), style=first_style if number == 0 else ""), soft_wrap=True)
 
 
 def show_summary(console: Console, reports: Sequence[CaseReport]) -> None:

@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 
 from antiphon.kit.conformance.runner import CaseFinding, CaseReport
 from antiphon.kit.findings import Finding, load_codes
+from antiphon.kit.terminal_text import show_controls
 
 LEVELS = ("error", "warning", "note")
 OUTCOMES = ("passed", "failed", "skipped", "unsupported")
@@ -163,10 +164,10 @@ def _count_elements(element: ET.Element) -> None:
 
 
 def _clean(text: str) -> str:
-    """Returns the text without the characters that XML cannot hold."""
+    """Returns the text without what XML cannot hold, and without what a terminal that shows the file would obey."""
     return "".join(
         char
         if char in "\t\n\r" or "\x20" <= char <= "\ud7ff" or "\ue000" <= char <= "\ufffd" or char >= "\U00010000"
         else "\ufffd"
-        for char in text
+        for char in show_controls(text)
     )

@@ -1,9 +1,11 @@
 """Observers of traffic, and a guard that keeps their errors from the traffic itself."""
 
 import logging
+import traceback
 from collections.abc import Callable
 
 from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList
+from antiphon.kit.terminal_text import show_controls
 
 _log = logging.getLogger(__name__)
 
@@ -45,5 +47,6 @@ class CallGuard:
             method(*args)
         except Exception:  # noqa: BLE001  logged; traffic must not depend on a check
             self._is_broken = True
-            _log.exception("%s failed; the traffic goes on", self._name)
+            # An error's message may quote the traffic, and nothing between this log and the terminal escapes it.
+            _log.error("%s failed; the traffic goes on\n%s", self._name, show_controls(traceback.format_exc()))
             self._on_failure()

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-import click
-
-from antiphon.kit.findings import escape_controls, load_codes
+from antiphon.kit.findings import load_codes
 from antiphon.kit.proxy.messages import IncomingRequest
 from antiphon.kit.proxy.proxy import open_proxy, run_until_signal
 from antiphon.kit.proxy.traffic_check import ExchangeChecker, ExchangeReport, KnownStreams
 from antiphon.kit.proxy.websocket_check import WebSocketChecker
+from antiphon.kit.terminal_output import print_line
+from antiphon.kit.terminal_text import show_line
 
 ReportExchange = Callable[[ExchangeReport], None]
 
@@ -35,7 +35,7 @@ def open_check_proxy(
 class TrafficPrinter:
     """Prints each exchange with its findings, and a summary. `exit_status` is 1 if an error was found."""
 
-    def __init__(self, print_line: Callable[[str], None] = click.echo) -> None:
+    def __init__(self, print_line: Callable[[str], None] = print_line) -> None:
         self._print_line = print_line
         self._codes: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
@@ -81,7 +81,7 @@ def describe_exchange(report: ExchangeReport) -> str:
     if report.kind != "not checked":
         parts.append(count_things(len(report.findings), "finding") if report.findings else "no finding")
     status = report.status or "no reply"
-    return escape_controls(f"{report.number:4} {report.method} {report.path} {status}: {', '.join(parts)}")
+    return show_line(f"{report.number:4} {report.method} {report.path} {status}: {', '.join(parts)}")
 
 
 def count_things(number: int, thing: str) -> str:

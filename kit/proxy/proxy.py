@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import click
 import httpx
 
 from antiphon.kit.proxy.call_guard import CallGuard, ExchangeObserver
@@ -17,6 +16,7 @@ from antiphon.kit.proxy.messages import ExchangeEnding, IncomingRequest, drop_ho
 from antiphon.kit.proxy.server import Handler, make_error, run_server
 from antiphon.kit.proxy.tunnel import tunnel_websocket
 from antiphon.kit.proxy.upstream import UpstreamServer
+from antiphon.kit.terminal_output import print_line
 
 if TYPE_CHECKING:
     from antiphon.kit.proxy.websocket_check import WebSocketChecker
@@ -171,7 +171,7 @@ def run_until_signal(server: AbstractAsyncContextManager[str], task: str) -> Non
 
     async def run() -> None:
         async with server as url:
-            click.echo(f"{task}: give your client the base URL {url}; Ctrl-C ends")
+            print_line(f"{task}: give your client the base URL {url}; Ctrl-C ends")
             loop, received = asyncio.get_running_loop(), asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, received.set)

@@ -17,6 +17,7 @@ from antiphon.kit.proxy.server import WireServerError
 from antiphon.kit.proxy.upstream import UpstreamUrlError
 from antiphon.kit.pytest_plugin.relay import OpenServer, ServerThread
 from antiphon.kit.pytest_plugin.relayed_server import RelayedServer
+from antiphon.kit.terminal_text import show_controls, show_line
 
 FOLDER = "__cassettes__"
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -53,7 +54,8 @@ class CassettePool:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         if self._misses:
-            pytest.fail("\n".join(["requests that the cassette does not have:", *self._misses]), pytrace=False)
+            lines = ["requests that the cassette does not have:", *map(show_line, self._misses)]
+            pytest.fail("\n".join(lines), pytrace=False)
 
     def open_cassette(
         self,
@@ -85,7 +87,7 @@ class CassettePool:
         try:
             exchanges = read_cassette(file)
         except CassetteError as error:
-            pytest.fail(f"responses_cassette: {error}", pytrace=False)
+            pytest.fail(f"responses_cassette: {show_controls(str(error))}", pytrace=False)
         return self._start(
             lambda: open_player(
                 exchanges, match=match, speed=speed, print_line=lambda _: None, report_miss=self._misses.append
@@ -115,7 +117,7 @@ class CassettePool:
             thread = ServerThread(open_server, "antiphon cassette")
             thread.start()
         except (CassetteError, UpstreamUrlError, WireServerError) as error:
-            pytest.fail(f"responses_cassette: {error}", pytrace=False)
+            pytest.fail(f"responses_cassette: {show_controls(str(error))}", pytrace=False)
         self._stack.callback(thread.stop)
         port = urlsplit(thread.url).port or 0
         return self._stack.enter_context(CassetteServer(port, file, is_recording=is_recording))

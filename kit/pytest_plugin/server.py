@@ -20,6 +20,7 @@ import pytest
 from antiphon.kit.pytest_plugin.install_hint import INSTALL_HINT
 from antiphon.kit.pytest_plugin.relayed_server import RelayedServer
 from antiphon.kit.pytest_plugin.script_file import Cases, CasesError, find_script
+from antiphon.kit.terminal_text import show_controls
 
 START_TIMEOUT_S = 120.0
 """Longest time until the server is ready. It takes about a second on an idle machine."""
@@ -55,7 +56,7 @@ class ServerOutput:
     @property
     def text(self) -> str:
         """The end of the output so far."""
-        return "\n".join(map(_format_log_line, self._lines))[-MAX_OUTPUT_CHARS:]
+        return show_controls("\n".join(map(_format_log_line, self._lines))[-MAX_OUTPUT_CHARS:])
 
     def _read_lines(self) -> None:
         with self._pipe:

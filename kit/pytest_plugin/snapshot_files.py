@@ -10,6 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 from antiphon.kit.snapshot.stream_text import format_stream
+from antiphon.kit.terminal_text import show_controls
 
 CONTEXT_LINES = 2
 MAX_DIFF_LINES = 40
@@ -32,7 +33,7 @@ class StreamSnapshot(SingleFileSnapshotExtension):
 
     def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
         """Yields the lines that differ, each group with its line number and a little context."""
-        lines = list(compare_lines(str(snapshot_data), str(serialized_data)))
+        lines = list(map(show_controls, compare_lines(str(snapshot_data), str(serialized_data))))
         yield from lines[:MAX_DIFF_LINES]
         if len(lines) > MAX_DIFF_LINES:
             yield f"… and {len(lines) - MAX_DIFF_LINES} more lines"
