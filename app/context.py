@@ -24,7 +24,7 @@ from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager, new_id
 from antiphon.app.turns.media.resolver import MediaResolver
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.state.drafts import OutputSettings
 
 AnyRequest = Request[Any, Any, Any]

@@ -86,7 +86,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         context.settings,
         on_done,
         check_capacity=check_capacity,
-        websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S)),
+        websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S, on_request_done)),
         body_memory=context.body_memory,
         page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
     )

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from antiphon.app.store.sqlite.store import MemoryStore
+from antiphon.app.turns.manager import TurnManager
+from antiphon.app.turns.turn import Turn
 from tests.postgres_server import PostgresServer, run_postgres
 from tests.route_signatures import share_signatures
 from tests.serving import RunningServer, serve
@@ -63,6 +65,22 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def check_endings() -> Iterator[None]:
+    """Checks that every turn which ends in this process has a cause, whichever test it belongs to."""
+    without_ending: list[str] = []
+    on_turn_end = TurnManager._on_turn_end
+
+    def check_ending(self: TurnManager, model: Any, turn: Turn, *parts: Any) -> None:
+        if turn.stats.ending is None or turn.stats.times.ended is None:
+            without_ending.append(turn.log.id)
+        on_turn_end(self, model, turn, *parts)
+
+    TurnManager._on_turn_end = check_ending  # type: ignore[method-assign]
+    yield
+    assert not without_ending, f"turns that have ended without a cause: {without_ending}"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.server import AntiphonServer, bind_socket, build_app
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script
 from antiphon.harmony.detect import bytes_format

@@ -2,7 +2,7 @@
 
 from antiphon.app.base.settings import Settings
 from antiphon.app.http.stream_writer import PING_INTERVAL_S
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.syntax import ROOT
 from tests.timeouts_page import find_times, render_page
 

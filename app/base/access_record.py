@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from antiphon.app.inspection.turn_stats import TurnStats
+
 
 class AccessRecord(Struct, frozen=True):
     """One line of the access log. `seconds` is the time until the last byte of the response."""
@@ -13,3 +15,5 @@ class AccessRecord(Struct, frozen=True):
     request_id: str
     error_code: str = ""
     """Code of the error in the response. Its message is not logged: it may quote the request."""
+    turns: tuple[TurnStats, ...] = ()
+    """Turns that the request has started. One that the client has left ends a moment after the request."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
 from antiphon.app.base.continuation import Continuation
+from antiphon.app.inspection.turn_stats import TurnStats
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.events.hosted_events import ToolRunBegun
@@ -120,6 +121,8 @@ class EventLog:
         """Data with which another process can go on; None if none can."""
         self.keeps_details = keeps_details or continuation is not None
         """True if a store also keeps the details, because a later reading of the log needs them."""
+        self.stats: TurnStats | None = None
+        """Figures of the turn, if it runs or ran in this process."""
         self.entries: list[LogEntry] = []
         self.ended = False
         self.size = 0

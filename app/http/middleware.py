@@ -100,7 +100,7 @@ class RequestGuard:
             if scope.get("method") in METHODS_WITH_BODY:
                 self._check_capacity(scope["path"])
             state = request_state(scope)
-            state.owner, state.request_id = owner, response.request_id
+            state.owner, state.request_id, state.arrived = owner, response.request_id, started
             if scope["type"] == "websocket" and self._websocket_app is not None:
                 await self._websocket_app(scope, receive, response.send)
                 return
@@ -121,18 +121,7 @@ class RequestGuard:
         finally:
             reservation.release()
             self._memory_releaser.on_request_end(request_state(scope).body_bytes)
-            seconds = time.monotonic() - started
-            path = clip_text(scope["path"].encode("unicode_escape").decode())
-            self.on_request_done(
-                AccessRecord(
-                    scope.get("method", "GET"),
-                    path,
-                    response.status,
-                    seconds,
-                    response.request_id,
-                    response.error_code or request_state(scope).error_code,
-                )
-            )
+            self.on_request_done(_record_request(scope, response, time.monotonic() - started))
 
     def reject_head(self, head: RequestHead, error: ApiError) -> tuple[ApiError, HeaderPairs]:
         """Records a request that is rejected unparsed. Returns its error, and the headers of every reply to it.
@@ -293,6 +282,20 @@ class _ResponseSender:
         prefix = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{prefix}.start", "status": int(error.status), "headers": pairs})
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})
+
+
+def _record_request(scope: AsgiScope, response: _ResponseSender, seconds: float) -> AccessRecord:
+    """Returns the record of a request that has ended."""
+    state = request_state(scope)
+    return AccessRecord(
+        scope.get("method", "GET"),
+        clip_text(scope["path"].encode("unicode_escape").decode()),
+        response.status,
+        seconds,
+        response.request_id,
+        response.error_code or state.error_code,
+        state.turns,
+    )
 
 
 def _as_get(scope: AsgiScope) -> AsgiScope:

@@ -8,6 +8,7 @@ from msgspec import Struct
 from antiphon.app.http.admission import AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
 from antiphon.app.http.chunked_response import ChunkedResponse
+from antiphon.app.inspection.turn_stats import TurnOrigin, TurnStats, find_api
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 
@@ -25,23 +26,31 @@ class TurnAdmission(Protocol):
 class RequestState(Struct, kw_only=True):
     """State of one request.
 
-    `HttpProtocol` sets `permit` and `response`, `RequestGuard` `owner` and `request_id`, the exception handlers
-    `error_code`.
+    `HttpProtocol` sets `permit` and `response`, `RequestGuard` `owner`, `request_id` and `arrived`, the exception
+    handlers `error_code`.
     """
 
     owner: str = ""
     """Digest of the API key; empty if no key is required."""
     request_id: str = ""
+    arrived: float | None = None
+    """Time of the monotonic clock at which the head of the request had arrived."""
     body_bytes: int = 0
     """Size of the decompressed body, as far as it has been received."""
     error_code: str = ""
     """Code of the error that the request is answered with, for the access log."""
+    turns: tuple[TurnStats, ...] = ()
+    """Turns that the request has started, for the access log."""
     permit: AdmissionPermit | None = None
     """Permit of a request that admission control counts until it becomes a turn."""
     turn_admission: TurnAdmission | None = None
     """Admission of the turns of a batch's line; None for all other requests."""
     response: ChunkedResponse | None = None
     """The connection's response, which streams write to past ASGI and h11. None in tests and on WebSockets."""
+
+    def build_origin(self, path: str) -> TurnOrigin:
+        """Returns the origin of the turns that this request to `path` starts."""
+        return TurnOrigin(api=find_api(path), arrived=self.arrived, request_id=self.request_id)
 
     def release_permit(self) -> None:
         """Releases the permit: the request counts as a turn now, or has ended."""

@@ -7,7 +7,7 @@ styled parts of a line are rendered once for the same reason.
 import asyncio
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -16,10 +16,13 @@ import msgspec
 from rich.console import Console
 
 from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.inspection.turn_stats import TurnStats
 from antiphon.kit.terminal_text import show_line
 
 FLUSH_INTERVAL_S = 0.05
 """Seconds that a line may wait to be written together with others."""
+MAX_SHOWN_TURNS = 4
+"""Turns of one request that a line shows."""
 
 
 LineFormat = Callable[[AccessRecord, float], str]
@@ -77,10 +80,40 @@ def console_format(screen: Console) -> LineFormat:
         return (
             f"{marked(str(record.status), color)} {show_line(record.method)} {show_line(record.path)} "
             f"{duration} {dim}{show_line(record.request_id)}{reset}"
-            f"{record.error_code and f' {show_line(record.error_code)}'}"
+            f"{record.error_code and f' {show_line(record.error_code)}'}{show_line(_describe_turns(record.turns))}"
         )
 
     return shape
+
+
+def _describe_turns(turns: Sequence[TurnStats]) -> str:
+    """Returns the end of a line: id, model, ending and token counts of each turn."""
+    shown = "".join(
+        f" {turn.response_id} {turn.model} {'running' if turn.ending is None else turn.ending.cause} "
+        f"{turn.input_tokens} in {turn.output_tokens} out"
+        for turn in turns[:MAX_SHOWN_TURNS]
+    )
+    return shown + (f" and {len(turns) - MAX_SHOWN_TURNS} more" if len(turns) > MAX_SHOWN_TURNS else "")
+
+
+def _turn_fields(turn: TurnStats) -> dict[str, str | int | None]:
+    """Returns what a line in JSON has of a turn: never its content."""
+    return {
+        "response_id": turn.response_id,
+        "model": turn.model,
+        "api": turn.api,
+        "ending": None if turn.ending is None else turn.ending.cause,
+        "input_tokens": turn.input_tokens,
+        "cached_tokens": turn.cached_tokens,
+        "output_tokens": turn.output_tokens,
+    }
+
+
+def _list_turns(turns: Sequence[TurnStats]) -> dict[str, Any]:
+    """Returns the fields of one turn, or a list of several."""
+    if len(turns) == 1:
+        return _turn_fields(turns[0])
+    return {"turns": [_turn_fields(turn) for turn in turns[:MAX_SHOWN_TURNS]], "num_turns": len(turns)} if turns else {}
 
 
 def json_format(record: AccessRecord, at: float) -> str:
@@ -92,6 +125,7 @@ def json_format(record: AccessRecord, at: float) -> str:
         "seconds": round(record.seconds, 6),
         "request_id": record.request_id,
         **({"error_code": record.error_code} if record.error_code else {}),
+        **_list_turns(record.turns),
         "event": "request",
         "level": "info",
         "timestamp": datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),

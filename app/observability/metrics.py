@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily as CounterFamily
 from prometheus_client.core import GaugeMetricFamily as GaugeFamily
@@ -19,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.engine_wrapper import unwrap_engine
+from antiphon.app.inspection.turn_stats import TurnStats
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.status import shown_load_state
@@ -33,17 +33,6 @@ _FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 _TURN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOOL_CALL_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_COUNT_BUCKETS = tuple(2**power for power in range(0, 18, 2))
-
-
-class TurnStats(Struct, frozen=True, kw_only=True):
-    """Duration and token counts of a finished turn. `time_to_first_token_s` is None if no token was generated."""
-
-    finish_reason: str
-    """`completed`, `incomplete`, `failed`, `cancelled` or `refused`."""
-    elapsed_s: float
-    time_to_first_token_s: float | None
-    prompt_tokens: int
-    generated_tokens: int
 
 
 class MetricsCollector:
@@ -93,18 +82,18 @@ class MetricsCollector:
         self.media = MediaMetrics(self.registry)
         self._http_requests = cache(http_requests.labels)  # looking up a label set takes longer than counting
 
-    def on_turn_end(self, model: str, stats: TurnStats) -> None:
+    def on_turn_end(self, stats: TurnStats) -> None:
         """Records a finished turn."""
-        self._finished.labels(model, stats.finish_reason).inc()
-        self._latency.labels(model).observe(stats.elapsed_s)
-        self._prompt_tokens.labels(model).observe(stats.prompt_tokens)
-        self._generated_tokens.labels(model).observe(stats.generated_tokens)
-        first_s = stats.time_to_first_token_s
-        if first_s is not None:
+        model, times = stats.model, stats.times
+        self._finished.labels(model, stats.status).inc()
+        self._latency.labels(model).observe(times.seconds_until(times.ended) or 0.0)
+        self._prompt_tokens.labels(model).observe(stats.input_tokens)
+        self._generated_tokens.labels(model).observe(stats.output_tokens)
+        first_s, last_s = times.seconds_until(times.first_token), times.seconds_until(times.last_token)
+        if first_s is not None and last_s is not None:
             self._time_to_first_token.labels(model).observe(first_s)
-            if stats.generated_tokens > 1:
-                gaps = stats.generated_tokens - 1
-                self._time_per_output_token.labels(model).observe((stats.elapsed_s - first_s) / gaps)
+            if stats.output_tokens > 1:
+                self._time_per_output_token.labels(model).observe((last_s - first_s) / (stats.output_tokens - 1))
 
     def on_tool_call(self, stats: ToolCallStats) -> None:
         """Records a call of a tool that has ended."""

@@ -43,14 +43,21 @@ async def start_prompts(request: AnyRequest, model: ServedModel, specs: Sequence
         specs = await state.turn_admission.admit(model, specs)
     starting = asyncio.create_task(
         context.turn_manager.start_prompts(
-            model, specs, state.owner, state.release_permit, is_large=state.body_bytes >= LARGE_BYTES
+            model,
+            specs,
+            state.owner,
+            state.release_permit,
+            origin=state.build_origin(request.scope["path"]),
+            is_large=state.body_bytes >= LARGE_BYTES,
         )
     )
     try:
-        return await cancel_on_disconnect(request, starting)
+        logs = await cancel_on_disconnect(request, starting)
     except BaseException:
         cancel_started(context, starting)
         raise
+    state.turns = tuple(log.stats for log in logs if log.stats is not None)
+    return logs
 
 
 def cancel_started(context: ServerContext, starting: "asyncio.Task[list[EventLog]]") -> None:
@@ -83,7 +90,7 @@ def count_readers(context: ServerContext, logs: Sequence[EventLog]) -> Iterator[
         for log in logs:
             log.readers -= 1
             if not log.readers and not log.base_response.background:
-                context.turn_manager.cancel_turn(log.id)
+                context.turn_manager.cancel_turn(log.id, "client_left")
 
 
 async def cancel_on_disconnect(request: AnyRequest, work: Awaitable[T]) -> T:

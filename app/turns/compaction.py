@@ -9,8 +9,13 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.turns.jobs import build_job, build_summary_spec
+from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Chunk, Job
+from antiphon.events.inputs import AnyInput
 from antiphon.harmony.format import ModelFormat
 from antiphon.state.segments import Say
 
@@ -34,6 +39,23 @@ class CompactionJob(Struct, frozen=True, kw_only=True):
 
     job: Job
     finish: Callable[[str], Awaitable[CompactedTurn]]
+
+
+def plan_compaction(
+    model: ServedModel, spec: TurnSpec, input_items: tuple[AnyInput, ...], prompt: TurnPrompt, renderer: PromptRenderer
+) -> CompactionJob | None:
+    """Returns the compaction with which a turn begins, if its prompt asks for one."""
+    summary_prompt = prompt if spec.compact else prompt.summary
+    if summary_prompt is None:
+        return None
+    summary_spec = spec if spec.compact else build_summary_spec(spec, model, summary_prompt)
+
+    async def finish(summary: str) -> CompactedTurn:
+        content, following = await renderer.render_compacted(model, spec, prompt, summary)
+        job = None if following is None else build_job(model, spec, following, 0, input_items)
+        return CompactedTurn(content=content, prompt=following, job=job)
+
+    return CompactionJob(job=build_job(model, summary_spec, summary_prompt, 0, input_items), finish=finish)
 
 
 class SummaryReader:

@@ -26,7 +26,7 @@ async def wait_stored(turns: Sequence[Turn]) -> None:
                 await turn.log.wait_published()
     except TimeoutError:
         for turn in turns:
-            turn.cancel_turn()
+            turn.cancel_turn("store_unavailable")
         raise storage_unavailable(NOT_STORED) from None
 
 

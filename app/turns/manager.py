@@ -13,29 +13,30 @@ from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, storage_unavailable
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import DEFAULT_SETTINGS
+from antiphon.app.inspection.endings import Cause
+from antiphon.app.inspection.turn_stats import TurnOrigin, TurnStats, TurnTimes
 from antiphon.app.model_registry import ServedModel
-from antiphon.app.observability.metrics import TurnStats
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
-from antiphon.app.turns.compaction import CompactedTurn, CompactionJob
+from antiphon.app.turns.compaction import plan_compaction
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from antiphon.app.turns.continuation.replay import ProcessorRebuild
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.first_step import store_logs, wait_stored
-from antiphon.app.turns.jobs import build_job, build_summary_spec
+from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.cache_diagnostics import list_settings
 from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
-from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt
+from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import with_ids
-from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
-from antiphon.app.turns.turn_stats import turn_stats
+from antiphon.app.turns.timeouts import TurnTimeouts
+from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn
 from antiphon.engine.protocol import Engine
 from antiphon.events.inputs import AnyInput
 from antiphon.state.drafts import OutputSettings
@@ -68,7 +69,7 @@ class TurnManager:
         sealer: Sealer | None = None,
         tool_host: ToolHost | None = None,
         media: MediaResolver | None = None,
-        on_turn_end: Callable[[str, TurnStats], None] | None = None,
+        on_turn_end: Callable[[TurnStats], None] | None = None,
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end = capacity, on_turn_end
@@ -84,9 +85,15 @@ class TurnManager:
         self._shutting_down = False
         store.on_cancel_request(self.cancel_turn)
 
-    async def start_turn(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> EventLog:
+    async def start_turn(
+        self,
+        model: ServedModel,
+        spec: TurnSpec,
+        owner: str = "",
+        origin: TurnOrigin = TurnOrigin(),  # noqa: B008  # it is frozen
+    ) -> EventLog:
         """Starts one turn and returns its log, which has at least one event. Raises `ApiError` before any event."""
-        return (await self.start_prompts(model, (spec,), owner))[0]
+        return (await self.start_prompts(model, (spec,), owner, origin=origin))[0]
 
     async def start_prompts(
         self,
@@ -95,14 +102,15 @@ class TurnManager:
         owner: str = "",
         on_admitted: Callable[[], None] = lambda: None,
         *,
+        origin: TurnOrigin = TurnOrigin(),  # noqa: B008  # it is frozen
         is_large: bool = False,
     ) -> list[EventLog]:
         """Starts the turns of several prompts together, `n` for each, in order. If one is rejected, none runs.
 
-        All have the same settings of storage. Calls `on_admitted` once their slots are counted. `is_large`: rendering
-        the prompts takes long.
+        All have the same settings of storage. Calls `on_admitted` once their slots are counted. `origin` is the
+        request. `is_large`: rendering the prompts takes long.
         """
-        spec = specs[0]
+        spec, parsed = specs[0], time.monotonic()
         self._check_can_start(spec)
         if spec.base_response.background:
             await self.continuer.wait_started()
@@ -111,9 +119,13 @@ class TurnManager:
         try:
             on_admitted()
             choices = await self.preparer.prepare_choices(model, specs, owner, is_large=is_large)
+            rendered = time.monotonic()
             identified = [await self._identify(choice.spec) for choice in choices]
             for choice, (each, stored_input), slot in zip(choices, identified, slots, strict=True):
-                turns.append(self._create_turn(model, choice, each, stored_input, slot))
+                times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)
+                base = each.base_response
+                stats = TurnStats(response_id=base.id, model=base.model, api=origin.api, times=times)
+                turns.append(self._create_turn(model, choice, each, stored_input, slot, stats))
             for turn in turns:
                 await asyncio.shield(turn.started)
         except BaseException:
@@ -134,10 +146,10 @@ class TurnManager:
         if spec.base_response.store and (reason := self.store.unavailable_reason()):
             raise storage_unavailable(f"{reason} Set 'store' to false, or retry later.")
 
-    def cancel_turn(self, response_id: str) -> None:
+    def cancel_turn(self, response_id: str, cause: Cause = "cancelled") -> None:
         """Cancels the turn of this response if it runs in this process."""
         if turn := self._running.get(response_id):
-            turn.cancel_turn()
+            turn.cancel_turn(cause)
 
     def steer_turn(self, response_id: str) -> None:
         """Ends the turn of this response between two items, if it runs in this process and has called no tool."""
@@ -203,6 +215,7 @@ class TurnManager:
         spec: TurnSpec,
         input_items: tuple[AnyInput, ...],
         slot: TurnSlot,
+        stats: TurnStats,
     ) -> Turn:
         base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
         job = build_job(model, spec, prompt, choice.number, input_items)
@@ -216,6 +229,7 @@ class TurnManager:
             settings=self._output_settings,
             seal=partial(self.sealer.seal, prompt.owner),
             tools=tools,
+            stats=stats,
         )
         turn = Turn(
             EventLog(
@@ -231,7 +245,7 @@ class TurnManager:
             job,
             self._timeouts,
             name_grammar_field(spec.constraints),
-            self._create_compaction(model, spec, input_items, prompt),
+            plan_compaction(model, spec, input_items, prompt, self._renderer),
             None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job),
         )
         turn.media = media
@@ -261,31 +275,15 @@ class TurnManager:
         self.store.adopt_log(log)
         turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
         turn.is_continued = True
+        turn.stats.times.parsed = time.monotonic()
         self._track_turn(model, turn, rebuilt.processor, slot)
-
-    def _create_compaction(
-        self, model: ServedModel, spec: TurnSpec, input_items: tuple[AnyInput, ...], prompt: TurnPrompt
-    ) -> CompactionJob | None:
-        """Returns the compaction with which a turn begins, if its prompt asks for one."""
-        summary_prompt = prompt if spec.compact else prompt.summary
-        if summary_prompt is None:
-            return None
-        summary_spec = spec if spec.compact else build_summary_spec(spec, model, summary_prompt)
-
-        async def finish(summary: str) -> CompactedTurn:
-            content, following = await self._renderer.render_compacted(model, spec, prompt, summary)
-            job = None if following is None else build_job(model, spec, following, 0, input_items)
-            return CompactedTurn(content=content, prompt=following, job=job)
-
-        return CompactionJob(job=build_job(model, summary_spec, summary_prompt, 0, input_items), finish=finish)
 
     def _on_turn_end(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:
         slot.release()
         del self._running[turn.log.id]
         response = processor.machine.response
         if self._report_end is not None:
-            stats = turn_stats(turn, processor)
-            self._report_end(turn.log.base_response.model, stats)
+            self._report_end(turn.stats)
         is_known = processor.has_dialect and not turn.is_continued  # else its conversation is not here
         if response.status in ("completed", "incomplete") and is_known:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
@@ -302,7 +300,6 @@ class TurnManager:
             self._renderer.token_history.add_turn(finished)
 
     async def _abort_turns(self, turns: Iterable[Turn]) -> None:
-        tasks = [turn.task for turn in turns]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for turn in turns:
+            turn.cancel_turn("client_left")
+        await asyncio.gather(*(turn.task for turn in turns), return_exceptions=True)

@@ -15,6 +15,8 @@ from msgspec import UnsetType
 
 from antiphon.app.base.encryption import Purpose
 from antiphon.app.base.event_log import TokenDetail
+from antiphon.app.inspection.endings import Ending, ending_of_fault
+from antiphon.app.inspection.turn_stats import TurnStats
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turns.call_tracker import CallTracker
@@ -26,7 +28,7 @@ from antiphon.app.turns.rounds import Round, ServerCall
 from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.app.turns.token_details import DetailCollector, decode_logprob
 from antiphon.app.turns.turn_usage import sum_usage
-from antiphon.engine.protocol import Chunk
+from antiphon.engine.protocol import Chunk, Fault
 from antiphon.events.base import Event
 from antiphon.events.hosted import ToolSearchCall
 from antiphon.events.response import PromptCacheDiagnostics, Usage
@@ -51,7 +53,7 @@ from antiphon.state.table import IllegalInput, State
 
 RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"})
 """Error codes of a failed response that clients know. Any other code is reported as `server_error`."""
-_Ending = Literal["stop", "length", "stopped", "limit"]
+_RoundEnd = Literal["stop", "length", "stopped", "limit"]
 """`stopped`: a stop string has matched, or a call has failed; `limit`: the round may have no more calls."""
 _NEXT_ITEM = {State.REASONING: (Say, Refuse, Call), State.MESSAGE: (Think, Call)}
 """Segments that end the open item and begin another one, by the state."""
@@ -60,7 +62,7 @@ _NEXT_ITEM = {State.REASONING: (Say, Refuse, Call), State.MESSAGE: (Think, Call)
 class OutputProcessor:
     """Produces the events of one turn. They wait for `collect_events`, also those produced before an exception."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # parts of a turn
         self,
         spec: TurnSpec,
         turn_prompt: TurnPrompt,
@@ -71,8 +73,12 @@ class OutputProcessor:
         settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         seal: Callable[[Purpose, str], str] = lambda _, text: text,
         tools: HostedTurn | None = None,
+        stats: TurnStats | None = None,
     ) -> None:
         prompt = turn_prompt.prompt
+        base = spec.base_response
+        self.stats = stats or TurnStats(response_id=base.id, model=base.model)
+        """The figures of the turn, among them why it has ended."""
         self._format, self._spec, self._tools = form, spec, tools
         summary_prompt = turn_prompt if spec.compact else turn_prompt.summary
         self._summary = SummaryReader(form, summary_prompt) if summary_prompt else None
@@ -93,17 +99,22 @@ class OutputProcessor:
         """Segments that the model generated after a call that runs."""
         self.due_call: ServerCall | None = None
         """The call that the server must run now."""
-        self._ending: _Ending | None = None
+        self._round_end: _RoundEnd | None = None
         """How the generation of the round has ended."""
+        self._stop_id: int | None = None
         self.is_round_over = False
         """True if the turn goes on with another round."""
         self._steer_requested = self._steer_if_called = False
         self._events: list[Event] = []
-        self.machine = Machine(
+        self.machine = self._create_machine(new_id, clock, settings)
+
+    def _create_machine(self, new_id: NewId, clock: Callable[[], int], settings: OutputSettings) -> Machine:
+        spec, tools, seal = self._spec, self._tools, self._seal
+        return Machine(
             spec.base_response,
             new_id=new_id,
             clock=clock,
-            usage=self._build_usage,
+            usage=self.build_usage,
             diagnose=self._diagnose_cache,
             seal=(lambda text: seal("reasoning", text)) if spec.encrypt_reasoning else None,
             create_approval_id=None if tools is None else tools.create_approval_id,
@@ -118,7 +129,7 @@ class OutputProcessor:
     @property
     def needs_no_more(self) -> bool:
         """True once no further token of the engine's job is needed."""
-        return self.is_ended or self._ending is not None
+        return self.is_ended or self._round_end is not None
 
     @property
     def _is_waiting(self) -> bool:
@@ -206,9 +217,10 @@ class OutputProcessor:
         if self._spec.prefill_only:
             self._finish_prefill(chunk)
             return
-        if self._ending is not None:
+        if self._round_end is not None:
             return
         self.round.generated_tokens += chunk.tokens
+        self._stop_id = chunk.stop_id
         logprobs = [decode_logprob(self._format, entry) for entry in chunk.logprobs] if self._spec.logprobs else ()
         segments = self.round.reader.feed(chunk.tokens, logprobs)
         self._details.add_chunk(chunk, self._passthrough_reader.take_offsets() if self._passthrough_reader else ())
@@ -216,7 +228,7 @@ class OutputProcessor:
         if self.needs_no_more:
             return
         if self.round.reader.call_failed:  # also between two files of a patch, where no item is open
-            self._end_generation("stopped")
+            self._end_generation("stop" if chunk.finish == "stop" else "stopped")
         elif chunk.finish:
             self._finish_generation(chunk)
 
@@ -225,13 +237,35 @@ class OutputProcessor:
         self._steer_requested = True
         self._steer()
 
-    def fail(self, code: str, message: str) -> None:
+    def fail(self, code: str, message: str, ending: Ending) -> None:
         """Ends the turn as failed."""
-        self._events += self.machine.fail(code if code in RESPONSE_ERROR_CODES else "server_error", message)
+        code = code if code in RESPONSE_ERROR_CODES else "server_error"
+        self._conclude(ending, self.machine.fail(code, message))
 
-    def cancel(self) -> None:
+    def cancel(self, ending: Ending) -> None:
         """Ends the turn as cancelled."""
-        self._events += self.machine.cancel()
+        self._conclude(ending, self.machine.cancel())
+
+    def abandon(self, ending: Ending) -> None:
+        """Ends the turn without an event: it has none so far, or another process goes on with it."""
+        self._conclude(ending, ())
+
+    def finish_stats(self, now: float) -> None:
+        """Completes the figures of the turn. `now` is the time of its end."""
+        stats, usage, response = self.stats, self.build_usage(), self.machine.response
+        if stats.times.ended is not None:
+            return
+        stats.times.ended = now
+        stats.status = "refused" if self.machine.state is State.NEW else str(response.status)
+        stats.input_tokens, stats.output_tokens = usage.input_tokens, usage.output_tokens
+        stats.cached_tokens = usage.input_tokens_details.cached_tokens
+
+    def _conclude(self, ending: Ending, events: Sequence[Event]) -> None:
+        """Adds the last events of the turn, and records why it has ended. It is called once."""
+        if self.stats.ending is not None:
+            raise RuntimeError(f"the turn has ended before: {self.stats.ending.cause}, now {ending.cause}")
+        self.stats.ending = ending
+        self._events += events
 
     @property
     def summary(self) -> str:
@@ -243,7 +277,7 @@ class OutputProcessor:
         self._is_compacting = False
         self._events += self.machine.feed(Result(self._seal("compaction", content)))
         if turn_prompt is None:
-            self._events += self.machine.stop()
+            self._conclude(Ending("compacted"), self.machine.stop())
             return
         reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
         self.round = Round(turn_prompt, reader, len(self.machine.output))
@@ -266,19 +300,24 @@ class OutputProcessor:
         while self._held and not self._is_waiting and not self.is_ended:
             self._feed_now(self._held.popleft())
             self._check_limits()
-        if self._ending is not None and not self.is_round_over:
-            self._end_generation(self._ending)
+        if self._round_end is not None and not self.is_round_over:
+            self._end_generation(self._round_end)
 
     def start_round(self, turn_prompt: TurnPrompt) -> None:
         """Goes on with the output for this prompt."""
         self._done_rounds.append(self.round)
         reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
         self.round = Round(turn_prompt, reader, len(self.machine.output))
-        self._stops, self._ending, self.is_round_over = self._create_filter(), None, False
+        self._stops, self._round_end, self.is_round_over = self._create_filter(), None, False
 
     def cut(self) -> None:
-        """Ends the turn because nothing is left for another round."""
-        self._events += self.machine.cut()
+        """Ends the turn because nothing is left for another round, or for more output."""
+        limit = self._spec.sampling.max_tokens
+        if limit is not None and self.num_generated_tokens >= limit:
+            ending = Ending("max_output_tokens", str(limit))
+        else:
+            ending = Ending("context_full", str(self.round.num_prompt_tokens + len(self.round.generated_tokens)))
+        self._conclude(ending, self.machine.cut())
 
     def _create_filter(self) -> StopStringFilter:
         spec = self._spec
@@ -286,38 +325,55 @@ class OutputProcessor:
         stop_strings = spec.stop_strings if not spec.prompt_input.promises_json else ()
         return StopStringFilter(stop_strings, verbatim=spec.text_completion is not None)
 
-    def _end_generation(self, ending: _Ending) -> None:
+    def _end_generation(self, round_end: _RoundEnd) -> None:
         """Ends the round, or the turn, unless a call runs: then the end of the call does."""
-        self._ending = ending
+        self._round_end = round_end
         if self._is_waiting or self.is_ended:
             return
-        if ending == "length":
-            self._events += self.machine.cut()
-        elif self.round.reader.call_failed and ending != "limit":  # the reader is ahead of a limit
-            self.fail("server_error", STOPPED_IN_CALL)
-        elif self._goes_on(ending):
+        if round_end == "length":
+            self.cut()
+        elif self.round.reader.call_failed and round_end != "limit":  # the reader is ahead of a limit
+            ending = Ending("stopped_in_call" if round_end == "stop" else "call_cannot_complete")
+            self.fail("server_error", STOPPED_IN_CALL, ending)
+        elif self._goes_on(round_end):
             self._events += self.machine.feed(Close())
             self.is_round_over = True
             self._steer()
         else:
-            self._events += self.machine.stop()
+            self._conclude(self._find_ending(round_end), self.machine.stop())
 
-    def _goes_on(self, ending: _Ending) -> bool:
-        is_complete = self.machine.state not in (State.CALL, State.TOOL) and ending != "stopped"
+    def _find_ending(self, round_end: _RoundEnd) -> Ending:
+        """Returns why a turn ends whose output is whole, unless the model is inside a call."""
+        if self.machine.state in (State.CALL, State.TOOL):
+            return Ending("stopped_in_call")
+        if round_end == "limit":
+            if self._spec.single_call:
+                return Ending("single_call", "1")
+            limit = self._spec.max_tool_calls
+            return Ending("max_tool_calls", "" if limit is None else str(limit))
+        if self._stops.matched is not None:
+            return Ending("stop_string", self._stops.matched)
+        return Ending("stop_token", "" if self._stop_id is None else str(self._stop_id))
+
+    def _goes_on(self, round_end: _RoundEnd) -> bool:
+        is_complete = self.machine.state not in (State.CALL, State.TOOL) and round_end != "stopped"
         return is_complete and bool(self.round.calls) and not self.round.num_client_calls
 
     def _steer(self) -> None:
         if self._steer_requested and self.machine.state is State.IDLE and not self.round.num_client_calls:
-            self._events += self.machine.steer()
+            self._conclude(Ending("steered"), self.machine.steer())
 
     # Processing of one step
 
     def _process_summary(self, summary: SummaryReader, chunk: Chunk) -> None:
         summary.read_chunk(chunk)
         if chunk.finish == "cancelled":
-            self.cancel()
+            self.cancel(Ending("cancelled"))
         elif chunk.fault and self._spec.compact:
-            self.fail(chunk.fault.code, chunk.fault.message)
+            self._report_fault(chunk.fault)
+
+    def _report_fault(self, fault: Fault) -> None:
+        self.fail(fault.code, fault.message, ending_of_fault(fault.code))
 
     def _process_segments(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -339,7 +395,7 @@ class OutputProcessor:
         if has_one or (self.round.calls and not self._can_call):
             self._held.clear()
             self._end_generation("limit")
-        elif self._ending is None and self._stops.matched is not None:
+        elif self._round_end is None and self._stops.matched is not None:
             self._end_generation("stopped")
 
     def _feed_segment(self, segment: Segment) -> None:
@@ -367,7 +423,11 @@ class OutputProcessor:
             self._steer()
             if self.is_ended:
                 return
-        self._events += machine.feed(segment)
+        events = machine.feed(segment)
+        if machine.is_ended:  # only a call ends at a segment
+            self._conclude(Ending("stopped_in_call"), events)
+            return
+        self._events += events
         if ends_call:
             self._count_call()
         if self._steer_requested:
@@ -395,9 +455,9 @@ class OutputProcessor:
 
     def _finish_generation(self, chunk: Chunk) -> None:
         if chunk.fault:
-            self.fail(chunk.fault.code, chunk.fault.message)
+            self._report_fault(chunk.fault)
         elif chunk.finish == "cancelled":
-            self.cancel()
+            self.cancel(Ending("cancelled"))
         else:
             self._process_segments(self.round.reader.finish(natural=chunk.finish == "stop"))
             for held in self._stops.release_held():
@@ -408,11 +468,12 @@ class OutputProcessor:
     def _finish_prefill(self, chunk: Chunk) -> None:
         """Ends a prefill-only turn. Its one token only shows that the prompt was read, and is not output."""
         if chunk.fault:
-            self.fail(chunk.fault.code, chunk.fault.message)
+            self._report_fault(chunk.fault)
         elif chunk.tokens or chunk.finish:
-            self._events += self.machine.stop()
+            self._conclude(Ending("nothing_generated"), self.machine.stop())
 
-    def _build_usage(self) -> Usage:
+    def build_usage(self) -> Usage:
+        """Returns the sum of all jobs so far."""
         # A turn that ends with its summary has no other job.
         has_answer = self._summary is None or not (self._is_compacting or self._spec.compact)
         return sum_usage(self.rounds if has_answer else (), self._summary)

@@ -10,19 +10,21 @@ an event in the log. In every case, a log with events ends with a terminal event
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import time
 from functools import partial
 
-import msgspec
 import structlog
 
 from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.inspection.endings import Cause, Ending, ending_of_fault
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.continuation.engine_wait import wait_for_engine
 from antiphon.app.turns.media.resolver import NO_MEDIA
 from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.prompts.prompt_renderer import EmptySummaryError
 from antiphon.app.turns.rounds import RoundPlanner
+from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
 
 _logger = structlog.get_logger(__name__)
@@ -33,17 +35,6 @@ MAX_STORE_WAIT_S = 30.0
 """Time for which a call of a tool waits until the store has it. It is never run before."""
 UNKEPT_MESSAGE = "The server could not store the call of a tool, so it did not run it."
 GONE_MESSAGE = "The request was cancelled before it started."
-
-
-class TurnTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Time limits of a turn, in seconds."""
-
-    queue_after_s: float = 1.0
-    """Wait for admission after which the turn is reported as queued, so that the client sees a stream."""
-    keepalive_after_s: float = 60.0
-    """Silence after which a keepalive repeats the latest event of the life cycle: some clients give up after 300 s."""
-    render_cpu_limit_s: float = 10.0
-    """Maximum CPU time for rendering a prompt."""
 
 
 class Turn:
@@ -65,6 +56,7 @@ class Turn:
         rounds: RoundPlanner | None = None,
     ) -> None:
         self.log = log
+        self.stats = log.stats = processor.stats
         self.compacted: CompactedTurn | None = None
         """The turn after its compaction; None if it has not been compacted."""
         self.media = NO_MEDIA
@@ -72,30 +64,19 @@ class Turn:
         self.is_continued = False  # true if another process began the turn; the processor is where that one was
         self._compaction, self._rounds, self._grammar_param = compaction, rounds, grammar_param
         self._processor, self.engine, self._job, self._timeouts = processor, engine, job, timeouts
-        self._ending: Callable[[], None] = processor.cancel
+        self._interruption = Ending("cancelled")
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = self._loop.create_future()
-        self._last_write_at = self._started_at = self._loop.time()
-        self._first_token_at: float | None = None
+        self._last_write_at = time.monotonic()
         self._admitted, self._is_generating = processor.round.is_admitted, False  # a job generates until its last chunk
         self._work: asyncio.Task[None] | None = None
         self._tools: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
         """It never raises."""
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the turn started."""
-        return self._loop.time() - self._started_at
-
-    @property
-    def time_to_first_token(self) -> float | None:
-        """Seconds from the start of the turn to its first token, or None."""
-        return None if self._first_token_at is None else self._first_token_at - self._started_at
-
-    def cancel_turn(self) -> None:
+    def cancel_turn(self, cause: Cause = "cancelled") -> None:
         """Ends the turn as cancelled, unless it has ended."""
-        self._interrupt()
+        self._interrupt(Ending(cause))
 
     def steer_turn(self) -> None:
         """Ends the turn as soon as no item is open, unless it has ended or waits for a tool of the client."""
@@ -104,13 +85,11 @@ class Turn:
 
     def end_for_shutdown(self) -> None:
         """Ends the turn as failed, since agents retry a failed request; without an event if another process goes on."""
-        self._ending = lambda: None
-        if self.log.continuation is None:
-            self._ending = lambda: self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE)
-        self._interrupt()
+        self._interrupt(Ending("server_shutdown"))
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, ending: Ending) -> None:
         """Cancels the task after its first step: one cancelled before it never runs, and would leave the log open."""
+        self._interruption = ending
         self._loop.call_soon(self.task.cancel)
 
     async def _run_turn(self) -> None:
@@ -118,22 +97,25 @@ class Turn:
         try:
             await self._generate()
         except EngineError as error:
-            self._on_engine_error(error)
+            self._fail(error.code, error.message, ending_of_fault(error.code))
+            self._reject(from_engine(error, self._grammar_param))
         except ApiError as error:  # the prompt of a later job, or an approval that was used before
-            code, message = error.code or "server_error", error.message
-            self._end_turn(lambda: self._processor.fail(code, message))
+            code = error.code or "server_error"
+            cause: Cause = "compaction_empty" if isinstance(error, EmptySummaryError) else "rejected"
+            self._fail(code, error.message, Ending(cause, code))
             self._reject(error)
         except asyncio.CancelledError:
-            self._end_turn(self._ending)
+            self._end_interrupted(self._interruption)
         except Exception:
             trace = [f"{state.name} {machine_input.name}" for state, machine_input in self._processor.machine.trace]
             _logger.exception("unhandled exception in turn", response=self.log.id, trace=trace)
-            self._end_turn(lambda: self._processor.fail("server_error", BROKEN_MESSAGE))
+            self._fail("server_error", BROKEN_MESSAGE, Ending("server_bug"))
             self._reject(ApiError(500, "server_error", BROKEN_MESSAGE, kind=SERVER_ERROR))
         finally:
             keepalive.cancel()
             try:
                 self._write_events()
+                self._processor.finish_stats(time.monotonic())
             finally:
                 self.log.end_log()
                 self._reject(ApiError(503, "cancelled", GONE_MESSAGE))
@@ -187,7 +169,7 @@ class Turn:
         while (due := processor.due_call) is not None and not processor.is_ended:
             self._write_events()
             if not await self._is_kept():
-                processor.fail("server_error", UNKEPT_MESSAGE)
+                processor.fail("server_error", UNKEPT_MESSAGE, Ending("store_unavailable"))
                 break
             fit_output = partial(rounds.fit_output, processor.round)
             outcome = await rounds.tools.run_call(due.call, due.arguments, fit_output)
@@ -204,6 +186,7 @@ class Turn:
             return False
 
     async def _run_job(self, job: Job) -> None:
+        self.stats.times.submitted = self.stats.times.submitted or time.monotonic()
         queued = self._loop.call_later(self._timeouts.queue_after_s, self._announce_queued)
         work = self._work = asyncio.create_task(self.engine.generate(job, self._on_chunk))
         self._is_generating = True
@@ -248,13 +231,15 @@ class Turn:
     def _on_chunk(self, chunk: Chunk) -> None:
         """Writes the events of a chunk. `_run_turn` writes the last ones, after the engine has freed the slot."""
         self._is_generating = self._is_generating and chunk.finish is None
+        times, now = self.stats.times, time.monotonic()
         if not self._admitted:
             self._admitted = True
+            times.admitted = times.admitted or now
             self._processor.on_admitted(chunk)
             self._mark_started()
         if chunk.tokens or chunk.finish or chunk.prompt_logprobs:
-            if self._first_token_at is None and chunk.tokens:
-                self._first_token_at = self._loop.time()
+            if chunk.tokens:
+                times.first_token, times.last_token = times.first_token or now, now
             self._processor.process_chunk(chunk)
             if not self._processor.needs_no_more:
                 self._write_events()
@@ -286,32 +271,43 @@ class Turn:
 
     def _write_events(self) -> None:
         if events := self._processor.collect_events():
-            self._last_write_at = self._loop.time()
+            now = self._last_write_at = time.monotonic()
+            if self._processor.is_ended:
+                self._processor.finish_stats(now)  # before the store writes the last step
             self.log.append_step(events, self._processor.take_detail())
-
-    def _on_engine_error(self, error: EngineError) -> None:
-        if self.log.entries:
-            self._end_turn(lambda: self._processor.fail(error.code, error.message))
-        else:
-            self._reject(from_engine(error, self._grammar_param))
 
     def _reject(self, error: ApiError) -> None:
         if not self.started.done():
             self.started.set_exception(error)
             self.started.exception()  # marks it as retrieved: asyncio logs an error that no caller has awaited
 
-    def _end_turn(self, ending: Callable[[], None]) -> None:
-        """Emits the terminal event, unless there is one, or no event at all: then the reply is an HTTP error."""
-        if self.log.entries and not self._processor.is_ended:
-            ending()
+    def _fail(self, code: str, message: str, ending: Ending) -> None:
+        """Ends the turn as failed, unless it has ended; without an event if it has none: the reply is an HTTP error."""
+        if self.stats.ending is not None:
+            return
+        if not self.log.entries or self._processor.is_ended:
+            self._processor.abandon(ending)
+        else:
+            self._processor.fail(code, message, ending)
+
+    def _end_interrupted(self, ending: Ending) -> None:
+        """Ends a turn that was interrupted, unless it has ended. At a shutdown, it fails or another process goes on."""
+        if self.stats.ending is not None:
+            return
+        if not self.log.entries or (ending.cause == "server_shutdown" and self.log.continuation is not None):
+            self._processor.abandon(ending)
+        elif ending.cause == "server_shutdown":
+            self._processor.fail("server_error", SHUTTING_DOWN_MESSAGE, ending)
+        else:
+            self._processor.cancel(ending)
 
     async def _send_keepalive(self) -> None:
         while True:
-            silent_s = self._loop.time() - self._last_write_at
+            silent_s = time.monotonic() - self._last_write_at
             if silent_s < self._timeouts.keepalive_after_s:
                 await asyncio.sleep(self._timeouts.keepalive_after_s - silent_s)
                 continue
-            self._last_write_at = self._loop.time()
+            self._last_write_at = time.monotonic()
             self._processor.keepalive()
             self._write_events()
 

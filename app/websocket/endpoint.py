@@ -9,16 +9,22 @@ received. The connection then stays open, unless the client violates the protoco
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
+from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import ApiError, internal_error
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ReplyForm
 from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.request_state import request_state
+from antiphon.app.http.middleware import WEBSOCKET_PATH
+from antiphon.app.http.request_state import RequestState, request_state
+from antiphon.app.inspection.turn_stats import TurnOrigin
 from antiphon.app.projections.responses import encode_entry
 from antiphon.app.replies.engine_ready import wait_for_engine
 from antiphon.app.replies.http_replies import count_readers
@@ -58,13 +64,18 @@ class ClientGoneError(Exception):
 class WebSocketEndpoint:
     """ASGI application for WebSocket connections that have passed the request guard."""
 
-    def __init__(self, context: ServerContext, lifetime: float = CONNECTION_LIFETIME_S) -> None:
-        self._context, self._lifetime = context, lifetime
+    def __init__(
+        self,
+        context: ServerContext,
+        lifetime: float = CONNECTION_LIFETIME_S,
+        on_turn_done: Callable[[AccessRecord], None] = lambda _: None,
+    ) -> None:
+        self._context, self._lifetime, self._on_turn_done = context, lifetime, on_turn_done
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Runs one connection, from the handshake to its end."""
         await send({"type": "websocket.accept"})
-        connection = _Connection(self._context, request_state(scope).owner, send)
+        connection = _Connection(self._context, request_state(scope), send, self._on_turn_done)
         expiry = asyncio.get_running_loop().call_later(self._lifetime, connection.expire)
         try:
             while not connection.closed and (message := await receive())["type"] != "websocket.disconnect":
@@ -79,8 +90,15 @@ class WebSocketEndpoint:
 class _Connection:
     """One connection, whose frames are read in order."""
 
-    def __init__(self, context: ServerContext, owner: str, send: AsgiSend) -> None:
-        self._context, self._send, self._owner = context, send, owner
+    def __init__(
+        self,
+        context: ServerContext,
+        state: RequestState,
+        send: AsgiSend,
+        on_turn_done: Callable[[AccessRecord], None],
+    ) -> None:
+        self._context, self._send, self._on_turn_done = context, send, on_turn_done
+        self._owner, self._request_id = state.owner, state.request_id
         self._lanes = LaneScheduler(self._run_turn, self._on_idle)
         self._running: dict[str, SteeredResponse] = {}
         """Responses that are being generated, by id."""
@@ -166,7 +184,8 @@ class _Connection:
         if spec.base_response.store and previous is not None and not previous.stored:
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
-        log = await context.turn_manager.start_turn(parsed.model, spec, self._owner)
+        origin = TurnOrigin(arrived=frame.arrived, request_id=self._request_id)
+        log = await context.turn_manager.start_turn(parsed.model, spec, self._owner, origin)
         turn.steers = None  # they are part of this response now
         if steers is not None:
             lane.held_steers.pop(steers.response_id, None)
@@ -179,6 +198,7 @@ class _Connection:
                         await self._send_text(write_event(encode_entry(entry, parsed.form.obfuscate), lane.suffix))
         finally:
             del self._running[log.id]
+            self._record_turn(log, time.monotonic() - frame.arrived)
         ended = log.response
         self._remember_end(response, ended.status)
         if ended.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
@@ -186,6 +206,13 @@ class _Connection:
             lane.latest = LaneResponse(ended.id, log.base_response.store, items)
         if response.steers:
             await self._settle_steers(lane, response, ended)
+
+    def _record_turn(self, log: EventLog, seconds: float) -> None:
+        """Adds a line to the access log: a connection may have any number of turns."""
+        if log.stats is not None:
+            self._on_turn_done(
+                AccessRecord("WEBSOCKET", WEBSOCKET_PATH, 200, seconds, self._request_id, turns=(log.stats,))
+            )
 
     def _remember_end(self, response: SteeredResponse, status: str) -> None:
         response_id, number = response.response_id, response.sequence_number

@@ -1,6 +1,7 @@
 """Frames of a WebSocket: requests of the client → what they ask for; errors of the server → frames."""
 
 import re
+import time
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ class CreateFrame(Struct, frozen=True, kw_only=True):
     is_prefill: bool
     """True if the turn only prefills the prompt for a later one."""
     num_bytes: int
+    arrived: float = msgspec.field(default_factory=time.monotonic)
+    """Time of the monotonic clock at which the frame was read."""
 
 
 def read_stream_id(frame: dict[str, Any]) -> str | None:

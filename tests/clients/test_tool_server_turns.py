@@ -13,7 +13,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.app.tools.sdk_servers import Seen
 from tests.clients.lane_client import open_lanes, text_of
 from tests.clients.sdk_helpers import Json, parse_events, record_prompts, wait_until

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.codex.codex_process import API_KEY, CodexCli
 from tests.codex.recorder import TrafficRecorder
 from tests.codex.replies import COMMAND, LAST_REPLY, NO_RETRIES, ONE_RETRY, make_call, make_command_call, make_reply

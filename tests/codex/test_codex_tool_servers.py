@@ -11,7 +11,7 @@ import pytest
 from mcp.server import MCPServer
 
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.app.tools.sdk_servers import Seen
 from tests.clients.tool_servers import name_server, serve_sdk_tools
 from tests.codex.codex_process import CodexCli

@@ -27,7 +27,7 @@ from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt

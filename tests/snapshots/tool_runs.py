@@ -27,7 +27,7 @@ from antiphon.app.tools.tool_host import HostPolicy, ToolHost
 from antiphon.app.turns.manager import TurnManager, new_id
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.stored_history import StoredHistory
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo, Job
 from antiphon.events.hosted import McpCallError, McpExecutionError
 from tests.progress import HANG_TIMEOUT_S

@@ -31,7 +31,6 @@ from antiphon.harmony.format import PromptInput
 from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
-EMPTY_SUMMARY_MESSAGE = "The model produced an empty summary. Retry the request."
 KEPT_SHARE = 0.25
 """Share of the threshold of a compaction that the items may have which are kept as they are."""
 MIN_SUMMARY_TOKENS = 64
@@ -40,6 +39,13 @@ T = TypeVar("T")
 
 _large_executor = ThreadPoolExecutor(2, thread_name_prefix="render-large")
 """Threads of their own for the prompts of large requests: a few of them would occupy all threads for a minute."""
+
+
+class EmptySummaryError(ApiError):
+    """The model has written nothing as the summary that the request asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(500, "server_error", "The model produced an empty summary. Retry the request.")
 
 
 class PromptRenderer:
@@ -82,7 +88,7 @@ class PromptRenderer:
         `prompt` is the one that was too long. A turn that ends with its compaction has no other.
         """
         if spec.compact and not summary:
-            raise ApiError(500, "server_error", EMPTY_SUMMARY_MESSAGE)
+            raise EmptySummaryError
         return await self._run_in_thread(partial(self._render_compacted, model, spec, prompt, summary), spec)
 
     async def _run_in_thread(self, render: Callable[[], T], spec: TurnSpec, *, is_large: bool = False) -> T:

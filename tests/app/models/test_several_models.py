@@ -23,7 +23,7 @@ from antiphon.app.models.memory_pool import ModelMemory, ModelMemoryPool, PoolTi
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.routes.health import unready_reason
 from antiphon.app.store.sqlite.store import MemoryStore
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import Chunk, EngineInfo, Job, OnChunk
 from tests.app.models.fake_engines import GatedEngine
 from tests.app.server_helpers import wait_until

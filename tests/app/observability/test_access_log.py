@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.inspection.endings import Ending
+from antiphon.app.inspection.turn_stats import TurnStats
 from antiphon.app.observability import access_log
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 
@@ -32,6 +34,35 @@ def test_json_line() -> None:
         "event": "request", "level": "info", "method": "POST", "path": "/v1/responses[bold]", "status": 200,
         "seconds": 0.0123, "request_id": "req_1", "timestamp": "1970-01-01T00:00:01.500000Z",
     }  # fmt: skip
+
+
+def make_turn(number: int, ending: Ending | None = Ending("stop_string", "a secret")) -> TurnStats:  # noqa: B008  # it is frozen
+    return TurnStats(
+        response_id=f"resp_{number}",
+        model="m",
+        api="chat",
+        ending=ending,
+        input_tokens=8,
+        cached_tokens=4,
+        output_tokens=2,
+    )
+
+
+def test_lines_show_the_turns_of_a_request_without_their_content() -> None:
+    format_line = console_format(Console(file=io.StringIO(), force_terminal=False))
+    one = AccessRecord("POST", "/v1/chat/completions", 200, 0.001, "req_1", turns=(make_turn(1),))
+    assert format_line(one, 0.0).endswith("req_1 resp_1 m stop_string 8 in 2 out")
+    shown = {key: json.loads(json_format(one, 1.5))[key] for key in ("response_id", "model", "api", "ending")}
+    assert shown == {"response_id": "resp_1", "model": "m", "api": "chat", "ending": "stop_string"}
+    many = AccessRecord("POST", "/v1/chat/completions", 200, 0.001, "req_1", turns=tuple(map(make_turn, range(6))))
+    assert format_line(many, 0.0).endswith("resp_3 m stop_string 8 in 2 out and 2 more")
+    fields = json.loads(json_format(many, 1.5))
+    assert (len(fields["turns"]), fields["num_turns"], "response_id" in fields) == (4, 6, False)
+    running = AccessRecord("POST", "/v1/responses", 200, 0.001, "req_1", turns=(make_turn(1, ending=None),))
+    assert "resp_1 m running" in format_line(running, 0.0)
+    assert json.loads(json_format(running, 1.5))["ending"] is None
+    for record in (one, many):
+        assert "secret" not in format_line(record, 0.0) + json_format(record, 1.5)
 
 
 async def test_records_within_the_flush_interval_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.app.sandbox.sandbox_process import SandboxProcess
 from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate, limit_template_cpu
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import PromptInput, TemplateOptions

@@ -30,8 +30,8 @@ async def run_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Eve
     stored: list[bytes] = []
     create = TurnManager._create_turn
 
-    def create_recorded(self: TurnManager, model: Any, choice: Any, spec: Any, items: Any, slot: Any) -> Any:
-        turn = create(self, model, choice, spec, items, slot)
+    def create_recorded(self: TurnManager, model: Any, choice: Any, spec: Any, *parts: Any) -> Any:
+        turn = create(self, model, choice, spec, *parts)
         response = msgspec.structs.replace(spec.base_response, background=True, store=True)
         if stored_turn.can_continue(msgspec.structs.replace(spec, base_response=response), choice.prompt):
             stored.append(stored_turn.encode_turn(spec, choice.prompt, turn._job, self._output_settings))

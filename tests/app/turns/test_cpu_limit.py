@@ -14,7 +14,7 @@ from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.prompts.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory, TurnPrompt
-from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.clients.sdk_helpers import wait_until
 from tests.serving import serve
 

@@ -1,0 +1,75 @@
+"""Identity, times, ending and token counts of a turn. They are always kept, and hold none of its content."""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from antiphon.app.inspection.endings import Ending
+
+Api = Literal["responses", "chat", "completions", "messages", "compact"]
+_API_PATHS: dict[str, Api] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/messages": "messages",
+    "/v1/responses/compact": "compact",
+}
+
+
+class TurnOrigin(Struct, frozen=True, kw_only=True):
+    """The request that a turn answers, as it came."""
+
+    api: Api = "responses"
+    arrived: float | None = None
+    """Time of the monotonic clock at which the head of the request had arrived."""
+    request_id: str = ""
+    body: bytes = b""
+    """The body, decompressed."""
+
+
+def find_api(path: str) -> Api:
+    """Returns the API that an HTTP path belongs to."""
+    return _API_PATHS.get(path, "responses")
+
+
+class TurnTimes(Struct, kw_only=True):
+    """Times of a turn, in seconds of the monotonic clock; None for what has not happened.
+
+    In the order of the fields, they never decrease.
+    """
+
+    arrived: float | None = None
+    """The head of the request has arrived."""
+    parsed: float | None = None
+    """The request is valid."""
+    rendered: float | None = None
+    """The prompt is rendered."""
+    submitted: float | None = None
+    """The engine has the first job."""
+    admitted: float | None = None
+    """The engine works on the first job."""
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float | None = None
+    """The last event is in the log."""
+    durable: float | None = None
+    """The last event is in the store; None if the response is not stored."""
+
+    def seconds_until(self, end: float | None) -> float | None:
+        """Returns the seconds from the request to this time; None if one of them is not known."""
+        start = self.parsed if self.arrived is None else self.arrived
+        return None if start is None or end is None else end - start
+
+
+class TurnStats(Struct, kw_only=True):
+    """Figures of one turn. They are filled while it runs, and complete once `ending` is set."""
+
+    response_id: str
+    model: str
+    api: Api = "responses"
+    times: TurnTimes = field(default_factory=TurnTimes)
+    status: str = "in_progress"
+    """Status of the response; `refused` for a turn that ended before its first event."""
+    ending: Ending | None = None
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
