@@ -32,7 +32,7 @@ from antiphon.app.http.request_body import (
     limit_body,
     parse_encoding,
 )
-from antiphon.app.http.request_state import count_bytes, request_state
+from antiphon.app.http.request_state import build_record, count_bytes, request_state
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
@@ -87,7 +87,8 @@ class RequestGuard:
         headers = decode_headers(scope)
         reservation = BodyReservation(self._body_memory)
         response = _ResponseSender(send, self._reply_headers(scope, headers), scope["type"], reservation.release)
-        started = time.monotonic()
+        state = request_state(scope)
+        state.request_id, state.arrived = response.request_id, time.monotonic()
         try:
             self._check_head(scope, headers)
             if self._page is not None and is_page(scope):
@@ -96,11 +97,9 @@ class RequestGuard:
             if is_preflight(scope.get("method", ""), headers):
                 await response.send_empty(204, self._cors.preflight_headers(headers))
                 return
-            owner = self._authorize(scope, headers)
+            state.owner = self._authorize(scope, headers)
             if scope.get("method") in METHODS_WITH_BODY:
                 self._check_capacity(scope["path"])
-            state = request_state(scope)
-            state.owner, state.request_id, state.arrived = owner, response.request_id, started
             if scope["type"] == "websocket" and self._websocket_app is not None:
                 await self._websocket_app(scope, receive, response.send)
                 return
@@ -120,8 +119,8 @@ class RequestGuard:
             await response.send_error(shape_error(internal_error(), scope["path"], response.request_id, headers))
         finally:
             reservation.release()
-            self._memory_releaser.on_request_end(request_state(scope).body_bytes)
-            self.on_request_done(_record_request(scope, response, time.monotonic() - started))
+            self._memory_releaser.on_request_end(state.body_bytes)
+            self.on_request_done(build_record(scope, response.status, response.error_code))
 
     def reject_head(self, head: RequestHead, error: ApiError) -> tuple[ApiError, HeaderPairs]:
         """Records a request that is rejected unparsed. Returns its error, and the headers of every reply to it.
@@ -282,20 +281,6 @@ class _ResponseSender:
         prefix = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{prefix}.start", "status": int(error.status), "headers": pairs})
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})
-
-
-def _record_request(scope: AsgiScope, response: _ResponseSender, seconds: float) -> AccessRecord:
-    """Returns the record of a request that has ended."""
-    state = request_state(scope)
-    return AccessRecord(
-        scope.get("method", "GET"),
-        clip_text(scope["path"].encode("unicode_escape").decode()),
-        response.status,
-        seconds,
-        response.request_id,
-        response.error_code or state.error_code,
-        state.turns,
-    )
 
 
 def _as_get(scope: AsgiScope) -> AsgiScope:

@@ -1,12 +1,15 @@
 """State of one request that the connection, the request guard and the routes share, under one key of the ASGI scope."""
 
+import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.errors import clip_text
 from antiphon.app.http.admission import AdmissionPermit
-from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
+from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.inspection.turn_stats import TurnOrigin, TurnStats, find_api
 from antiphon.app.model_registry import NamedModel
@@ -73,3 +76,17 @@ def count_bytes(receive: AsgiReceive, state: RequestState) -> AsgiReceive:
         return message
 
     return counted
+
+
+def build_record(scope: AsgiScope, status: int, error_code: str) -> AccessRecord:
+    """Returns the record of a request that ends now."""
+    state, now = request_state(scope), time.monotonic()
+    return AccessRecord(
+        scope.get("method", "GET"),
+        clip_text(scope["path"].encode("unicode_escape").decode()),
+        status,
+        now - (state.arrived or now),
+        state.request_id,
+        error_code or state.error_code,
+        state.turns,
+    )
