@@ -1,5 +1,20 @@
-// Starts the page: shows the view that the path names.
+// Starts the page: shows the view that the path names. Views other than the first are fetched when they are needed.
+import { readRoute } from "./lib/addresses.js";
 import { html } from "./lib/html.js";
+import { watchAddress } from "./lib/session.js";
+import { Frame } from "./ui/frame.js";
 import { render } from "./vendor/preact.js";
+import { Start } from "./views/start.js";
 
-render(html`<main><h1>antiphon</h1></main>`, document.body);
+/** @typedef {{name: string, view: unknown}} Shown */
+
+/** @returns {Promise<Shown>} */
+async function chooseView() {
+  const route = readRoute(location.pathname);
+  if (route.name === "start") return { name: "Start", view: html`<${Start} />` };
+  return { name: "", view: html`<h1>Not here</h1><p>There is no such view.</p>` };
+}
+
+watchAddress();
+const { name, view } = await chooseView();
+render(html`<${Frame} current=${name}>${view}<//>`, document.body);

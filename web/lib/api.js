@@ -1,0 +1,90 @@
+// Requests to the server. The key goes into a header only: never into an address, where logs would keep it.
+import { ROOT } from "./addresses.js";
+import { keyHeaders } from "./key.js";
+import { currentKey, keyRefused } from "./session.js";
+import { readEvents, readJsonLines } from "./streams.js";
+
+/** An error that the server answered, or a connection that failed (then the status is 0). */
+export class ApiFailure extends Error {
+  /** @param {number} status @param {string} message */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/**
+ * @param {string} path Path below the server's address, without a slash in front.
+ * @param {AbortSignal} signal
+ */
+export async function fetchJson(path, signal) {
+  return await (await send(path, { signal })).json();
+}
+
+/**
+ * Yields the values of a body of JSON lines.
+ * @param {string} path
+ * @param {AbortSignal} signal
+ */
+export async function* fetchLines(path, signal) {
+  const reply = await send(path, { signal });
+  if (reply.body !== null) yield* readJsonLines(iterate(reply.body));
+}
+
+/**
+ * Posts a body and yields the events of the streamed reply.
+ * @param {string} path
+ * @param {unknown} body
+ * @param {AbortSignal} signal
+ */
+export async function* postForEvents(path, body, signal) {
+  const headers = { "content-type": "application/json" };
+  const reply = await send(path, { method: "POST", body: JSON.stringify(body), headers, signal });
+  if (reply.body !== null) yield* readEvents(iterate(reply.body));
+}
+
+/** @param {string} path @param {RequestInit} init @returns {Promise<Response>} */
+async function send(path, init) {
+  const headers = { ...init.headers, ...keyHeaders(currentKey()) };
+  /** @type {Response} */
+  let reply;
+  try {
+    const options = /** @type {const} */ ({ cache: "no-store", credentials: "omit", redirect: "error" });
+    reply = await fetch(new URL(path, ROOT), { ...init, ...options, headers });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiFailure(0, "The server does not answer.");
+  }
+  if (reply.ok) return reply;
+  if (reply.status === 401) keyRefused.value = true;
+  throw new ApiFailure(reply.status, await readMessage(reply));
+}
+
+/** @type {(reply: Response) => Promise<string>} */
+async function readMessage(reply) {
+  try {
+    const message = (await reply.json())?.error?.message;
+    return typeof message === "string" ? message : `The server answered with status ${reply.status}.`;
+  } catch {
+    return `The server answered with status ${reply.status}.`;
+  }
+}
+
+/** Yields the chunks of a stream: not every browser's streams are iterable. @param {ReadableStream<Uint8Array>} stream */
+async function* iterate(stream) {
+  const reader = stream.getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}
+
+/** Tells whether an error only says that a request was given up. @param {unknown} error */
+export function isAbort(error) {
+  return error instanceof DOMException && error.name === "AbortError";
+}

@@ -1,0 +1,50 @@
+// Hooks that views share.
+import { ApiFailure, isAbort } from "../lib/api.js";
+import { keyVersion } from "../lib/session.js";
+import { useEffect, useState } from "../vendor/hooks.js";
+import { effect } from "../vendor/signals-core.js";
+
+/**
+ * Returns the value of a signal, and draws again when it changes.
+ * @template T
+ * @param {import("../vendor/signals-core.js").Signal<T>} source
+ * @returns {T}
+ */
+export function useSignal(source) {
+  const [value, setValue] = useState(source.peek());
+  useEffect(() => effect(() => setValue(() => source.value)), [source]);
+  return value;
+}
+
+/**
+ * @template T
+ * @typedef {{value: T | null, failure: ApiFailure | null}} Loaded Both are null while it loads.
+ */
+
+/**
+ * Loads a value, again when one of `inputs` or the key changes.
+ * @template T
+ * @param {(signal: AbortSignal) => Promise<T>} load
+ * @param {unknown[]} inputs
+ * @returns {Loaded<T>}
+ */
+export function useLoaded(load, inputs) {
+  const [state, setState] = useState(/** @type {Loaded<T>} */ ({ value: null, failure: null }));
+  const version = useSignal(keyVersion);
+  useEffect(() => {
+    const abort = new AbortController();
+    load(abort.signal).then(
+      (value) => abort.signal.aborted || setState({ value, failure: null }),
+      (error) => {
+        if (!isAbort(error)) setState({ value: null, failure: toFailure(error) });
+      },
+    );
+    return () => abort.abort();
+  }, [...inputs, version]);
+  return state;
+}
+
+/** Returns what to show of an error: of one that is no answer of the server, its own text. @param {unknown} error */
+export function toFailure(error) {
+  return error instanceof ApiFailure ? error : new ApiFailure(0, `The reply cannot be read: ${String(error)}`);
+}
