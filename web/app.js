@@ -12,6 +12,10 @@ import { Start } from "./views/start.js";
 async function chooseView() {
   const route = readRoute(location.pathname);
   if (route.name === "start") return { name: "Start", view: html`<${Start} />` };
+  if (route.name === "turns") {
+    const { Turns } = await import("./views/turns.js");
+    return { name: "Turns", view: html`<${Turns} />` };
+  }
   return { name: "", view: html`<h1>Not here</h1><p>There is no such view.</p>` };
 }
 

@@ -1,0 +1,128 @@
+// The list of turns, newest first, with filters.
+import { turnAddress } from "../lib/addresses.js";
+import { fetchJson } from "../lib/api.js";
+import { html } from "../lib/html.js";
+import { describeEnding, formatSeconds, listQuery, readTurn } from "../lib/turns.js";
+import { Failure } from "../ui/frame.js";
+import { toFailure, useLoaded } from "../ui/hooks.js";
+import { ShortcutSwitch, shortcutsOn } from "../ui/shortcuts.js";
+import { ShortText } from "../ui/text.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { Filters, readFilters } from "./turn-filters.js";
+
+/** @typedef {import("../lib/turns.js").Turn} Turn */
+
+/** Time between two readings of a live list, in milliseconds. */
+const LIVE_MS = 2000;
+
+export function Turns() {
+  const [filters, setFilters] = useState(readFilters());
+  const [live, setLive] = useState(false);
+  const [round, setRound] = useState(0);
+  const { value, failure } = useLoaded(
+    (signal) => fetchJson(`v1/inspect/turns?${listQuery(filters, "")}`, signal),
+    [filters, round],
+  );
+  useEffect(() => {
+    if (!live) return;
+    const timer = setInterval(() => setRound((n) => n + 1), LIVE_MS);
+    return () => clearInterval(timer);
+  }, [live]);
+  return html`<h1>Turns</h1>
+    <${Filters} filters=${filters} onChange=${setFilters} />
+    <p class="switches">
+      <label><input type="checkbox" checked=${live} onChange=${() => setLive(!live)} /> live</label>
+      <${ShortcutSwitch} />
+    </p>
+    <${Failure} failure=${failure} />
+    ${value !== null && html`<${TurnList} first=${value} filters=${filters} />`}`;
+}
+
+/** @param {{first: any, filters: Record<string, string>}} props */
+function TurnList({ first, filters }) {
+  const [more, setMore] = useState(/** @type {any[]} */ ([]));
+  const [failure, setFailure] = useState(/** @type {{message: string} | null} */ (null));
+  const [chosen, setChosen] = useState(0);
+  const body = useRef(/** @type {HTMLElement | null} */ (null));
+  useEffect(() => setMore([]), [filters]);
+  const pages = [first, ...more];
+  const turns = pages.flatMap((page) => (Array.isArray(page?.data) ? page.data : [])).map(readTurn);
+  const last = pages.at(-1);
+
+  const loadMore = async () => {
+    try {
+      const page = await fetchJson(
+        `v1/inspect/turns?${listQuery(filters, turns.at(-1)?.id ?? "")}`,
+        new AbortController().signal,
+      );
+      setMore([...more, page]);
+    } catch (error) {
+      setFailure(toFailure(error));
+    }
+  };
+
+  useShortcuts(body, turns.length, chosen, setChosen);
+  if (turns.length === 0) return html`<p>No turn fits. Turns appear here once a client has sent a request.</p>`;
+  return html`<div class="wide">
+      <table class="turns">
+        <caption class="unseen">Turns, newest first</caption>
+        <thead><tr>${["time", "id", "api", "model", "ending", "in (cached)", "out", "time taken", "tools"].map(
+          (name) => html`<th scope="col">${name}</th>`,
+        )}</tr></thead>
+        <tbody ref=${body}>${turns.map((turn, i) => html`<${TurnRow} key=${turn.id} turn=${turn} current=${i === chosen} />`)}</tbody>
+      </table>
+    </div>
+    <${Failure} failure=${failure} />
+    ${last?.["has_more"] === true && html`<button type="button" onClick=${loadMore}>More</button>`}`;
+}
+
+/** @param {{turn: Turn, current: boolean}} props */
+function TurnRow({ turn, current }) {
+  const ending = describeEnding(turn);
+  const address = turnAddress(turn.id);
+  return html`<tr aria-current=${current ? "true" : null}>
+    <td>${turn.at === null ? "–" : html`<time dateTime=${turn.at.toISOString()}>${turn.at.toLocaleTimeString("en-GB")}</time>`}</td>
+    <th scope="row">${address === null ? html`<${ShortText} value=${turn.id} />` : html`<a href=${address}><${ShortText} value=${turn.id} limit=${24} /></a>`}</th>
+    <td><${ShortText} value=${turn.api} /></td>
+    <td><${ShortText} value=${turn.model} limit=${40} /></td>
+    <td class=${ending.kind}>${ending.sign} <${ShortText} value=${ending.words} /></td>
+    <td class="number">${turn.input?.toLocaleString("en") ?? "–"} (${turn.cached?.toLocaleString("en") ?? "–"})</td>
+    <td class="number">${turn.output?.toLocaleString("en") ?? "–"}</td>
+    <td class="number">${formatSeconds(turn.seconds)}</td>
+    <td><${ShortText} value=${turn.tools.join(", ") || "–"} limit=${40} /></td>
+  </tr>`;
+}
+
+/**
+ * Moves through the rows with the arrow keys, and to the filters with `/`. Enter on the link of a row opens its turn.
+ * @param {{current: HTMLElement | null}} body
+ * @param {number} length
+ * @param {number} chosen
+ * @param {(row: number) => void} setChosen
+ */
+function useShortcuts(body, length, chosen, setChosen) {
+  useEffect(() => {
+    /** @param {KeyboardEvent} event */
+    const onKey = (event) => {
+      if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (step !== undefined && length > 0) {
+        const inList = body.current?.contains(document.activeElement) ?? false;
+        const next = inList ? Math.min(length - 1, Math.max(0, chosen + step)) : chosen;
+        setChosen(next);
+        body.current?.querySelectorAll("tr")[next]?.querySelector("a")?.focus();
+        event.preventDefault();
+      } else if (event.key === "/" && shortcutsOn()) {
+        /** @type {HTMLElement | null} */ (document.querySelector("form.filters select"))?.focus();
+        event.preventDefault();
+      }
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, [length, chosen]);
+}
+
+/** @type {(event: KeyboardEvent) => boolean} */
+function isTyping(event) {
+  return event.target instanceof HTMLElement && event.target.matches("input, select, textarea");
+}
