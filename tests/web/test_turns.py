@@ -74,7 +74,7 @@ def test_keyboard_alone_opens_a_turn(open_tab: OpenTab, server: RunningServer) -
     expect(page.locator("tbody tr")).to_have_count(3)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    expect(page.locator("tbody tr[aria-current]")).to_contain_text("resp_2")
+    expect(page.locator("tbody tr").nth(1).locator("a")).to_be_focused()
     page.keyboard.press("Enter")
     page.wait_for_url(f"{server.root}/ui/turns/resp_2")
 

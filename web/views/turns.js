@@ -7,7 +7,7 @@ import { Failure } from "../ui/frame.js";
 import { toFailure, useLoaded } from "../ui/hooks.js";
 import { ShortcutSwitch, shortcutsOn } from "../ui/shortcuts.js";
 import { ShortText } from "../ui/text.js";
-import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { Filters, readFilters } from "./turn-filters.js";
 
 /** @typedef {import("../lib/turns.js").Turn} Turn */
@@ -42,7 +42,6 @@ export function Turns() {
 function TurnList({ first, filters }) {
   const [more, setMore] = useState(/** @type {any[]} */ ([]));
   const [failure, setFailure] = useState(/** @type {{message: string} | null} */ (null));
-  const [chosen, setChosen] = useState(0);
   const body = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => setMore([]), [filters]);
   const pages = [first, ...more];
@@ -61,7 +60,7 @@ function TurnList({ first, filters }) {
     }
   };
 
-  useShortcuts(body, turns.length, chosen, setChosen);
+  useShortcuts(body);
   if (turns.length === 0) return html`<p>No turn fits. Turns appear here once a client has sent a request.</p>`;
   return html`<div class="wide">
       <table class="turns">
@@ -69,18 +68,18 @@ function TurnList({ first, filters }) {
         <thead><tr>${["time", "id", "api", "model", "ending", "in (cached)", "out", "time taken", "tools"].map(
           (name) => html`<th scope="col">${name}</th>`,
         )}</tr></thead>
-        <tbody ref=${body}>${turns.map((turn, i) => html`<${TurnRow} key=${turn.id} turn=${turn} current=${i === chosen} />`)}</tbody>
+        <tbody ref=${body}>${turns.map((turn) => html`<${TurnRow} key=${turn.id} turn=${turn} />`)}</tbody>
       </table>
     </div>
     <${Failure} failure=${failure} />
     ${last?.["has_more"] === true && html`<button type="button" onClick=${loadMore}>More</button>`}`;
 }
 
-/** @param {{turn: Turn, current: boolean}} props */
-function TurnRow({ turn, current }) {
+/** @param {{turn: Turn}} props */
+function TurnRow({ turn }) {
   const ending = describeEnding(turn);
   const address = turnAddress(turn.id);
-  return html`<tr aria-current=${current ? "true" : null}>
+  return html`<tr>
     <td>${turn.at === null ? "–" : html`<time dateTime=${turn.at.toISOString()}>${turn.at.toLocaleTimeString("en-GB")}</time>`}</td>
     <th scope="row">${address === null ? html`<${ShortText} value=${turn.id} />` : html`<a href=${address}><${ShortText} value=${turn.id} limit=${24} /></a>`}</th>
     <td><${ShortText} value=${turn.api} /></td>
@@ -96,21 +95,17 @@ function TurnRow({ turn, current }) {
 /**
  * Moves through the rows with the arrow keys, and to the filters with `/`. Enter on the link of a row opens its turn.
  * @param {{current: HTMLElement | null}} body
- * @param {number} length
- * @param {number} chosen
- * @param {(row: number) => void} setChosen
  */
-function useShortcuts(body, length, chosen, setChosen) {
-  useEffect(() => {
+function useShortcuts(body) {
+  useLayoutEffect(() => {
     /** @param {KeyboardEvent} event */
     const onKey = (event) => {
       if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-      if (step !== undefined && length > 0) {
-        const inList = body.current?.contains(document.activeElement) ?? false;
-        const next = inList ? Math.min(length - 1, Math.max(0, chosen + step)) : chosen;
-        setChosen(next);
-        body.current?.querySelectorAll("tr")[next]?.querySelector("a")?.focus();
+      if (step !== undefined) {
+        const links = [...(body.current?.querySelectorAll("a") ?? [])];
+        const current = links.findIndex((link) => link === document.activeElement);
+        links[current < 0 ? 0 : Math.min(links.length - 1, Math.max(0, current + step))]?.focus();
         event.preventDefault();
       } else if (event.key === "/" && shortcutsOn()) {
         /** @type {HTMLElement | null} */ (document.querySelector("form.filters select"))?.focus();
@@ -119,7 +114,7 @@ function useShortcuts(body, length, chosen, setChosen) {
     };
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
-  }, [length, chosen]);
+  }, []);
 }
 
 /** @type {(event: KeyboardEvent) => boolean} */
