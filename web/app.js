@@ -16,6 +16,10 @@ async function chooseView() {
     const { Turns } = await import("./views/turns.js");
     return { name: "Turns", view: html`<${Turns} />` };
   }
+  if (route.name === "turn") {
+    const { Turn } = await import("./views/turn.js");
+    return { name: "", view: html`<${Turn} id=${route.id} />` };
+  }
   return { name: "", view: html`<h1>Not here</h1><p>There is no such view.</p>` };
 }
 

@@ -104,7 +104,7 @@ function useShortcuts(body) {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
       if (step !== undefined) {
         const links = [...(body.current?.querySelectorAll("a") ?? [])];
-        const current = links.findIndex((link) => link === document.activeElement);
+        const current = links.indexOf(/** @type {HTMLAnchorElement} */ (document.activeElement));
         links[current < 0 ? 0 : Math.min(links.length - 1, Math.max(0, current + step))]?.focus();
         event.preventDefault();
       } else if (event.key === "/" && shortcutsOn()) {

@@ -1,0 +1,221 @@
+"""The timeline of a turn in a browser. The inspection API is played by the test, with events of snapshot cases."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from tests.serving import RunningServer, serve
+from tests.snapshots.cases import CASES
+from tests.snapshots.run_case import read_responses
+from tests.web.accessibility import list_violations
+from tests.web.conftest import OpenTab
+from tests.web.inspection import FakeInspection, make_rows, make_summary
+from tests.web.naive_fold import snapshot_responses
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+SERVER = partial(serve, [{"name": "hello", "output": ["Hello."]}])
+Json = dict[str, Any]
+
+
+@cache
+def case_events(name: str) -> list[Json]:
+    """Returns the events of a case. They are made in a thread, since Playwright's event loop runs in this one."""
+    case = next(case for case in CASES if case.name == name)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, read_responses(case)).result().data
+
+
+def describe_step(event: Json) -> Json:
+    """The inputs that the machine had for some events, as the recorder keeps them."""
+    if event["type"] == "response.reasoning_text.delta":
+        return {"state": "REASONING", "inputs": ["THINK"], "detail": {"tokens": [1, 2]}}
+    if event["type"] == "response.completed":
+        return {"state": "MESSAGE", "inputs": ["SAY", "STOP"], "detail": {"tokens": [3]}}
+    return {"state": "IDLE", "inputs": []}
+
+
+def open_case(open_tab: OpenTab, *, fragment: str = "", findings: list[Json] | None = None, **options: Any) -> Any:
+    events = case_events("reasoning_text_and_two_calls")
+    fake = FakeInspection(events=make_rows(events, describe_step), **make_summary(1))
+    fake.findings = findings or []
+    page = open_tab(f"turns/resp_1{fragment}", before=fake.attach, **options)
+    expect(page.get_by_role("listbox")).to_be_visible()
+    return page
+
+
+def read_position(page: Any) -> int:
+    return int(page.locator("#position").inner_text().split()[1])
+
+
+def test_turn_opens_at_its_last_event(open_tab: OpenTab) -> None:
+    page = open_case(open_tab)
+    last = len(case_events("reasoning_text_and_two_calls")) - 1
+    expect(page.locator("#position")).to_contain_text(f"event {last} of {last} · step {last}")
+    expect(page.locator(".ending")).to_contain_text("● stop token")
+    expect(page.locator(".response")).to_contain_text('status: "completed"')
+    expect(page.locator("#changed")).to_have_text(f"Event {last} carries the whole response.")
+    expect(page.locator("#ledger")).to_contain_text("tokens generated")
+
+
+def test_each_event_says_what_it_changed(open_tab: OpenTab) -> None:
+    events = case_events("reasoning_text_and_two_calls")
+    n = next(i for i, event in enumerate(events) if event["type"] == "response.function_call_arguments.delta")
+    page = open_case(open_tab, fragment=f"#event={n}")
+    index = events[n]["output_index"]
+    expect(page.locator("#changed")).to_have_text(
+        f"Event {n} appends to output[{index}].arguments: {events[n]['delta']}"
+    )
+    page.get_by_role("button", name="Event before").click()
+    expect(page.locator("#changed")).to_have_text(f"Event {n - 1} sets output[{index}].")
+    assert page.url.endswith(f"#event={n - 1}")
+    page.reload()
+    expect(page.locator("#changed")).to_have_text(f"Event {n - 1} sets output[{index}].")
+
+
+def test_response_as_of_each_event_is_that_of_the_plain_fold(open_tab: OpenTab) -> None:
+    events = case_events("reasoning_text_and_two_calls")
+    page = open_case(open_tab, fragment="#event=0")
+    slider = page.get_by_role("slider", name="Event")
+    for n, response in enumerate(snapshot_responses(events)):
+        expect(slider).to_have_value(str(n))
+        expect(page.locator(".response > .mono")).to_contain_text(f'status: "{response["status"]}"')
+        tree = page.locator(".response > .mono").inner_text()
+        for item in response["output"]:
+            assert f'id: "{item["id"]}"' in tree
+            texts = [part["text"] for part in item.get("content", [])] + [item.get("arguments", "")]
+            assert all(f'"{text}"' in tree for text in texts if text), (n, texts)
+        slider.press("ArrowRight")
+
+
+def test_slider_names_the_event(open_tab: OpenTab) -> None:
+    page = open_case(open_tab, fragment="#event=1")
+    slider = page.get_by_role("slider", name="Event")
+    expect(slider).to_have_attribute(
+        "aria-valuetext", "event 1 of 24: in_progress in_progress".replace("24", slider.get_attribute("max") or "")
+    )
+    slider.press("End")
+    assert read_position(page) == int(slider.get_attribute("max") or 0)
+    slider.press("Home")
+    assert read_position(page) == 0
+
+
+def test_cells_that_ran_are_marked(open_tab: OpenTab) -> None:
+    page = open_case(open_tab)
+    expect(page.locator(".step")).to_have_count(2)
+    expect(page.locator(".step").last).to_have_text("state MESSAGE, input STOP → flush close complete → ENDED")
+    ran = page.locator("td.ran")
+    expect(ran).to_have_count(2)
+    expect(ran.first).to_contain_text("▣ = grow")
+    expect(page.locator("td.illegal").first).to_contain_text("illegal")
+
+
+def test_findings_stand_at_their_events(open_tab: OpenTab) -> None:
+    findings = [{"code": "call-without-end", "message": "<b>late</b>", "event": 2}]
+    page = open_case(open_tab, findings=findings)
+    expect(page.locator(".ending")).to_contain_text("! 1 finding")
+    expect(page.locator(".findings li")).to_have_text("event 2 call-without-end: <b>late</b>")
+    page.get_by_role("button", name="event 2").click()
+    assert read_position(page) == 2
+    expect(page.locator('.row[aria-selected="true"]')).to_contain_text("! 2")
+
+
+def test_deltas_are_merged_and_rows_are_filtered(open_tab: OpenTab) -> None:
+    events = case_events("call_in_many_pieces")
+    page = open_tab("turns/resp_1", before=FakeInspection(events=make_rows(events), **make_summary(1)).attach)
+    rows = page.locator(".row")
+    kinds = [event["type"] for event in events]
+    expect(rows).to_have_count(
+        sum(1 for _ in groupby(kinds, lambda kind: kind if kind.endswith("delta") else object()))
+    )
+    page.get_by_label("merge deltas").uncheck()
+    expect(rows).to_have_count(len(events))
+    page.get_by_label("items only").check()
+    count = sum("output_item" in event["type"] or "output_index" not in event for event in events)
+    expect(rows).to_have_count(count)
+    page.get_by_label("items only").uncheck()
+    page.get_by_label("search").fill("OUTPUT_ITEM.DONE")
+    expect(rows).to_have_count(sum(kind.endswith("output_item.done") for kind in kinds))
+    page.get_by_label("search").fill("no event has this")
+    expect(rows).to_have_count(0)
+
+
+def test_list_is_a_listbox_that_keys_move_in(open_tab: OpenTab) -> None:
+    page = open_case(open_tab)
+    box = page.get_by_role("listbox", name="Events")
+    box.focus()
+    page.keyboard.press("Home")
+    expect(box).to_have_attribute("aria-activedescendant", "row-0")
+    page.keyboard.press("ArrowDown")
+    expect(box).to_have_attribute("aria-activedescendant", "row-1")
+    chosen = page.locator("#row-1")
+    assert (chosen.get_attribute("aria-selected"), chosen.get_attribute("aria-posinset")) == ("true", "2")
+    page.keyboard.press("End")
+    assert read_position(page) == int(page.get_by_role("slider", name="Event").get_attribute("max") or 0)
+
+
+def test_100_000_events_need_a_few_elements(open_tab: OpenTab) -> None:
+    first = case_events("reasoning_text_and_two_calls")[:2]
+    item = {"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": ""}]}
+    added = {"type": "response.output_item.added", "sequence_number": 2, "output_index": 0, "item": item}
+    deltas = [
+        {
+            "type": "response.output_text.delta",
+            "sequence_number": n,
+            "output_index": 0,
+            "content_index": 0,
+            "delta": "ab",
+        }
+        for n in range(3, 100_000)
+    ]
+    fake = FakeInspection(events=make_rows([*first, added, *deltas]), **make_summary(1))
+    page = open_tab("turns/resp_1", before=fake.attach)
+    expect(page.locator("#position")).to_contain_text("event 99999 of 99999 ", timeout=60_000)
+    page.get_by_label("merge deltas").uncheck()
+    expect(page.locator(".row")).to_have_count(48)
+    page.get_by_role("listbox").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("PageDown")
+    assert 0 < read_position(page) < 60
+    page.get_by_role("slider", name="Event").fill("50002")
+    expect(page.locator("#changed")).to_have_text("Event 50002 appends to output[0].content[0].text: ab")
+    expect(page.locator('.row[aria-selected="true"]')).to_contain_text("50002")
+    assert page.locator(".row").count() == 48
+
+
+def test_damaged_log_is_shown_as_damaged(open_tab: OpenTab) -> None:
+    events = [event for n, event in enumerate(case_events("reasoning_text_and_two_calls")) if n != 4]
+    events.append({"type": "response.output_text.delta", "output_index": -1, "delta": "x"})
+    fake = FakeInspection(events=make_rows(events), **make_summary(1))
+    page = open_tab("turns/resp_1", before=fake.attach)
+    expect(page.locator(".findings li").first).to_contain_text("damaged log: sequence_number 5 follows 3")
+    expect(page.locator(".findings li").last).to_contain_text("-1 is no position in a list")
+
+
+def test_turn_evicted_while_it_is_read_keeps_what_was_read(open_tab: OpenTab) -> None:
+    rows = [
+        *make_rows(case_events("reasoning_text_and_two_calls")[:4]),
+        {"error": {"message": "The turn was evicted."}},
+    ]
+    page = open_tab("turns/resp_1", before=FakeInspection(events=rows, **make_summary(1)).attach)
+    expect(page.get_by_role("alert")).to_contain_text("The turn was evicted.")
+    expect(page.locator(".row")).to_have_count(4)
+
+
+def test_unknown_turn_says_so(open_tab: OpenTab, server: RunningServer) -> None:
+    page = open_tab("turns/resp_none", before=FakeInspection().attach)
+    expect(page.get_by_role("alert").first).to_contain_text("There is no such turn.")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 800), (320, 640)], ids=str)
+def test_timeline_is_accessible(open_tab: OpenTab, scheme: str, size: tuple[int, int]) -> None:
+    findings = [{"code": "call-without-end", "message": "late", "event": 2}]
+    page = open_case(open_tab, findings=findings, color_scheme=scheme, viewport={"width": size[0], "height": size[1]})
+    expect(page.locator("td.ran").first).to_be_attached()
+    assert list_violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "the page scrolls sideways"

@@ -1,0 +1,91 @@
+// Rows of the timeline: an event each, or the deltas of one text that follow one another.
+import { TEXT_STREAMS } from "./event-paths.js";
+
+/** @typedef {Record<string, any>} Json */
+/** @typedef {{first: number, last: number}} Row Numbers of the first and the last event of a row. */
+/** @typedef {{merge: boolean, itemsOnly: boolean, search: string}} RowOptions */
+
+const ITEM_EVENTS = new Set(["response.output_item.added", "response.output_item.done"]);
+
+/**
+ * Returns the rows of a log.
+ * @param {Json[]} events
+ * @param {RowOptions} options
+ * @returns {Row[]}
+ */
+export function buildRows(events, { merge, itemsOnly, search }) {
+  /** @type {Row[]} */
+  const rows = [];
+  const wanted = search.toLowerCase();
+  let before = "";
+  for (let n = 0; n < events.length; n++) {
+    const event = /** @type {Json} */ (events[n]);
+    if (itemsOnly && isDetail(event)) continue;
+    if (wanted !== "" && !matches(event, wanted)) continue;
+    const stream = merge ? deltaKey(event) : "";
+    const row = rows.at(-1);
+    if (stream !== "" && stream === before && row?.last === n - 1) row.last = n;
+    else rows.push({ first: n, last: n });
+    before = stream;
+  }
+  return rows;
+}
+
+/** Tells whether an event is neither about an item as a whole nor about the response. @type {(event: Json) => boolean} */
+function isDetail(event) {
+  return "output_index" in event && !ITEM_EVENTS.has(String(event["type"]));
+}
+
+/** Returns what the deltas of one text have in common; nothing for other events. @type {(event: Json) => string} */
+function deltaKey(event) {
+  const type = String(event["type"]);
+  if (!type.endsWith(".delta") || !TEXT_STREAMS.has(type.slice(0, -".delta".length))) return "";
+  return [type, event["output_index"], event["content_index"], event["summary_index"], event["command_index"]].join();
+}
+
+/** @type {(event: Json, wanted: string) => boolean} */
+function matches(event, wanted) {
+  return JSON.stringify(event).toLowerCase().includes(wanted);
+}
+
+/** Returns the row of an event, or the one before it if it has none; -1 without rows. @type {(rows: Row[], n: number) => number} */
+export function findRow(rows, n) {
+  let low = 0;
+  let high = rows.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (/** @type {Row} */ (rows[middle]).first <= n) low = middle + 1;
+    else high = middle;
+  }
+  return Math.max(0, low - 1);
+}
+
+/** Longest text of a row, in UTF-16 units. */
+const MAX_ROW_TEXT = 160;
+
+/**
+ * Returns the name, the place and the text of a row.
+ * @param {Json[]} events
+ * @param {Row} row
+ */
+export function describeRow(events, row) {
+  const event = events[row.first] ?? {};
+  let text = eventText(event);
+  for (let n = row.first + 1; n <= row.last && text.length < MAX_ROW_TEXT; n++) text += eventText(events[n] ?? {});
+  const index = event["content_index"] ?? event["summary_index"] ?? event["command_index"];
+  const place =
+    event["output_index"] === undefined ? "" : `[${event["output_index"]}${index === undefined ? "" : `.${index}`}]`;
+  return { name: String(event["type"]).replace(/^response\./, ""), place, text };
+}
+
+/** @type {(event: Json) => string} */
+function eventText(event) {
+  if (typeof event["delta"] === "string") return event["delta"];
+  const item = event["item"];
+  if (typeof item === "object" && item !== null)
+    return [item["type"], item["name"], item["status"]].filter(Boolean).join(" ");
+  if (typeof event["response"] === "object" && event["response"] !== null)
+    return String(event["response"]["status"] ?? "");
+  const whole = event["text"] ?? event["arguments"] ?? event["input"] ?? event["message"] ?? "";
+  return typeof whole === "string" ? whole : "";
+}

@@ -1,0 +1,97 @@
+// The machine and the response as of one event, and what that event changed.
+import { fetchJson } from "../lib/api.js";
+import { formatPath } from "../lib/event-paths.js";
+import { html } from "../lib/html.js";
+import { findCell, followInputs, readTable } from "../lib/state-table.js";
+import { useLoaded } from "../ui/hooks.js";
+import { JsonTree } from "../ui/json-tree.js";
+import { ShortText } from "../ui/text.js";
+import { useMemo } from "../vendor/hooks.js";
+
+/** @typedef {Record<string, any>} Json */
+/** @typedef {import("../lib/state-table.js").StateTable} Table */
+
+/** Of the response, its output is open at first: the list, the items, their content and its parts. */
+const OPEN_CHILDREN = new Map([["output", 4]]);
+
+/** @param {{log: import("./turn-log.js").TurnLog, cursor: number}} props */
+export function Moment({ log, cursor }) {
+  const { value } = useLoaded((signal) => fetchJson("v1/inspect/table", signal), []);
+  const table = useMemo(() => (value === null ? null : readTable(value)), [value]);
+  const response = useMemo(() => log.fold.asOf(cursor), [log.fold, cursor, log.count]);
+  return html`<div class="machine">${table !== null && html`<${Machine} table=${table} line=${log.lines[cursor] ?? {}} />`}
+      <${Ledger} lines=${log.lines} cursor=${cursor} /></div>
+    <div class="response">
+      <h2>Response as of event ${cursor}</h2>
+      <${Changed} change=${log.fold.changeOf(cursor)} cursor=${cursor} />
+      <div class="mono"><${JsonTree} value=${response} openLevels=${1} openChildren=${OPEN_CHILDREN} /></div>
+      <details><summary>Event ${cursor} as it was sent</summary>
+        <div class="mono"><${JsonTree} value=${log.fold.events[cursor]} openLevels=${1} /></div></details>
+    </div>`;
+}
+
+/** @param {{change: import("../lib/event-paths.js").Change, cursor: number}} props */
+function Changed({ change, cursor }) {
+  if (change.kind === "response") return html`<p id="changed">Event ${cursor} carries the whole response.</p>`;
+  if (change.kind === "none") return html`<p id="changed">Event ${cursor} changes nothing in the response.</p>`;
+  const path = html`<code>${formatPath(change.path)}</code>`;
+  if (change.kind === "append")
+    return html`<p id="changed">Event ${cursor} appends to ${path}: <ins><${ShortText} value=${change.text} /></ins></p>`;
+  return html`<p id="changed">Event ${cursor} sets ${path}.</p>`;
+}
+
+/** @param {{table: Table, line: Json}} props */
+function Machine({ table, line }) {
+  const inputs = Array.isArray(line["inputs"]) ? line["inputs"].map(String) : [];
+  const steps = followInputs(table, String(line["state"]), inputs);
+  const ran = new Map(steps.map((step, i) => [`${step.state} ${step.input}`, i]));
+  return html`<h2>State machine</h2>
+    <p id="step">${
+      steps.length === 0
+        ? html`state <${ShortText} value=${line["state"] ?? "not recorded"} />`
+        : steps.map(
+            (step) =>
+              html`<span class="step">state <strong>${step.state}</strong>, input <strong>${step.input}</strong> → ${step.verbs.join(" ")} → ${step.next}</span> `,
+          )
+    }</p>
+    <div class="wide" tabindex="0" role="region" aria-label="State table">
+      <table class="cells"><caption class="unseen">Verbs by input and state; the cells that ran are marked</caption>
+        <thead><tr><th scope="col">in \\ on</th>${table.states.map((state) => html`<th scope="col">${state}</th>`)}</tr></thead>
+        <tbody>${table.inputs.map(
+          (input) =>
+            html`<tr><th scope="row">${input}</th>${table.states.map(
+              (state) =>
+                html`<${CellView} cell=${findCell(table, state, input)} state=${state} order=${ran.get(`${state} ${input}`)} />`,
+            )}</tr>`,
+        )}</tbody>
+      </table>
+    </div>`;
+}
+
+/** @param {{cell: import("../lib/state-table.js").Cell | null, state: string, order: number | undefined}} props */
+function CellView({ cell, state, order }) {
+  if (cell === null)
+    return html`<td class="illegal"><span aria-hidden="true">✕</span><span class="unseen">illegal</span></td>`;
+  const next = cell.next === state ? "=" : `${cell.next}:`;
+  return html`<td class=${order === undefined ? null : "ran"} title=${cell.guard === "" ? null : `only if: ${cell.guard}`}>
+    ${order !== undefined && html`<span class="unseen">ran: </span>▣ `}${next} ${cell.verbs.join(" ")}</td>`;
+}
+
+/** What the engine generated up to an event, by the details that were recorded. @param {{lines: Json[], cursor: number}} props */
+function Ledger({ lines, cursor }) {
+  const sums = useMemo(() => sumTokens(lines), [lines, lines.length]);
+  const tokens = sums[Math.min(cursor, sums.length - 1)] ?? 0;
+  const total = sums.at(-1) ?? 0;
+  if (total === 0) return html`<p>Token counts of steps were not recorded.</p>`;
+  return html`<p id="ledger">${tokens.toLocaleString("en")} of ${total.toLocaleString("en")} tokens generated</p>`;
+}
+
+/** Returns the number of tokens up to each line. @type {(lines: Json[]) => number[]} */
+function sumTokens(lines) {
+  let sum = 0;
+  return lines.map((line) => {
+    const tokens = line["detail"]?.["tokens"];
+    sum += Array.isArray(tokens) ? tokens.length : 0;
+    return sum;
+  });
+}

@@ -1,0 +1,75 @@
+// One turn: how it ended, its times, and its timeline.
+import { fetchJson } from "../lib/api.js";
+import { html } from "../lib/html.js";
+import { describeEnding, formatSeconds, readTurn } from "../lib/turns.js";
+import { Failure } from "../ui/frame.js";
+import { useLoaded } from "../ui/hooks.js";
+import { ShortText } from "../ui/text.js";
+import { useEffect, useState } from "../vendor/hooks.js";
+import { Timeline } from "./timeline.js";
+import { useTurnLog } from "./turn-log.js";
+
+/** @typedef {Record<string, any>} Json */
+
+/** @param {{id: string}} props */
+export function Turn({ id }) {
+  const path = `v1/inspect/turns/${encodeURIComponent(id)}`;
+  const [follow, setFollow] = useState(/** @type {boolean | null} */ (null));
+  const log = useTurnLog(id, follow);
+  // Read again when the log has ended: the ending is known then.
+  const { value: record, failure } = useLoaded((signal) => fetchJson(path, signal), [id, log.reading]);
+  useEffect(() => {
+    if (follow === null && (record !== null || failure !== null)) setFollow(record !== null && isRunning(record));
+  }, [record, failure]);
+  const { value: found } = useLoaded((signal) => fetchJson(`${path}/findings`, signal), [id, log.reading]);
+  /** @type {Json[]} */
+  const findings = Array.isArray(found?.findings) ? found.findings : [];
+  return html`<h1><${ShortText} value=${id} /></h1>
+    <${Failure} failure=${failure ?? log.failure} />
+    ${record !== null && html`<${TurnSummary} record=${record} findings=${findings.length} />`}
+    ${log.count > 0 && html`<${Timeline} log=${log} findings=${findings} />`}
+    ${log.count === 0 && !log.reading && log.failure === null && html`<p>This turn has no events.</p>`}`;
+}
+
+/** @type {(record: Json) => boolean} */
+function isRunning(record) {
+  return readTurn(record).cause === "" && ["in_progress", "queued"].includes(String(record["status"]));
+}
+
+/** @param {{record: Json, findings: number}} props */
+function TurnSummary({ record, findings }) {
+  const turn = readTurn(record);
+  const ending = describeEnding(turn);
+  const sentence = record["ending"]?.["description"] ?? "";
+  return html`<p class="ending">
+      <span class=${ending.kind}>${ending.sign} <${ShortText} value=${ending.words} /></span>
+      ${sentence !== "" && html` — <${ShortText} value=${sentence} limit=${300} />`}
+      ${turn.detail !== "" && html` (<${ShortText} value=${turn.detail} />)`}
+      ${findings > 0 && html` · <strong>! ${findings} ${findings === 1 ? "finding" : "findings"}</strong>`}
+    </p>
+    <dl class="figures">
+      <${Figure} name="model"><${ShortText} value=${turn.model} /><//>
+      ${listPhases(record["times"]).map(([name, seconds]) => html`<${Figure} name=${name}>${formatSeconds(seconds)}<//>`)}
+      <${Figure} name="tokens in (cached)">${turn.input?.toLocaleString("en") ?? "–"} (${turn.cached?.toLocaleString("en") ?? "–"})<//>
+      <${Figure} name="tokens out">${turn.output?.toLocaleString("en") ?? "–"}<//>
+    </dl>`;
+}
+
+/** @param {{name: string, children?: unknown}} props */
+function Figure({ name, children }) {
+  return html`<div><dt>${name}</dt><dd>${children}</dd></div>`;
+}
+
+/** Returns the phases of a turn whose ends are both known. @param {any} times @returns {[string, number][]} */
+function listPhases(times) {
+  /** @type {[string, string, string][]} */
+  const phases = [
+    ["queue", "submitted", "admitted"],
+    ["prefill", "admitted", "first_token"],
+    ["decode", "first_token", "last_token"],
+  ];
+  return phases.flatMap(([name, from, to]) => {
+    const seconds = Number(times?.[to]) - Number(times?.[from]);
+    return times?.[to] != null && times?.[from] != null && Number.isFinite(seconds) ? [[name, seconds]] : [];
+  });
+}
