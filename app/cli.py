@@ -35,6 +35,7 @@ from antiphon.app.serve_options import (
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, SpawnWorker, WorkerProcess
 from antiphon.kit.cli.cassettes import record, replay
+from antiphon.kit.cli.chat import chat
 from antiphon.kit.cli.check import check
 from antiphon.kit.terminal_text import show_controls
 
@@ -129,6 +130,7 @@ def _spawn_worker(options: ServeOptions) -> AbstractContextManager[SpawnWorker]:
     return PrespawnedWorker(PRELOADED_MODULE) if loads_now else nullcontext(WorkerProcess)
 
 
+main.add_command(chat)
 main.add_command(check)
 main.add_command(record)
 main.add_command(replay)

@@ -1,4 +1,4 @@
-"""Lines of the kit's commands on standard output."""
+"""Output of the kit's commands on standard output."""
 
 import sys
 
@@ -8,9 +8,11 @@ from antiphon.kit.terminal_text import show_controls
 
 
 def print_line(text: str) -> None:
-    """Prints a text and a line feed. What a terminal would obey is visible instead (see `terminal_text`).
+    """Prints a text and a line feed. What a terminal would obey is visible instead (see `terminal_text`)."""
+    write_text(f"{show_controls(text)}\n")
 
-    Characters that the encoding of standard output lacks are written as escapes.
-    """
+
+def write_text(text: str) -> None:
+    """Writes a text that is safe, with the styles of a view. Characters that the encoding lacks become escapes."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    click.echo(show_controls(text).encode(encoding, "backslashreplace").decode(encoding))
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False)

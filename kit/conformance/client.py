@@ -9,6 +9,7 @@ import httpx
 import msgspec
 
 from antiphon.kit.checker.schema import as_objects, decode_object
+from antiphon.kit.server_address import normalize_url
 
 DEFAULT_TIMEOUT_S = 60.0
 """Seconds without a byte from the server after which a request ends."""
@@ -125,12 +126,6 @@ class LiveClient:
 
     def _build_headers(self, more: Mapping[str, str] | None) -> dict[str, str]:
         return self.headers | {name.lower(): value for name, value in (more or {}).items()}
-
-
-def normalize_url(url: str) -> str:
-    """Returns a base URL without a slash at its end, with `/v1` if it has no path."""
-    url = url.rstrip("/")
-    return url if urlsplit(url).path else f"{url}/v1"
 
 
 def compress_zstd(content: bytes) -> bytes:

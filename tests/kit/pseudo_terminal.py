@@ -46,9 +46,9 @@ class PseudoTerminal:
             if not self._read(0.05) and self.process.poll() is not None and not self._read(0.05):
                 assert condition(), f"ended without {what!r}: {self.output[-3000:]!r}"
 
-    def wait_end(self) -> int:
+    def wait_end(self, timeout_s: float = HANG_TIMEOUT_S) -> int:
         """Reads to the end. Returns the exit status."""
-        deadline = time.monotonic() + HANG_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"the command does not end: {self.output[-3000:]!r}"
             self._read(0.05)

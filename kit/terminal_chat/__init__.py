@@ -1,0 +1,1 @@
+"""A conversation with a server in a terminal, over the Responses, the chat or the Messages API."""

@@ -1,0 +1,128 @@
+"""The HTTP client of a conversation: the list of models, and replies as they arrive."""
+
+import ipaddress
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from antiphon.kit.checker.schema import as_objects, decode_object
+from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader
+from antiphon.kit.findings import FindingList
+from antiphon.kit.server_address import ServerAddress
+from antiphon.kit.terminal_chat.pieces import Json, ReplyFailedError, as_table, describe_error
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+"""Time between two bytes of a list. A reply has no limit: a model may think for minutes, and Ctrl-C ends it."""
+MAX_ERROR_BYTES = 1 << 16
+MAX_FRAME_BYTES = 16 << 20
+"""Longest event. A server that never ends a line must not fill the memory."""
+UNAUTHORIZED = 401
+
+
+class ChatClient:
+    """Sends requests to one server."""
+
+    def __init__(self, address: ServerAddress, api_key: str | None = None) -> None:
+        self.address = address
+        self._headers = {"authorization": f"Bearer {api_key}", "x-api-key": api_key} if api_key else {}
+        # A proxy of the environment is not for a server on this machine.
+        self._uses_environment = not _is_loopback(urlsplit(address.base_url).hostname)
+
+    def _open_http(self, read_timeout_s: float | None) -> httpx.AsyncClient:
+        timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
+        return httpx.AsyncClient(timeout=timeout, trust_env=self._uses_environment)
+
+    async def list_models(self) -> list[str]:
+        """Returns the names of the server's models. Raises `ReplyFailedError`."""
+        try:
+            async with self._open_http(READ_TIMEOUT_S) as http:
+                reply = await http.get(f"{self.address.base_url}/models", headers=self._headers)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._explain(error) from None
+        if reply.status_code >= 400:
+            raise ReplyFailedError(self._describe_refusal(reply.status_code, reply.content))
+        entries = as_objects((decode_object(reply.content) or {}).get("data"))
+        return [entry["id"] for entry in entries if isinstance(entry.get("id"), str) and entry["id"]]
+
+    async def read_frames(self, path: str, body: Json, headers: Mapping[str, str]) -> AsyncGenerator[Frame, None]:
+        """Sends a request and yields the frames of its stream. Closing the iterator closes the connection.
+
+        Raises `ReplyFailedError` if there is no stream, or it breaks.
+        """
+        sent = {**self._headers, **headers, "accept": "text/event-stream", "content-type": "application/json"}
+        content = json.dumps(body).encode()  # ASCII: a text may have an unpaired surrogate
+        try:
+            async with (
+                self._open_http(None) as http,
+                http.stream("POST", self.address.base_url + path, content=content, headers=sent) as reply,
+            ):
+                await self._check_head(reply)
+                async for frame in _split_frames(reply.aiter_bytes()):
+                    yield frame
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._explain(error) from None
+        except httpx.DecodingError as error:
+            raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
+
+    async def _check_head(self, reply: httpx.Response) -> None:
+        kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if reply.status_code == 200 and kind == "text/event-stream":
+            return
+        content = b""
+        async for piece in reply.aiter_bytes():
+            content += piece
+            if len(content) > MAX_ERROR_BYTES:
+                break
+        if reply.status_code == 200:
+            raise ReplyFailedError(f"the server sent {kind or 'a reply without a content type'}, not a stream")
+        raise ReplyFailedError(self._describe_refusal(reply.status_code, content[:MAX_ERROR_BYTES]))
+
+    def _describe_refusal(self, status: int, content: bytes) -> str:
+        found = decode_object(content)
+        message = describe_error(found) if found is not None else content.decode(errors="replace").strip()
+        if status == UNAUTHORIZED:
+            hint = "set ANTIPHON_API_KEY or OPENAI_API_KEY, or name a file with --api-key-file"
+            return f"{status}: {message or 'an API key is required'} ({hint})"
+        return f"{status}: {message or 'without a message'}"
+
+    def _explain(self, error: Exception) -> ReplyFailedError:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)):
+            place = f"{self.address.shown_url} ({self.address.source})"
+            hint = "start one with `antiphon serve`, or name another with --url or ANTIPHON_URL"
+            return ReplyFailedError(f"no server answers at {place}: {reason}; {hint}")
+        if isinstance(error, httpx.TimeoutException):
+            return ReplyFailedError(f"the server did not answer within {READ_TIMEOUT_S:g} s")
+        return ReplyFailedError(f"the connection to the server broke: {reason}")
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+async def _split_frames(pieces: AsyncIterator[bytes]) -> AsyncIterator[Frame]:
+    reader, num_open_bytes = SseReader(FindingList()), 0
+    async for piece in pieces:
+        num_open_bytes += len(piece)
+        for frame in reader.feed(piece):
+            num_open_bytes = 0
+            yield frame
+        if num_open_bytes > MAX_FRAME_BYTES:
+            raise ReplyFailedError(f"an event of the server has more than {MAX_FRAME_BYTES >> 20} MiB")
+
+
+def parse_frame(frame: Frame) -> dict[str, Any] | None:
+    """Returns the event of a frame; None for the marker of the end. Raises `ReplyFailedError` for anything else."""
+    if frame.data.strip() == END_MARKER:
+        return None
+    try:
+        return as_table(json.loads(frame.data))
+    except (ValueError, RecursionError):
+        raise ReplyFailedError(f"the server sent an event that is not JSON: {frame.data}") from None

@@ -1,0 +1,112 @@
+"""What the APIs have in common: pieces of a reply to show, calls to answer, and the interface of an API."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+
+Json = dict[str, Any]
+PieceKind = Literal["text", "reasoning", "call", "note", "break"]
+"""`text` is the answer; `call` is a whole call; `note` tells what the server does; `break` ends a paragraph."""
+
+
+class ReplyFailedError(Exception):
+    """Raised if a reply fails or ends too early. The message quotes the server and is not safe for a terminal."""
+
+
+class ReplyPiece(msgspec.Struct, frozen=True):
+    """A part of a reply, in the order in which it is shown. The text is what the server sent."""
+
+    kind: PieceKind
+    text: str = ""
+
+
+class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool that the user answers."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """JSON, or any text for a custom tool."""
+    is_custom: bool = False
+
+
+class ChatSettings(msgspec.Struct, kw_only=True):
+    """What every request has beside the conversation."""
+
+    model: str
+    instructions: str | None = None
+    effort: str | None = None
+    tools: Sequence[Json] = ()
+    """In the form of the Responses API."""
+    max_output_tokens: int | None = None
+
+
+class ReplyReader(Protocol):
+    """Reads the events of one reply."""
+
+    text: str
+    """The answer so far."""
+    ending: str
+    """Why a reply that has ended is incomplete; empty if it is complete."""
+    calls: list[PendingCall]
+
+    def read_event(self, event: Json) -> Iterable[ReplyPiece]:
+        """Returns what an event shows. Raises `ReplyFailedError`."""
+
+    def finish(self) -> Iterable[ReplyPiece]:
+        """Returns what the end of the stream shows. Raises `ReplyFailedError` if the reply is not whole."""
+
+    def list_items(self) -> list[Json]:
+        """Returns the items or messages of the reply for the next request."""
+
+
+class ChatApi(Protocol):
+    """A conversation in the form of one API."""
+
+    path: ClassVar[str]
+    headers: ClassVar[Mapping[str, str]]
+    items: list[Json]
+    """Items or messages, oldest first, as they are sent."""
+
+    def add_text(self, text: str) -> None:
+        """Adds a message of the user."""
+
+    def add_outputs(self, outputs: Sequence[tuple[PendingCall, str]]) -> None:
+        """Adds the outputs of all calls of a reply."""
+
+    def build_body(self, settings: ChatSettings) -> Json:
+        """Returns the body of the request for the next reply."""
+
+    def open_reply(self) -> ReplyReader:
+        """Returns a reader of the reply."""
+
+
+def as_text(value: object) -> str:
+    """Returns a text, or an empty one for anything else: the values are those of any server."""
+    return value if isinstance(value, str) else ""
+
+
+def as_table(value: object) -> Json:
+    """Returns an object, or an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def describe_error(value: object) -> str:
+    """Returns the message of an error in any API's shape, or the whole value as JSON."""
+    error = as_table(value)
+    inner = error.get("error")
+    if isinstance(inner, str):
+        return inner
+    message = as_text(as_table(inner).get("message")) or as_text(error.get("message"))
+    return message or msgspec.json.encode(value).decode(errors="replace")
+
+
+def show_call(call: PendingCall) -> ReplyPiece:
+    """Returns the piece of a call."""
+    return ReplyPiece("call", f"{call.name}({call.arguments})")
+
+
+def make_partial_message(text: str) -> list[Json]:
+    """Returns the message of an answer that was stopped, in a form that all APIs read; none without text."""
+    return [{"role": "assistant", "content": text}] if text else []
