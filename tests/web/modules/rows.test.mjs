@@ -21,8 +21,8 @@ test("only deltas of one text in a row are merged", () => {
 });
 
 test("deltas that a search leaves apart are not merged", () => {
-  const events = [text("xa"), text("b"), text("xc")];
-  const rows = buildRows(events, { merge: true, itemsOnly: false, search: "X" });
+  const events = [text("qa"), text("b"), text("qc")];
+  const rows = buildRows(events, { merge: true, itemsOnly: false, search: "Q" });
   assert.deepEqual(rows, [{ first: 0, last: 0 }, { first: 2, last: 2 }]);
 });
 
