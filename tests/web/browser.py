@@ -14,7 +14,11 @@ from msgspec import Struct, field
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
+
+TIMEOUT_MS = 60_000
+"""Guards against hanging only: a busy machine is many times slower than a quiet one."""
+expect.set_options(timeout=TIMEOUT_MS)
 
 PROGRAMS = ("chromium", "chromium-headless-shell", "google-chrome")
 LAUNCH_OPTIONS = ("--disable-gpu", "--disable-dev-shm-usage", "--no-sandbox")
@@ -63,7 +67,7 @@ class Faults(Struct):
 def open_page(browser: Browser, origin: str, **options: object) -> Iterator[tuple[Page, Faults]]:
     """Opens a tab of its own. Yields it with its faults, and checks at the end that there were none."""
     context = browser.new_context(**options)  # type: ignore[arg-type]
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(TIMEOUT_MS)
     faults = Faults(origin)
     _watch(context, faults)
     try:

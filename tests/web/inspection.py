@@ -52,6 +52,7 @@ class FakeInspection:
     def __init__(self, turns: list[Json] | None = None, events: list[Json] | None = None, **record: Any) -> None:
         self.turns, self.events, self.record = turns or [], events or [], record
         self.findings: list[Json] = []
+        self.table = make_table()
         self.queries: list[dict[str, list[str]]] = []
 
     def attach(self, page: Any) -> None:
@@ -65,7 +66,7 @@ class FakeInspection:
             self.queries.append(query)
             _fulfill(route, self._list(query))
         elif path == "table":
-            _fulfill(route, make_table())
+            _fulfill(route, self.table)
         elif path.endswith("/findings"):
             _fulfill(route, {"findings": self.findings})
         elif path.endswith("/events"):

@@ -9,6 +9,7 @@ from tests.conftest import StartServer
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.web.accessibility import list_violations
 from tests.web.conftest import OpenTab
+from tests.web.inspection import FakeInspection, make_summary
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -73,6 +74,14 @@ def test_client_lines_hold_the_address_of_the_server(open_tab: OpenTab, server: 
         page.locator("summary", has_text=re.compile(f"^{name}$")).click()
         expected = server.root if name == "Claude Code" else server.url
         expect(page.locator(f"#client-{index}")).to_contain_text(expected)
+
+
+def test_last_turns_are_linked_if_the_server_tells_them(open_tab: OpenTab) -> None:
+    turns = [make_summary(2, ending={"cause": "client_left", "detail": ""}), make_summary(1, id="a b", ending=None)]
+    page = open_tab(before=FakeInspection(turns).attach)
+    rows = page.locator(".last li")
+    expect(rows).to_have_text(["resp_2◐ client left", "a b○ completed"])
+    expect(rows.locator("a")).to_have_count(1)
 
 
 def test_lines_are_copied(open_tab: OpenTab, server: RunningServer) -> None:

@@ -6,7 +6,7 @@ import { findCell, followInputs, readTable } from "../lib/state-table.js";
 import { useLoaded } from "../ui/hooks.js";
 import { JsonTree } from "../ui/json-tree.js";
 import { ShortText } from "../ui/text.js";
-import { useMemo } from "../vendor/hooks.js";
+import { useLayoutEffect, useMemo, useRef } from "../vendor/hooks.js";
 
 /** @typedef {Record<string, any>} Json */
 /** @typedef {import("../lib/state-table.js").StateTable} Table */
@@ -44,7 +44,10 @@ function Changed({ change, cursor }) {
 function Machine({ table, line }) {
   const inputs = Array.isArray(line["inputs"]) ? line["inputs"].map(String) : [];
   const steps = followInputs(table, String(line["state"]), inputs);
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
   const ran = new Map(steps.map((step, i) => [`${step.state} ${step.input}`, i]));
+  const path = [...ran.keys()].join();
+  useLayoutEffect(() => showCell(box.current), [path]);
   return html`<h2>State machine</h2>
     <p id="step">${
       steps.length === 0
@@ -54,7 +57,7 @@ function Machine({ table, line }) {
               html`<span class="step">state <strong>${step.state}</strong>, input <strong>${step.input}</strong> → ${step.verbs.join(" ")} → ${step.next}</span> `,
           )
     }</p>
-    <div class="wide" tabindex="0" role="region" aria-label="State table">
+    <div ref=${box} class="wide" tabindex="0" role="region" aria-label="State table">
       <table class="cells"><caption class="unseen">Verbs by input and state; the cells that ran are marked</caption>
         <thead><tr><th scope="col">in \\ on</th>${table.states.map((state) => html`<th scope="col">${state}</th>`)}</tr></thead>
         <tbody>${table.inputs.map(
@@ -66,6 +69,14 @@ function Machine({ table, line }) {
         )}</tbody>
       </table>
     </div>`;
+}
+
+/** Scrolls the table, and nothing else, to the last cell that ran. @param {HTMLElement | null} box */
+function showCell(box) {
+  const cell = [...(box?.querySelectorAll(".ran") ?? [])].at(-1);
+  if (box === null || !(cell instanceof HTMLElement)) return;
+  box.scrollTop = Math.max(0, cell.offsetTop - box.clientHeight / 2);
+  box.scrollLeft = Math.max(0, cell.offsetLeft - box.clientWidth / 2);
 }
 
 /** @param {{cell: import("../lib/state-table.js").Cell | null, state: string, order: number | undefined}} props */

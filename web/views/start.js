@@ -3,6 +3,7 @@ import { API_URL, ROOT_URL, turnAddress } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { writeClientLines } from "../lib/client-lines.js";
 import { html } from "../lib/html.js";
+import { describeEnding, readTurn } from "../lib/turns.js";
 import { CopyButton } from "../ui/copy-button.js";
 import { Failure } from "../ui/frame.js";
 import { useLoaded } from "../ui/hooks.js";
@@ -59,16 +60,17 @@ function Clients({ model }) {
 
 function LastTurns() {
   const { value } = useLoaded((signal) => fetchJson("v1/inspect/turns?limit=5", signal), []);
-  /** @type {Record<string, any>[]} */
-  const turns = Array.isArray(value?.data) ? value.data : [];
+  /** @type {import("../lib/turns.js").Turn[]} */
+  const turns = Array.isArray(value?.data) ? value.data.map(readTurn) : [];
   return (
     turns.length > 0 &&
     html`<section aria-labelledby="last"><h2 id="last">Last turns</h2>
-    <ul>${turns.map(
-      (turn) => html`<li>
-        <a href=${turnAddress(turn["id"])}><${ShortText} value=${turn["id"]} /></a>${" "}
-        <${ShortText} value=${turn["ending"]?.["kind"] ?? turn["ending"] ?? turn["status"]} />
-      </li>`,
-    )}</ul></section>`
+    <ul class="last">${turns.map((turn) => {
+      const ending = describeEnding(turn);
+      const address = turnAddress(turn.id);
+      const id = html`<${ShortText} value=${turn.id} limit=${24} />`;
+      return html`<li>${address === null ? id : html`<a href=${address}>${id}</a>`}
+        <span class=${ending.kind}>${ending.sign} <${ShortText} value=${ending.words} /></span></li>`;
+    })}</ul></section>`
   );
 }

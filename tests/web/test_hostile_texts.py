@@ -1,0 +1,300 @@
+"""Texts of models, tools and clients that are programs elsewhere: every view shows them as text and nothing more."""
+
+import json
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.serving import RunningServer, serve
+from tests.web.browser import open_page
+from tests.web.conftest import OpenTab
+from tests.web.hostile_texts import list_texts
+from tests.web.inspection import FakeInspection, make_rows, make_summary
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+SERVER = partial(serve, [{"name": "hello", "output": ["Hello."]}])
+Json = dict[str, Any]
+TEXTS = [text for _, text in list_texts()]
+ALL_TEXTS = "\n".join(TEXTS)
+LISTEN = "window.fired = []; window.fire = (number) => { fired.push(number); };"
+CONTROL_PAGE = """<!doctype html><title>without defences</title><body><script>
+window.fired = [];
+window.fire = (number) => { fired.push(number); };
+function apply(way, text, number) {
+  if (way === "markup") {
+    const frame = document.createElement("iframe");
+    document.body.append(frame);
+    frame.contentDocument.write(text);
+    frame.contentDocument.close();
+  } else if (way === "link") {
+    const link = document.createElement("a");
+    link.href = text;
+    link.click();
+  } else if (way === "template") {
+    new Function("return `" + text + "`")();
+  } else if (way === "style") {
+    document.body.insertAdjacentHTML("beforeend", `<p style="${text}">x</p>`);
+  } else if (way === "field") {
+    let target = {};
+    for (const name of text.split(".")) target = target[name];
+    target.polluted = number;
+    if ({}.polluted === number) fire(number);
+    delete target.polluted;
+  } else {
+    document.body.insertAdjacentHTML("beforeend", `<i id="${text}"></i>`);
+    if (window[text] instanceof HTMLElement) fire(number);
+  }
+}
+</script></body>"""
+FOREIGN_ELEMENTS = (
+    "img, image, iframe, svg, math, object, embed, style, video, audio, base, meta[http-equiv], template, form[action],"
+    "script:not([src]), link:not([rel=stylesheet]):not([rel=modulepreload]), [style*=url], [srcdoc], [background]"
+)
+
+
+def test_every_text_does_its_harm_on_a_page_without_defences(browser: Any) -> None:
+    assert len(TEXTS) >= 60
+    with open_page(browser, "http://control.example") as (page, faults):
+        page.route(
+            "**/*",
+            lambda route: (
+                route.fulfill(body=CONTROL_PAGE, content_type="text/html")
+                if route.request.url == "http://control.example/"
+                else route.abort()
+            ),
+        )
+        page.goto("http://control.example/")
+        for number, (way, text) in enumerate(list_texts()):
+            page.evaluate("([way, text, number]) => apply(way, text, number)", [way, text, number])
+        loaded = {number for number, (way, _) in enumerate(list_texts()) if way == "style"}
+        missing = set(range(len(TEXTS))) - loaded
+        page.evaluate(
+            "(count) => new Promise((done) => { const wait = () => new Set(fired).size >= count ? done() : setTimeout(wait, 50); wait(); setTimeout(done, 5000); })",
+            len(missing),
+        )
+        assert set(page.evaluate("fired")) == missing
+        requests = {int(number) for url in faults.requests for number in re.findall(r"evil\.example/(\d+)$", url)}
+        assert requests == loaded
+        faults.console.clear()
+        faults.requests.clear()
+
+
+def listen(page: Any) -> None:
+    page.add_init_script(LISTEN)
+
+
+def check_unharmed(page: Any, server: RunningServer, *, shown: str = TEXTS[0]) -> None:
+    """Checks that the text is on the page, and that no text did anything there. `open_tab` checks its requests."""
+    assert shown in page.locator("body").inner_text().replace("\n", " ")
+    assert page.evaluate("[fired, ({}).polluted ?? null, typeof hidden_by_name]") == [[], None, "undefined"]
+    assert (
+        page.evaluate(
+            "(selector) => [...document.querySelectorAll(selector)].map((e) => e.outerHTML)", FOREIGN_ELEMENTS
+        )
+        == []
+    )
+    addresses = page.evaluate("[...document.querySelectorAll('a')].map((link) => link.href)")
+    assert [address for address in addresses if not address.startswith(f"{server.root}/ui/")] == []
+    handlers = page.evaluate(
+        "[...document.querySelectorAll('*')].flatMap((e) => e.getAttributeNames()).filter((n) => n.startsWith('on'))"
+    )
+    assert handlers == []
+
+
+def hostile_response(text: str, output: list[Json] | None = None) -> Json:
+    names = ("id", "object", "status", "model", "instructions", "previous_response_id", "user", "safety_identifier")
+    return dict.fromkeys(names, text) | {
+        "output": output or [],
+        "metadata": {text: text},
+        "error": {"code": text, "message": text},
+        "tools": [
+            {"type": text, "name": text, "description": text, "parameters": {"properties": {text: {"enum": [text]}}}}
+        ],
+        "__proto__": {"polluted": text},
+        "constructor": {"prototype": {"polluted": text}},
+    }
+
+
+def hostile_events(text: str) -> list[Json]:
+    """Events that hold a text in every field that may hold one."""
+    annotation = {"type": text, "url": text, "title": text, "file_id": text, "filename": text}
+    part = {"type": text, "text": text, "refusal": text, "annotations": [annotation]}
+    item = dict.fromkeys(("id", "type", "role", "name", "namespace", "call_id", "arguments", "input", "output"), text)
+    item |= {"content": [part], "summary": [part], "action": {"commands": [text]}, text: text, "status": text}
+    item |= {"__proto__": {"polluted": text}, "constructor": {"prototype": {"polluted": text}}}
+    place = {"output_index": 0, "content_index": 0, "summary_index": 0, "item_id": text, "command_index": 0}
+    streams = ("output_text", "refusal", "reasoning_text", "reasoning_summary_text", "function_call_arguments")
+    streams += ("custom_tool_call_input", "apply_patch_call_operation_diff", "shell_call_command", text)
+    events: list[Json] = [{"type": "response.created", "response": hostile_response(text)}]
+    events += [{"type": "response.output_item.added", "item": item} | place]
+    events += [
+        {"type": f"response.{stream}.delta", "delta": text, "logprobs": [{"token": text}]} | place for stream in streams
+    ]
+    events += [
+        {"type": "response.output_text.annotation.added", "annotation_index": 0, "annotation": annotation} | place
+    ]
+    events += [{"type": "error", "message": text, "code": text, "param": text, "error": {"message": text}}]
+    events += [{"type": text, text: text}, {"type": "response.output_text.delta", "output_index": text, "delta": text}]
+    events += [{"type": "response.failed", "response": hostile_response(text, [item])}]
+    return [event | {"sequence_number": n} for n, event in enumerate(events)]
+
+
+def test_start_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -> None:
+    models = {"data": [{"id": text, "status": {"value": text}, "max_model_len": text} for text in TEXTS]}
+    body = "".join(
+        f"event: {event['type'].split()[0]}\ndata: {json.dumps(event)}\n\n"
+        for event in hostile_events(ALL_TEXTS)
+        if "\n" not in event["type"]
+    )
+
+    def before(page: Any) -> None:
+        listen(page)
+        FakeInspection([make_summary(1, id=text, status=text, ending={"cause": text}) for text in TEXTS]).attach(page)
+        page.route(
+            "**/v1/models", lambda route: route.fulfill(body=json.dumps(models), content_type="application/json")
+        )
+        page.route("**/v1/responses", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+    page = open_tab(before=before)
+    expect(page.locator("tbody tr")).to_have_count(len(TEXTS))
+    open_everything(page)
+    for number in (0, 40, len(TEXTS) - 1):
+        page.get_by_role("combobox", name="Model").select_option(index=number)
+        page.get_by_label("Prompt").fill(TEXTS[number])
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator(".output")).to_contain_text(TEXTS[0])
+    check_unharmed(page, server)
+
+
+def test_errors_of_the_server_are_text(open_tab: OpenTab, server: RunningServer) -> None:
+    def before(page: Any) -> None:
+        listen(page)
+        error = json.dumps({"error": {"message": ALL_TEXTS[:400]}})
+        page.route("**/v1/**", lambda route: route.fulfill(status=500, body=error, content_type="application/json"))
+
+    for path in ("", "turns", "turns/resp_1"):
+        page = open_tab(path, before=before)
+        expect(page.get_by_role("alert").first).to_contain_text(TEXTS[0])
+        check_unharmed(page, server)
+
+
+def test_list_of_turns_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -> None:
+    fields = ("id", "api", "model", "status", "created_at", "seconds", "input_tokens")
+    turns = [
+        make_summary(1, **dict.fromkeys(fields, text), ending={"cause": text, "detail": text}, tools=[text, text])
+        for text in TEXTS
+    ]
+
+    def before(page: Any) -> None:
+        listen(page)
+        FakeInspection(turns).attach(page)
+
+    page = open_tab("turns", before=before)
+    for count in (50, len(TEXTS)):
+        expect(page.locator("tbody tr")).to_have_count(count)
+        if count == 50:
+            page.get_by_role("button", name="More").click()
+    page.get_by_role("textbox", name="model").fill(ALL_TEXTS[:2000])
+    page.get_by_role("textbox", name="model").press("Tab")
+    check_unharmed(page, server)
+
+
+def test_address_of_the_list_is_no_program(open_tab: OpenTab, server: RunningServer) -> None:
+    from urllib.parse import quote
+
+    fake = FakeInspection([make_summary(1, model=TEXTS[0])])
+    for text in TEXTS[::16]:
+        page = open_tab(
+            f"turns?model={quote(text)}&status={quote(text)}&__proto__={quote(text)}#{quote(text)}",
+            before=lambda page: (listen(page), fake.attach(page)),
+        )
+        expect(page.locator("tbody tr")).to_have_count(1)
+        check_unharmed(page, server)
+
+
+def test_timeline_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -> None:
+    events = [event | {"sequence_number": None} for text in TEXTS for event in hostile_events(text)]
+    rows = [
+        row | {"state": text, "inputs": [text, "SAY"], "step": text, "at_us": text, "detail": {"tokens": text}}
+        for row, text in zip(make_rows(events), (text for text in TEXTS for _ in hostile_events(text)), strict=True)
+    ]
+    texts = dict.fromkeys(("model", "status", "times", "usage"), ALL_TEXTS)
+    ending = dict.fromkeys(("cause", "detail", "description"), ALL_TEXTS)
+    fake = FakeInspection(events=rows, **make_summary(1, ending=ending, **texts))
+    fake.findings = [{"code": text, "message": text, "event": n} for n, text in enumerate(TEXTS)]
+    cells = [{"state": text, "input": text, "next": text, "verbs": [text], "guard": text} for text in TEXTS]
+    fake.table = {"states": TEXTS[:5], "inputs": TEXTS, "cells": cells}
+    page = open_tab("turns/resp_1#event=0", before=lambda page: (listen(page), fake.attach(page)))
+    page.get_by_label("merge deltas").uncheck()
+    slider = page.get_by_role("slider", name="Event")
+    expect(slider).to_have_attribute("max", str(len(events) - 1))
+    for _ in range(len(hostile_events(""))):
+        slider.press("ArrowRight")
+    for n in range(len(hostile_events("")) - 1, len(events), len(hostile_events(""))):
+        slider.fill(str(n))
+        open_everything(page)
+    page.get_by_label("search").fill(TEXTS[0])
+    check_unharmed(page, server)
+
+
+def open_everything(page: Any) -> None:
+    """Opens all parts of a page that can be opened, and those inside them. A part exists once the one around it is open."""
+    script = "[...document.querySelectorAll('details:not([open])')].map((part) => { part.open = true; }).length"
+    for _ in range(12):
+        if page.evaluate(script) == 0:
+            return
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+
+
+ODD_TEXT = "a\ud800b\x00c\u202ed\u2066e\u200bf\x1b[2Jg\x9bh\u2028i" + "e" + "\u0301" * 500 + "\U0001f44d"
+
+
+def test_hidden_characters_are_seen_in_every_view(open_tab: OpenTab) -> None:
+    expected = "a⟨U+D800⟩b␀c⟨U+202E⟩d⟨U+2066⟩e⟨U+200B⟩f␛[2Jg⟨U+009B⟩h⟨U+2028⟩i"
+    events = hostile_events(ODD_TEXT)
+    fake = FakeInspection(
+        [make_summary(1, model=ODD_TEXT)], events=make_rows(events), **make_summary(1, model=ODD_TEXT)
+    )
+    page = open_tab("turns", before=fake.attach)
+    expect(page.locator("tbody")).to_contain_text(expected)
+    page.get_by_role("link", name="resp_1").click()
+    expect(page.locator(".figures")).to_contain_text(expected)
+    expect(page.locator(".response")).to_contain_text(expected)
+    assert page.get_by_role("img", name="right-to-left override U+202E").count() > 3
+
+
+def test_huge_texts_leave_the_page_alive(open_tab: OpenTab) -> None:
+    """A line of 10 MB without a space, values nested 10 000 deep, an object of 100 000 fields, a number of 400 digits."""
+    item = '{"id": "fc_1", "type": "function_call", "arguments": ""}'
+    place = '"output_index": 0, "sequence_number"'
+    fields = ", ".join(f'"{n}": {n}' for n in range(100_000))
+    lines = [
+        '{"type": "response.created", "sequence_number": 0, "response": {"output": []}}',
+        f'{{"type": "response.output_item.added", {place}: 1, "item": {item}}}',
+        f'{{"type": "response.function_call_arguments.delta", {place}: 2, "delta": "{"x" * 10_000_000}"}}',
+        f'{{"type": "other", {place}: 3, "deep": {"[" * 10_000}{"]" * 10_000}}}',
+        f'{{"type": "other", {place}: 4, "wide": {{{fields}}}, "long": {"9" * 400}}}',
+    ]
+    body = "".join(f'{{"n": {n}, "event": {line}}}\n' for n, line in enumerate(lines))
+    fake = FakeInspection(**make_summary(1))
+
+    def before(page: Any) -> None:
+        fake.attach(page)
+        page.route("**/events?**", lambda route: route.fulfill(body=body, content_type="application/x-ndjson"))
+
+    page = open_tab("turns/resp_1", before=before)
+    expect(page.locator("#position")).to_contain_text("event 4 of 4")
+    page.get_by_text("Event 4 as it was sent").click()
+    page.locator("summary", has_text="wide").click()
+    expect(page.get_by_role("button", name="99,900 more")).to_be_visible()
+    page.get_by_label("search").fill("deep")
+    expect(page.locator(".row")).to_have_count(1)
+    page.get_by_label("search").fill("")
+    page.get_by_role("slider", name="Event").press("ArrowLeft")
+    page.get_by_role("slider", name="Event").press("ArrowLeft")
+    expect(page.locator("#changed")).to_contain_text("Event 2 appends to output[0].arguments")
+    page.get_by_role("button", name="more characters").first.click()
+    expect(page.locator("#position")).to_contain_text("event 2 of 4")
