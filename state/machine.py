@@ -19,7 +19,6 @@ the line feeds between reasoning and a call.
 The machine does not know tokens, time, randomness or its readers: ids, the clock and the seal are arguments.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -79,10 +78,11 @@ from antiphon.state.server_drafts import (
     emit_found_tools,
     emit_list,
 )
-from antiphon.state.table import BLANK_INPUTS, GUARDS, TABLE, Guard, IllegalInput, Input, State, Verb
+from antiphon.state.table import BLANK_INPUTS, CELLS, GUARDS, TABLE, Guard, IllegalInput, Input, State, Verb
 from antiphon.state.whitespace import EMPTY_PIECE, TextPiece, split_whitespace
 
 CutReason = Literal["max_output_tokens", "content_filter", "steered"]
+MAX_TRACED_STEPS = 64
 STOPPED_IN_CALL = "the model stopped inside a tool call"
 _SEGMENT_INPUTS = {
     Cite: Input.CITE,
@@ -133,8 +133,8 @@ class Machine:
         self.response = base_response
         self.dropped_text = ""
         """Blanks that were not emitted, in order. Together with the deltas they are all the text that was fed."""
-        self.trace: deque[tuple[State, Input]] = deque(maxlen=64)
-        """The latest (state, input) steps, logged on an internal error."""
+        self.steps = bytearray()
+        """Numbers of the cells that have run, in order: see `state.table.CELLS`."""
         self._ids, self._clock, self._usage = IdFactory(new_id), clock, usage
         self._diagnose = diagnose
         self._seal, self._settings = seal, settings
@@ -147,6 +147,11 @@ class Machine:
         self._segment: Segment | None = None  # the segment being read, and the current piece of its text
         self._piece = EMPTY_PIECE
         self._ending = _EndingDetails()
+
+    @property
+    def trace(self) -> list[tuple[State, Input]]:
+        """State and input of the latest steps, which are logged on an internal error."""
+        return [CELLS[number] for number in self.steps[-MAX_TRACED_STEPS:]]
 
     @property
     def output(self) -> tuple[OutputItem, ...]:
@@ -243,12 +248,12 @@ class Machine:
     def _apply_input(self, symbol: Input) -> None:
         step = self.state, symbol
         try:
-            next_state, verbs, guard = _STEPS[step]
+            next_state, verbs, guard, number = _STEPS[step]
         except KeyError:
             raise IllegalInput(*step) from None
         if guard and not self._guard_holds(guard):
             raise IllegalInput(*step, guard)
-        self.trace.append(step)
+        self.steps.append(number)
         for verb in verbs:
             verb(self)
         self.state = next_state
@@ -386,7 +391,7 @@ class Machine:
     # Verbs of the response
 
     def _create(self) -> None:
-        queued = self.trace[-1][1] is Input.QUEUE
+        queued = CELLS[self.steps[-1]][1] is Input.QUEUE
         self._update_response(status="queued" if queued else "in_progress")
         self._emitter.emit(ev.Created, response=self.response)
 
@@ -433,7 +438,7 @@ class Machine:
 
 _VERB_METHODS: dict[Verb, Callable[[Machine], None]] = {verb: getattr(Machine, f"_{verb}") for verb in get_args(Verb)}
 _STEPS = {
-    step: (cell.next, tuple(_VERB_METHODS[verb] for verb in cell.verbs), GUARDS.get(step))
-    for step, cell in TABLE.items()
+    step: (cell.next, tuple(_VERB_METHODS[verb] for verb in cell.verbs), GUARDS.get(step), number)
+    for number, (step, cell) in enumerate(TABLE.items())
 }
-"""The table in the form that the machine runs: the next state, the verbs as functions, the guard."""
+"""The table in the form that the machine runs: the next state, the verbs as functions, the guard, the cell's number."""

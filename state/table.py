@@ -176,6 +176,9 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.RUN, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
 }
 
+CELLS: tuple[tuple[State, Input], ...] = tuple(TABLE)
+"""State and input of every cell. Its index is the cell's number, which fits into a byte."""
+
 Guard = Literal["no item yet or after a result", "same phase", "text part open"]
 
 GUARDS: dict[tuple[State, Input], Guard] = {

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from antiphon.app.inspection.turn_stats import TurnStats
+from antiphon.app.base.turn_stats import TurnStats
 
 
 class AccessRecord(Struct, frozen=True):

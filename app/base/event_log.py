@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
 from antiphon.app.base.continuation import Continuation
-from antiphon.app.inspection.turn_stats import TurnStats
+from antiphon.app.base.step_detail import TokenDetail
+from antiphon.app.base.turn_stats import TurnStats
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.events.hosted_events import ToolRunBegun
@@ -23,55 +24,6 @@ from antiphon.events.stream import LifecycleEvent, Terminal
 
 MAX_ENTRIES_PER_READ = 256
 """Maximum entries in one list, so that reading a long log from its start does not need memory for all of it."""
-
-
-class ScoredToken(Struct, frozen=True, gc=False):
-    """A token with its log-probability, which is None for the first token of a prompt."""
-
-    id: int
-    text: str
-    logprob: float | None
-    offset: int
-    """Offset of the token's first character in the text that it belongs to, the output's or the prompt's."""
-    top: tuple[tuple[int, str, float], ...] = ()
-    """Id, text and log-probability of the most likely tokens, most likely first."""
-
-
-def spell_token(data: bytes) -> str:
-    """Returns the text of a token; the bytes of one that is only part of a character, in hexadecimal."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-class PromptDetail(Struct, frozen=True, kw_only=True, gc=False):
-    """A prompt as the model reads it."""
-
-    tokens: tuple[int, ...]
-    text: str
-    logprobs: tuple[ScoredToken, ...] = ()
-
-
-class TokenDetail(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Data of a step that no Responses event carries but other APIs need. Readers of the Responses API never see it."""
-
-    tokens: tuple[int, ...] = ()
-    """Token ids that the engine returned since the previous step with events."""
-    logprobs: tuple[ScoredToken, ...] = ()
-    """One entry for each of `tokens`, if the turn collects them."""
-    dropped_text: str = ""
-    """White space of the output that no event carries, because it belongs to no item."""
-    prompt: PromptDetail | None = None
-    """The prompt, once in a turn that collects it; with its log-probabilities if those are collected."""
-    stop_string: str | None = None
-    """Stop string that ended the turn."""
-    stop_id: int | None = None
-    """Token id that ended the turn."""
-    input_tokens: int = 0
-    """Number of tokens in the prompt; set when the engine has admitted the turn."""
-    cached_tokens: int = 0
-    """Number of prompt tokens that a prefix cache held; set when the engine has admitted the turn."""
 
 
 class LogEntry(Struct, frozen=True, gc=False):

@@ -48,6 +48,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = ()
     enable_websocket: Annotated[bool, _server("Serve WebSockets on /v1/responses.", name="websocket")] = True
     enable_batches: Annotated[bool, _server("Run batches: /v1/batches.", name="batches")] = True
+    inspect: Annotated[
+        Literal["off", "memory", "store"] | None,
+        _server(
+            "What is kept of turns for the page and /v1/inspect; default: memory if only this machine reaches the "
+            "server and no API key is required, else off."
+        ),
+    ] = None
+    """See `inspect_mode`."""
+    inspect_mib: Annotated[int, _server("Memory for the records of turns, in MiB.", minimum=1)] = 64
     enable_page: Annotated[bool, _server("Serve the web page on /ui/.", name="ui")] = True
     shutdown_timeout: Annotated[float, _server("Seconds to let running responses finish on shutdown.", minimum=0)] = 5.0
     """Time from the first SIGTERM until streams that are still open are ended."""
@@ -238,6 +247,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Time for which a client may read nothing while the send buffers are full."""
     idle_timeout: float = 75.0
     """Keep-alive time of a connection without a request."""
+
+    @property
+    def inspect_mode(self) -> Literal["off", "memory", "store"]:
+        """What is kept of turns, with the default of this address and these keys."""
+        is_private = is_loopback(self.host) and not self.api_key_digests
+        return self.inspect or ("memory" if is_private else "off")
 
     @property
     def encryption_key_path(self) -> Path | None:

@@ -8,10 +8,10 @@ from msgspec import Struct
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import clip_text
+from antiphon.app.base.turn_stats import TurnOrigin, TurnStats, find_api
 from antiphon.app.http.admission import AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope
 from antiphon.app.http.chunked_response import ChunkedResponse
-from antiphon.app.inspection.turn_stats import TurnOrigin, TurnStats, find_api
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 

@@ -1,1 +1,1 @@
-"""What is known of turns besides their events: why they ended, when, and the record of what the model read."""
+"""Records of turns: what the model read and wrote, step by step."""

@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.inspection.turn_stats import TurnStats
+from antiphon.app.base.turn_stats import TurnStats
 from antiphon.kit.terminal_text import show_line
 
 FLUSH_INTERVAL_S = 0.05

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.inspection.turn_stats import TurnStats
+from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.status import shown_load_state

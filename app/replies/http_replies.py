@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from litestar.response import Response
+from msgspec import structs
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest, ServerContext, server_context
@@ -41,13 +42,16 @@ async def start_prompts(request: AnyRequest, model: ServedModel, specs: Sequence
     state, context = request_state(request.scope), server_context(request)
     if state.turn_admission is not None:
         specs = await state.turn_admission.admit(model, specs)
+    origin = state.build_origin(request.scope["path"])
+    if context.turn_manager.recorder is not None:
+        origin = structs.replace(origin, body=await request.body())
     starting = asyncio.create_task(
         context.turn_manager.start_prompts(
             model,
             specs,
             state.owner,
             state.release_permit,
-            origin=state.build_origin(request.scope["path"]),
+            origin=origin,
             is_large=state.body_bytes >= LARGE_BYTES,
         )
     )

@@ -16,7 +16,8 @@ import structlog
 from msgspec import Struct
 
 from antiphon.app.base.blob_urls import find_blobs
-from antiphon.app.base.event_log import EventLog, LogEntry, TokenDetail, is_terminal
+from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.store.batches.batch_tables import BatchTables
 from antiphon.app.store.batches.file_tables import FileTables
 from antiphon.app.store.batches.records import StoredBatch

@@ -10,11 +10,12 @@ import msgspec
 
 from antiphon.app.base.blob_urls import NO_BLOBS
 from antiphon.app.base.encryption import Sealer
+from antiphon.app.base.endings import Cause
 from antiphon.app.base.errors import ApiError, storage_unavailable
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import DEFAULT_SETTINGS
-from antiphon.app.inspection.endings import Cause
-from antiphon.app.inspection.turn_stats import TurnOrigin, TurnStats, TurnTimes
+from antiphon.app.base.turn_stats import TurnOrigin, TurnStats, TurnTimes
+from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
@@ -33,6 +34,7 @@ from antiphon.app.turns.prompts.cache_diagnostics import list_settings
 from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn
+from antiphon.app.turns.recording import create_record
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.app.turns.timeouts import TurnTimeouts
@@ -70,9 +72,10 @@ class TurnManager:
         tool_host: ToolHost | None = None,
         media: MediaResolver | None = None,
         on_turn_end: Callable[[TurnStats], None] | None = None,
+        recorder: TurnRecorder | None = None,
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
-        self._capacity, self._report_end = capacity, on_turn_end
+        self._capacity, self._report_end, self.recorder = capacity, on_turn_end, recorder
         self.clock, self._new_id = clock, new_id
         self._output_settings = output_settings
         self._timeouts = timeouts
@@ -125,7 +128,7 @@ class TurnManager:
                 times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)
                 base = each.base_response
                 stats = TurnStats(response_id=base.id, model=base.model, api=origin.api, times=times)
-                turns.append(self._create_turn(model, choice, each, stored_input, slot, stats))
+                turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
             for turn in turns:
                 await asyncio.shield(turn.started)
         except BaseException:
@@ -216,6 +219,7 @@ class TurnManager:
         input_items: tuple[AnyInput, ...],
         slot: TurnSlot,
         stats: TurnStats,
+        origin: TurnOrigin,
     ) -> Turn:
         base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
         job = build_job(model, spec, prompt, choice.number, input_items)
@@ -249,6 +253,8 @@ class TurnManager:
             None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job),
         )
         turn.media = media
+        if self.recorder is not None:
+            self.recorder.begin(create_record(turn.log, processor, job, origin, model.format.name, self.clock()))
         self._track_turn(model, turn, processor, slot)
         return turn
 
@@ -284,6 +290,8 @@ class TurnManager:
         response = processor.machine.response
         if self._report_end is not None:
             self._report_end(turn.stats)
+        if self.recorder is not None:
+            self.recorder.finish(turn.log.owner, turn.log.id)
         is_known = processor.has_dialect and not turn.is_continued  # else its conversation is not here
         if response.status in ("completed", "incomplete") and is_known:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0

@@ -14,9 +14,9 @@ from typing import Literal
 from msgspec import UnsetType
 
 from antiphon.app.base.encryption import Purpose
-from antiphon.app.base.event_log import TokenDetail
-from antiphon.app.inspection.endings import Ending, ending_of_fault
-from antiphon.app.inspection.turn_stats import TurnStats
+from antiphon.app.base.endings import Ending, ending_of_fault
+from antiphon.app.base.step_detail import TokenDetail
+from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.turns.call_tracker import CallTracker
@@ -24,10 +24,9 @@ from antiphon.app.turns.citations import CitationReader
 from antiphon.app.turns.compaction import SummaryReader
 from antiphon.app.turns.prompts.cache_diagnostics import diagnose_cache
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
-from antiphon.app.turns.rounds import Round, ServerCall
+from antiphon.app.turns.rounds import Round, ServerCall, sum_usage
 from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.app.turns.token_details import DetailCollector, decode_logprob
-from antiphon.app.turns.turn_usage import sum_usage
 from antiphon.engine.protocol import Chunk, Fault
 from antiphon.events.base import Event
 from antiphon.events.hosted import ToolSearchCall
@@ -79,6 +78,9 @@ class OutputProcessor:
         base = spec.base_response
         self.stats = stats or TurnStats(response_id=base.id, model=base.model)
         """The figures of the turn, among them why it has ended."""
+        self.is_recorded = False
+        """True if the details have the times of the steps, and the machine's inputs."""
+        self._num_steps = 0
         self._format, self._spec, self._tools = form, spec, tools
         summary_prompt = turn_prompt if spec.compact else turn_prompt.summary
         self._summary = SummaryReader(form, summary_prompt) if summary_prompt else None
@@ -170,9 +172,13 @@ class OutputProcessor:
         events, self._events = self._events, []
         return events
 
-    def take_detail(self) -> TokenDetail:
-        """Returns what the events collected since the last call do not carry."""
-        return self._details.take_detail(self._stops.matched, self.machine.dropped_text)
+    def take_detail(self, now: float = 0.0) -> TokenDetail:
+        """Returns what the events collected since the last call do not carry. `now` is the time of this step."""
+        machine, inputs, at_us = self.machine, b"", 0
+        if self.is_recorded:
+            inputs, self._num_steps = bytes(machine.steps[self._num_steps :]), len(machine.steps)
+            at_us = int((self.stats.times.seconds_until(now) or 0.0) * 1e6)
+        return self._details.take_detail(self._stops.matched, machine.dropped_text, at_us, inputs)
 
     def on_queued(self) -> None:
         """Handles a job that waits for admission by the engine."""

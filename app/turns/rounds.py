@@ -17,6 +17,7 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.turns.compaction import SummaryReader
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.prompts.kept_items import cut_middle
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
@@ -34,7 +35,7 @@ from antiphon.events.hosted import (
 )
 from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput
 from antiphon.events.items import Compaction
-from antiphon.events.response import OutputItem
+from antiphon.events.response import InputTokensDetails, OutputItem, OutputTokensDetails, Usage
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
 from antiphon.harmony.prompt.hosted_items import HostedCall, shown_call
 from antiphon.harmony.tools import ToolSpec
@@ -129,6 +130,26 @@ class Round:
             for shown, call in zip(calls, self.calls, strict=True)
         ]
         return (*to_input(spoken), *outputs)
+
+
+def sum_usage(rounds: Sequence[Round], summary: SummaryReader | None) -> Usage:
+    """Returns the sum of the rounds of a turn, and of the summary with which it began."""
+    num_prompt = sum(each.num_prompt_tokens for each in rounds)
+    cached = sum(each.cached_tokens for each in rounds)
+    num_generated = sum(len(each.generated_tokens) for each in rounds)
+    reasoning = sum(each.reader.reasoning_tokens for each in rounds)
+    if summary is not None:
+        num_prompt += summary.num_prompt_tokens
+        cached += summary.num_cached_tokens
+        num_generated += summary.num_generated_tokens
+        reasoning += summary.reasoning_tokens
+    return Usage(
+        input_tokens=num_prompt,
+        input_tokens_details=InputTokensDetails(cached_tokens=cached),
+        output_tokens=num_generated,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
+        total_tokens=num_prompt + num_generated,
+    )
 
 
 def _is_server_search(item: OutputItem) -> TypeGuard[ToolSearchCall]:

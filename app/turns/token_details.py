@@ -7,7 +7,7 @@ details of a turn are complete: their tokens are all generated tokens, in order.
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
-from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail, spell_token
+from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.items import Logprob, TopLogprob
@@ -56,7 +56,9 @@ class DetailCollector:
         )
         self._prompt_detail = PromptDetail(tokens=prompt.tokens, text=prompt.text, logprobs=scored)
 
-    def take_detail(self, stop_string: str | None, dropped_text: str) -> TokenDetail:
+    def take_detail(
+        self, stop_string: str | None, dropped_text: str, at_us: int = 0, inputs: bytes = b""
+    ) -> TokenDetail:
         """Returns the data since the last call. `dropped_text`: all white space that no event has carried so far."""
         detail = TokenDetail(
             tokens=self._tokens,
@@ -67,6 +69,8 @@ class DetailCollector:
             dropped_text=dropped_text[self._num_dropped :],
             logprobs=tuple(self._logprobs),
             prompt=self._prompt_detail,
+            at_us=at_us,
+            inputs=inputs,
         )
         self._tokens, self._prompt_detail, self._num_dropped = (), None, len(dropped_text)
         self._input_tokens = self._cached_tokens = 0

@@ -15,9 +15,9 @@ from functools import partial
 
 import structlog
 
+from antiphon.app.base.endings import Cause, Ending, ending_of_fault
 from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.inspection.endings import Cause, Ending, ending_of_fault
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.continuation.engine_wait import wait_for_engine
 from antiphon.app.turns.media.resolver import NO_MEDIA
@@ -274,7 +274,7 @@ class Turn:
             now = self._last_write_at = time.monotonic()
             if self._processor.is_ended:
                 self._processor.finish_stats(now)  # before the store writes the last step
-            self.log.append_step(events, self._processor.take_detail())
+            self.log.append_step(events, self._processor.take_detail(now))
 
     def _reject(self, error: ApiError) -> None:
         if not self.started.done():

@@ -13,18 +13,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import structlog
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ReplyForm
+from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.middleware import WEBSOCKET_PATH
 from antiphon.app.http.request_state import RequestState, request_state
-from antiphon.app.inspection.turn_stats import TurnOrigin
 from antiphon.app.projections.responses import encode_entry
 from antiphon.app.replies.engine_ready import wait_for_engine
 from antiphon.app.replies.http_replies import count_readers
@@ -184,7 +185,8 @@ class _Connection:
         if spec.base_response.store and previous is not None and not previous.stored:
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
-        origin = TurnOrigin(arrived=frame.arrived, request_id=self._request_id)
+        sent = b"" if context.turn_manager.recorder is None else msgspec.json.encode(frame.body)
+        origin = TurnOrigin(arrived=frame.arrived, request_id=self._request_id, body=sent)
         log = await context.turn_manager.start_turn(parsed.model, spec, self._owner, origin)
         turn.steers = None  # they are part of this response now
         if steers is not None:

@@ -9,8 +9,9 @@ from collections import deque
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.event_log import LogEntry, PromptDetail, ScoredToken, TokenDetail, spell_token
+from antiphon.app.base.event_log import LogEntry
 from antiphon.app.base.reply_form import ChatForm
+from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.projections.chat.fold import ChatFold
 from antiphon.app.projections.chat.schema import ChatDelta, ChatLogprobs, ChunkChoice
 from antiphon.events.items import Logprob

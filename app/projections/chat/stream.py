@@ -6,8 +6,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.errors import from_response
-from antiphon.app.base.event_log import EventLog, LogEntry, PromptDetail
+from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.reply_form import ChatForm
+from antiphon.app.base.step_detail import PromptDetail
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.choice import ChoiceFold

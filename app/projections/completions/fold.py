@@ -11,8 +11,8 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.base.reply_form import CompletionForm
+from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.projections.completions.schema import (
     CompletionChoice,
     CompletionCounts,

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, structs
 
 from antiphon.app.base.errors import from_response
-from antiphon.app.base.event_log import TokenDetail
+from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.projections.messages.hosted_blocks import add_to_counts, build_result, build_search_call, start_call
 from antiphon.app.projections.messages.schema import (
     AnthropicMessage,

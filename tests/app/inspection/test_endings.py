@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
+from antiphon.app.base.endings import CAUSES, DESCRIPTIONS, Cause, Ending
 from antiphon.app.base.errors import ApiError
-from antiphon.app.inspection.endings import CAUSES, DESCRIPTIONS, Cause, Ending
-from antiphon.app.inspection.turn_stats import Api, TurnStats
+from antiphon.app.base.turn_stats import Api, TurnStats
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.turns.turn import Turn
 from antiphon.state.machine import Machine

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.inspection.endings import Ending
-from antiphon.app.inspection.turn_stats import TurnStats
+from antiphon.app.base.endings import Ending
+from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.observability import access_log
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import psycopg
 from msgspec import structs
 
-from antiphon.app.base.event_log import EventLog, TokenDetail
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ChatForm
+from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.database import Database
 from antiphon.app.store.postgres.address import parse_address

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.base.event_log import PromptDetail, ScoredToken, TokenDetail
+from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.requests.chat.stored import CompletionQuery
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.store.store import ResponseStore

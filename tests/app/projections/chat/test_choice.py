@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.event_log import PromptDetail, TokenDetail
+from antiphon.app.base.step_detail import PromptDetail, TokenDetail
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.choice import ChoiceFold
 from antiphon.app.projections.chat.schema import ChunkChoice

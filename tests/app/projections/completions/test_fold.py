@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from antiphon.app.base.event_log import PromptDetail, TokenDetail
 from antiphon.app.base.reply_form import CompletionForm
+from antiphon.app.base.step_detail import PromptDetail, TokenDetail
 from antiphon.app.projections.completions.fold import CompletionFold, build_logprobs, join_parts
 from antiphon.app.projections.completions.schema import CompletionChoice, CompletionCounts
 from antiphon.events import stream as ev

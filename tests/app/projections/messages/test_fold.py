@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.event_log import TokenDetail
+from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.projections.messages.accumulator import MessageAccumulator
 from antiphon.app.projections.messages.fold import MessagesFold
 from antiphon.events import stream as ev

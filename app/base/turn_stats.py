@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from antiphon.app.inspection.endings import Ending
+from antiphon.app.base.endings import Ending
 
 Api = Literal["responses", "chat", "completions", "messages", "compact"]
 _API_PATHS: dict[str, Api] = {

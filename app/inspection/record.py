@@ -1,0 +1,156 @@
+"""The record of a turn: what the model read and wrote, step by step, kept for the people who look at it.
+
+A record of a running turn refers to its log. Once the turn has ended, the record is packed: its entries become one
+compressed block, and its prompts blocks of ids that turns of one conversation share.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import zstandard
+from msgspec import Struct, structs
+
+from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.base.step_detail import TokenDetail
+from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.inspection.prompt_blocks import PromptBlock, join_blocks, split_prompt
+from antiphon.events import stream as ev
+from antiphon.kit.cassette.redaction import Redactor
+
+MAX_REQUEST_BYTES = 1 << 20
+"""Size of the request that a record keeps. Of a longer one, it keeps none."""
+MAX_GRAMMAR_CHARS = 1 << 20
+"""Length of the grammar that a record keeps."""
+RECORD_BYTES = 2048
+"""Memory of a record besides its packed parts (measured)."""
+_COMPRESSION_LEVEL = 1
+
+_encode = msgspec.msgpack.Encoder().encode
+_entries_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, TokenDetail | None]])
+
+
+class RoundRecord(Struct, frozen=True, kw_only=True):
+    """One job of the engine: its prompt and how it was sampled."""
+
+    prompt: Sequence[int]
+    """Ids as the engine got them."""
+    restored: tuple[int, int] = (0, 0)
+    """Range of the ids that the model generated in earlier turns, where the template would render others."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    sampling: dict[str, Any] = {}
+    """As used, with the seed that was drawn."""
+    grammar: str = ""
+    """Text that the engine got to constrain the output; empty if there is none, or if it is too long."""
+
+
+class PackedRound(Struct, frozen=True, kw_only=True):
+    """A round whose prompt is in blocks. `round` has no ids."""
+
+    round: RoundRecord
+    blocks: tuple[PromptBlock, ...]
+
+
+class PackedTurn(Struct, frozen=True, kw_only=True):
+    """The parts of a turn that has ended, compressed."""
+
+    entries: bytes
+    request: bytes
+    rounds: tuple[PackedRound, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the parts, without the blocks of the prompts, which other turns may share."""
+        grammars = sum(len(each.round.grammar) for each in self.rounds)
+        num_blocks = sum(len(each.blocks) for each in self.rounds)
+        return RECORD_BYTES + len(self.entries) + len(self.request) + grammars + 100 * num_blocks
+
+
+class TurnRecord:
+    """The record of one turn. `list_rounds` returns its rounds so far; `request` is the body as it came."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        stats: TurnStats,
+        *,
+        started_at: float,
+        dialect: str,
+        request: bytes,
+        list_rounds: Callable[[], list[RoundRecord]],
+    ) -> None:
+        self.owner, self.id, self.stats = log.owner, log.id, stats
+        self.started_at, self.dialect = started_at, dialect
+        """Seconds since 1970, and the name of the model's dialect."""
+        self.previous_id = log.base_response.previous_response_id or ""
+        self._log: EventLog | None = log
+        self._request, self._list_rounds = request, list_rounds
+        self.packed: PackedTurn | None = None
+        """The parts of a turn that has ended; None until they are packed."""
+
+    @property
+    def is_running(self) -> bool:
+        """True until the turn has ended."""
+        return self.stats.times.ended is None
+
+    def pack(self) -> PackedTurn:
+        """Returns the parts of a turn that has ended. It takes long: call it in a thread."""
+        log = self._log
+        assert log is not None
+        compress = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress
+        rounds = tuple(
+            PackedRound(round=structs.replace(each, prompt=()), blocks=split_prompt(log.owner, each.prompt))
+            for each in self._list_rounds()
+        )
+        entries = _encode([(entry.data, entry.detail) for entry in log.entries])
+        return PackedTurn(entries=compress(entries), request=compress(redact_request(self._request)), rounds=rounds)
+
+    def finish_packing(self, packed: PackedTurn) -> None:
+        """Replaces the log by its packed parts."""
+        self.packed = packed
+        self._log, self._request, self._list_rounds = None, b"", list
+
+    def open_log(self) -> EventLog:
+        """Returns the log: that of a running turn, or a new one with the entries that were kept."""
+        if self._log is not None:
+            return self._log
+        assert self.packed is not None
+        return unpack_log(self.owner, self.packed.entries)
+
+    def read_request(self) -> bytes:
+        """Returns the body of the request without secrets; empty if it was too long."""
+        if self.packed is None:
+            return redact_request(self._request)
+        return zstandard.ZstdDecompressor().decompress(self.packed.request)
+
+    def read_rounds(self) -> list[RoundRecord]:
+        """Returns the rounds with their prompts."""
+        if self.packed is None:
+            return self._list_rounds()
+        return [
+            structs.replace(each.round, prompt=join_blocks([block.ids for block in each.blocks]))
+            for each in self.packed.rounds
+        ]
+
+
+def redact_request(body: bytes) -> bytes:
+    """Returns the body of a request as a cassette would keep it: without secrets. Empty for one that is too long."""
+    if len(body) > MAX_REQUEST_BYTES:
+        return b""
+    redactor = Redactor()
+    return redactor.redact_bytes(redactor.redact_json(body))
+
+
+def unpack_log(owner: str, packed: bytes) -> EventLog:
+    """Returns the log whose entries were packed, as one that has ended."""
+    entries = [
+        LogEntry(ev.decode_event(data), data, detail)
+        for data, detail in _entries_decoder.decode(zstandard.ZstdDecompressor().decompress(packed))
+    ]
+    first = entries[0].event
+    assert isinstance(first, ev.LifecycleEvent)
+    log = EventLog(first.response, owner)
+    log.add_stored(entries)
+    log.end_log()
+    return log

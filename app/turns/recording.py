@@ -1,0 +1,65 @@
+"""Records of turns in progress: which prompts the engine got, and how it was asked to sample."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.turn_stats import TurnOrigin
+from antiphon.app.inspection.record import MAX_GRAMMAR_CHARS, RoundRecord, TurnRecord
+from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.engine.protocol import Job
+
+
+def create_record(
+    log: EventLog, processor: OutputProcessor, job: Job, origin: TurnOrigin, dialect: str, started_at: float
+) -> TurnRecord:
+    """Returns the record of a turn that begins, and makes its details carry times and inputs.
+
+    `job` is the first job; `started_at` is in seconds since 1970.
+    """
+    processor.is_recorded = True
+    return TurnRecord(
+        log,
+        processor.stats,
+        started_at=started_at,
+        dialect=dialect,
+        request=origin.body,
+        list_rounds=lambda: list_rounds(processor, job),
+    )
+
+
+def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
+    """Returns the rounds of a turn so far."""
+    sampling = msgspec.to_builtins(job.sampling)
+    rounds = []
+    for each in processor.rounds:
+        prompt, grammar = each.prompt, each.prompt.grammar or ""
+        rounds.append(
+            RoundRecord(
+                prompt=prompt.prompt.tokens,
+                restored=find_restored(prompt.rendered_tokens, prompt.prompt.tokens),
+                cached_tokens=each.cached_tokens,
+                output_tokens=len(each.generated_tokens),
+                sampling=sampling,
+                grammar=grammar if len(grammar) <= MAX_GRAMMAR_CHARS else "",
+            )
+        )
+    return rounds
+
+
+def find_restored(rendered: Sequence[int], prompt: Sequence[int]) -> tuple[int, int]:
+    """Returns the range of a prompt's ids that differ from those that the template renders.
+
+    Example: the template renders 1 2 9 5, and the prompt is 1 2 7 8 5. The range is (2, 4).
+    """
+    if rendered is prompt or not rendered:
+        return (0, 0)
+    shortest = min(len(rendered), len(prompt))
+    start = next((index for index in range(shortest) if rendered[index] != prompt[index]), shortest)
+    if start == len(rendered) == len(prompt):
+        return (0, 0)
+    end = 0
+    while end < shortest - start and rendered[-1 - end] == prompt[-1 - end]:
+        end += 1
+    return (start, len(prompt) - end)
