@@ -1,5 +1,6 @@
 """The server context: objects that every route uses, created once."""
 
+import secrets
 from typing import Any
 
 from litestar import Request
@@ -29,6 +30,7 @@ from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.state.drafts import OutputSettings
 
 AnyRequest = Request[Any, Any, Any]
+PAGE_KEY_BYTES = 32
 MAX_IMAGE_TOKENS = 1024
 """Default of `Settings.max_image_tokens`."""
 
@@ -50,6 +52,8 @@ class ServerContext(Struct, kw_only=True):
     body_memory: BodyMemory
     batches: BatchRunner | None
     """None if the server runs no batches."""
+    page_key: str
+    """Key of the page and of `/v1/inspect`, new with each start; empty if API keys are required."""
     grpc_ports: tuple[int, ...] = ()
     """Ports of gRPC, once it is served: one for each model that generates text."""
     shutting_down: bool = False
@@ -132,4 +136,5 @@ def create_context(
         adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
         body_memory=BodyMemory(settings.max_body_bytes),
         batches=BatchRunner(store, models) if settings.enable_batches else None,
+        page_key="" if settings.api_key_digests else secrets.token_urlsafe(PAGE_KEY_BYTES),
     )

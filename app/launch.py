@@ -4,11 +4,14 @@ Importing this module takes half a second or more. An engine worker that was spa
 that time.
 """
 
+import atexit
 import gc
+import os
 import sys
 from functools import partial
 from importlib.util import find_spec
 
+import structlog
 import uvloop
 
 from antiphon.app import server
@@ -31,6 +34,7 @@ from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.harmony.detect import DialectError
+from antiphon.kit.runtime_file import RuntimeInfo, delete_runtime_file, write_runtime_file
 
 START_ERRORS = (
     *(EngineError, ScriptError, DialectError, StoreError),
@@ -39,6 +43,7 @@ START_ERRORS = (
 """Errors for which the server does not start. Each has a message of one line for the operator."""
 MAX_PORT = 65_535
 """Largest TCP port."""
+_log = structlog.get_logger(__name__)
 GC_THRESHOLD = 20_000
 """Number of new objects that triggers a collection of the youngest generation: a millisecond of work."""
 
@@ -113,8 +118,21 @@ def tune_gc() -> None:
 
 def _on_ready(display: startup.StartupDisplay, context: ServerContext, notes: dict[str, str], port: int) -> None:
     tune_gc()
-    display.show_ready(context.settings, context.models, port, notes | _explain_images(context))
+    settings = context.settings
+    display.show_ready(settings, context.models, port, notes | _explain_images(context), context.page_key)
+    _write_runtime_file(context, port)
     _show_grpc(display, context)
+
+
+def _write_runtime_file(context: ServerContext, port: int) -> None:
+    """Tells programs of this user where the server is. Without the file they need `--url`, and the page its key."""
+    info = RuntimeInfo(url=startup.base_urls(context.settings, port)[0], page_key=context.page_key, pid=os.getpid())
+    try:
+        write_runtime_file(port, info)
+    except OSError as error:
+        _log.warning("the runtime file cannot be written", reason=str(error))
+    else:
+        atexit.register(delete_runtime_file, port)
 
 
 def _explain_images(context: ServerContext) -> dict[str, str]:

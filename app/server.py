@@ -89,6 +89,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S, on_request_done)),
         body_memory=context.body_memory,
         page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
+        page_key=context.page_key,
     )
 
 

@@ -49,7 +49,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     enable_websocket: Annotated[bool, _server("Serve WebSockets on /v1/responses.", name="websocket")] = True
     enable_batches: Annotated[bool, _server("Run batches: /v1/batches.", name="batches")] = True
     inspect: Annotated[
-        Literal["off", "memory", "store"] | None,
+        Literal["off", "memory"] | None,
         _server(
             "What is kept of turns for the page and /v1/inspect; default: memory if only this machine reaches the "
             "server and no API key is required, else off."
@@ -249,7 +249,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Keep-alive time of a connection without a request."""
 
     @property
-    def inspect_mode(self) -> Literal["off", "memory", "store"]:
+    def inspect_mode(self) -> Literal["off", "memory"]:
         """What is kept of turns, with the default of this address and these keys."""
         is_private = is_loopback(self.host) and not self.api_key_digests
         return self.inspect or ("memory" if is_private else "off")

@@ -73,3 +73,8 @@ class TurnStats(Struct, kw_only=True):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    previous_id: str = ""
+    """Id of the response that the turn continues."""
+    error_code: str = ""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the model called, or the types of calls without a name, each once."""

@@ -6,6 +6,7 @@ Source: the Fetch standard, section "CORS protocol". Cookies are not used, so cr
 """
 
 import contextlib
+import hmac
 import re
 from collections.abc import Mapping
 
@@ -21,6 +22,11 @@ ALLOWED_METHODS = b"GET, POST, DELETE"
 
 PAGE_PATH = re.compile(r"/(?:ui(?:/.*)?)?", re.DOTALL)
 """Paths of the web page and of the root, which no other origin reads, whatever the server allows it."""
+
+INSPECTION_PATH = re.compile(r"/v1/inspect(?:/.*)?", re.DOTALL)
+"""Paths of what turns contain. No other origin reads them either, and with no API key they need the page's key."""
+OTHER_SITES = frozenset({"cross-site", "same-site"})
+"""Values of `Sec-Fetch-Site` of requests that pages of other origins cause, also without CORS."""
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/?#@:*\[\]]+)(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -93,3 +99,22 @@ def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
 def is_page(scope: AsgiScope) -> bool:
     """Tells whether a request is one for the web page, or for the root."""
     return scope["type"] == "http" and PAGE_PATH.fullmatch(scope["path"]) is not None
+
+
+def is_inspection(scope: AsgiScope) -> bool:
+    """Tells whether a request is one for `/v1/inspect`."""
+    return scope["type"] == "http" and INSPECTION_PATH.fullmatch(scope["path"]) is not None
+
+
+def check_fetch_site(headers: Mapping[str, str]) -> None:
+    """Raises `ApiError` 403 if a page of another origin caused a request, for example as the address of a picture."""
+    if headers.get("sec-fetch-site", "").lower() in OTHER_SITES:
+        raise ApiError(403, "origin_not_allowed", "Pages of other origins may not read turns.")
+
+
+def check_page_key(sent: bytes, key: bytes) -> None:
+    """Raises `ApiError` 401 without the page's key. Other users of this machine reach a loopback port, too."""
+    if not key or not hmac.compare_digest(sent, key):
+        message = "Incorrect page key." if sent else "You didn't provide the page's key."
+        message += " Open the address that the server printed, or send the key of its runtime file as an API key."
+        raise ApiError(401, "invalid_page_key", message, headers=(("www-authenticate", "Bearer"),))

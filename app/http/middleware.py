@@ -19,7 +19,7 @@ from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, inte
 from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
-from antiphon.app.http.cors import CorsPolicy, is_page, is_preflight
+from antiphon.app.http.cors import CorsPolicy, check_fetch_site, check_page_key, is_inspection, is_page, is_preflight
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.malloc_trim import MemoryReleaser
 from antiphon.app.http.request_body import (
@@ -62,8 +62,9 @@ class RequestGuard:
         websocket_app: AsgiApp | None = None,
         body_memory: BodyMemory | None = None,
         page: AsgiApp | None = None,
+        page_key: str = "",
     ) -> None:
-        self._page = page
+        self._page, self._page_key = page, page_key.encode()
         self._app, self._settings, self._check_capacity = app, settings, check_capacity
         self.on_request_done = on_request_done
         self._websocket_app = websocket_app if settings.enable_websocket else None
@@ -94,7 +95,7 @@ class RequestGuard:
             if self._page is not None and is_page(scope):
                 await self._page(scope, receive, response.send)
                 return
-            if is_preflight(scope.get("method", ""), headers):
+            if is_preflight(scope.get("method", ""), headers) and not is_inspection(scope):
                 await response.send_empty(204, self._cors.preflight_headers(headers))
                 return
             state.owner = self._authorize(scope, headers)
@@ -161,7 +162,8 @@ class RequestGuard:
             return ((b"x-request-id", choose_request_id({}).encode()),)
         request_id = choose_request_id(headers).encode()
         anthropic = ((b"request-id", request_id),) if ANTHROPIC_HEADER in headers else ()
-        return ((b"x-request-id", request_id), *anthropic, *self._cors.reply_headers(headers.get("origin")))
+        cors = () if is_inspection(scope) else self._cors.reply_headers(headers.get("origin"))
+        return ((b"x-request-id", request_id), *anthropic, *cors)
 
     def _check_head(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         """Runs the checks that a preflight must pass, too. Raises `ApiError`."""
@@ -177,6 +179,10 @@ class RequestGuard:
         elif scope["path"] in OPEN_PATHS:
             return ""
         owner = self.authenticate(headers)
+        if is_inspection(scope):
+            check_fetch_site(headers)
+            if not self._settings.api_key_digests:
+                check_page_key(sent_key(headers), self._page_key)
         if scope.get("method") in METHODS_WITH_BODY:
             self._check_body(scope, headers)
         return owner

@@ -16,7 +16,6 @@ from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.inspection.prompt_blocks import PromptBlock, join_blocks, split_prompt
 from antiphon.events import stream as ev
-from antiphon.kit.cassette.redaction import Redactor
 
 MAX_REQUEST_BYTES = 1 << 20
 """Size of the request that a record keeps. Of a longer one, it keeps none."""
@@ -68,7 +67,11 @@ class PackedTurn(Struct, frozen=True, kw_only=True):
 
 
 class TurnRecord:
-    """The record of one turn. `list_rounds` returns its rounds so far; `request` is the body as it came."""
+    """The record of one turn.
+
+    `request` is the body as it came, which is kept as `redact` returns it, unless it is too long. `list_rounds` returns
+    the rounds so far.
+    """
 
     def __init__(
         self,
@@ -78,14 +81,15 @@ class TurnRecord:
         started_at: float,
         dialect: str,
         request: bytes,
+        redact: Callable[[bytes], bytes],
         list_rounds: Callable[[], list[RoundRecord]],
     ) -> None:
         self.owner, self.id, self.stats = log.owner, log.id, stats
         self.started_at, self.dialect = started_at, dialect
         """Seconds since 1970, and the name of the model's dialect."""
-        self.previous_id = log.base_response.previous_response_id or ""
         self._log: EventLog | None = log
-        self._request, self._list_rounds = request, list_rounds
+        self._request = request if len(request) <= MAX_REQUEST_BYTES else b""
+        self._redact, self._list_rounds = redact, list_rounds
         self.packed: PackedTurn | None = None
         """The parts of a turn that has ended; None until they are packed."""
 
@@ -104,7 +108,7 @@ class TurnRecord:
             for each in self._list_rounds()
         )
         entries = _encode([(entry.data, entry.detail) for entry in log.entries])
-        return PackedTurn(entries=compress(entries), request=compress(redact_request(self._request)), rounds=rounds)
+        return PackedTurn(entries=compress(entries), request=compress(self._redact(self._request)), rounds=rounds)
 
     def finish_packing(self, packed: PackedTurn) -> None:
         """Replaces the log by its packed parts."""
@@ -121,7 +125,7 @@ class TurnRecord:
     def read_request(self) -> bytes:
         """Returns the body of the request without secrets; empty if it was too long."""
         if self.packed is None:
-            return redact_request(self._request)
+            return self._redact(self._request)
         return zstandard.ZstdDecompressor().decompress(self.packed.request)
 
     def read_rounds(self) -> list[RoundRecord]:
@@ -132,14 +136,6 @@ class TurnRecord:
             structs.replace(each.round, prompt=join_blocks([block.ids for block in each.blocks]))
             for each in self.packed.rounds
         ]
-
-
-def redact_request(body: bytes) -> bytes:
-    """Returns the body of a request as a cassette would keep it: without secrets. Empty for one that is too long."""
-    if len(body) > MAX_REQUEST_BYTES:
-        return b""
-    redactor = Redactor()
-    return redactor.redact_bytes(redactor.redact_json(body))
 
 
 def unpack_log(owner: str, packed: bytes) -> EventLog:

@@ -12,7 +12,7 @@ from msgspec import structs
 from antiphon.app.inspection.prompt_blocks import SharedBlocks
 from antiphon.app.inspection.record import PackedTurn, TurnRecord
 
-InspectMode = Literal["off", "memory", "store"]
+InspectMode = Literal["off", "memory"]
 OWNER_SHARE = 2
 """One owner has at most this part of the ring: a half."""
 

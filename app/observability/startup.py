@@ -63,8 +63,18 @@ class StartupLog:
         """Writes lines of the access log."""
         self._stream.write(lines)
 
-    def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
-        """Logs one line for the server and one for each model. `notes` maps a model's first name to an extra line."""
+    def show_ready(
+        self,
+        settings: Settings,
+        models: ModelRegistry,
+        port: int,
+        notes: dict[str, str],
+        page_key: str = "",  # noqa: ARG002  # see below
+    ) -> None:
+        """Logs one line for the server and one for each model. `notes` maps a model's first name to an extra line.
+
+        `page_key` is not logged: logs are read by others.
+        """
         for served in models.all_models:
             info = loaded_info(served)
             if info is None:
@@ -84,6 +94,7 @@ class StartupLog:
             base_urls=base_urls(settings, port),
             store=str(settings.store_file or "memory"),
             api_key_required=bool(settings.api_key_digests),
+            inspect=settings.inspect_mode,
         )
         for warning in access_warnings(settings):
             _log.warning(warning)
@@ -131,10 +142,12 @@ class StartupScreen:
         else:  # above the animated line
             self.screen.print(Text.from_ansi(lines), soft_wrap=True)
 
-    def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
-        """Ends the progress display and prints the banner."""
+    def show_ready(
+        self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str], page_key: str = ""
+    ) -> None:
+        """Ends the progress display and prints the banner. `page_key` is for a terminal only."""
         self.stop()
-        show_banner(self.screen, settings, models, port, notes)
+        show_banner(self.screen, settings, models, port, notes, page_key if self.screen.is_terminal else "")
 
     def show_grpc(self, address: str, model: str) -> None:
         """Prints an address of gRPC below the banner."""
@@ -195,7 +208,14 @@ def access_warnings(settings: Settings) -> list[str]:
     return [*warnings, PAGES_WARNING] if "*" in settings.allowed_origins else warnings
 
 
-def show_banner(screen: Console, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
+def show_banner(
+    screen: Console,
+    settings: Settings,
+    models: ModelRegistry,
+    port: int,
+    notes: dict[str, str],
+    page_key: str = "",
+) -> None:
     """Prints the base URL, the models and examples to paste. `notes` maps a model's first name to an extra line."""
     (url, *network_urls), model = base_urls(settings, port), models.served[0].names[0]
     rows = [f"[bold]base URL[/]  {escape(url)}"]
@@ -213,6 +233,9 @@ def show_banner(screen: Console, settings: Settings, models: ModelRegistry, port
     location = "in memory, until the server exits" if settings.store_file is None else f"in {settings.store_file}"
     rows.append(f"[bold]responses[/] kept {_show(location)}")
     rows.append(f"[bold]API key[/]   {'required' if settings.api_key_digests else 'not required'}")
+    rows.append(f"[bold]recording[/] {_describe_recording(settings)}")
+    if settings.enable_page:
+        rows.append(f"[bold]page[/]      {escape(url.removesuffix('/v1'))}/ui/{page_key and f'#key={page_key}'}")
     rows += [f"[bold yellow]warning[/]   {warning}" for warning in access_warnings(settings)]
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
     screen.print(
@@ -222,6 +245,13 @@ def show_banner(screen: Console, settings: Settings, models: ModelRegistry, port
     codex = CODEX_CONFIG.format(model=model, url=url) + (CODEX_ENV_KEY if settings.api_key_digests else "")
     screen.print(escape(show_controls(codex)), soft_wrap=True)
     screen.print()
+
+
+def _describe_recording(settings: Settings) -> str:
+    """Returns what is kept of turns, and how to change that."""
+    if settings.inspect_mode == "off":
+        return "off; `--inspect memory` keeps turns for the page"
+    return f"turns in memory, up to {settings.inspect_mib} MiB; `--inspect off` keeps none"
 
 
 def _curl_example(url: str, model: str, *, keyed: bool) -> str:

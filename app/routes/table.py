@@ -15,9 +15,22 @@ from antiphon.app.routes import (
     stored_chat,
 )
 from antiphon.app.routes.files import files, uploads
+from antiphon.app.routes.inspection import server, turns
 from antiphon.app.routes.texts import embeddings, tokenize
 
 ROUTE_HANDLERS = (
+    server.describe_inspection,
+    server.retrieve_table,
+    server.watch_live,
+    server.list_findings,
+    turns.list_turns,
+    turns.retrieve_turn,
+    turns.delete_turn,
+    turns.list_events,
+    turns.retrieve_prompt,
+    turns.retrieve_grammar,
+    turns.retrieve_request,
+    turns.retrieve_reading,
     responses.create_response,
     responses.count_input_tokens,
     compact.compact_conversation,

@@ -127,7 +127,13 @@ class TurnManager:
             for choice, (each, stored_input), slot in zip(choices, identified, slots, strict=True):
                 times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)
                 base = each.base_response
-                stats = TurnStats(response_id=base.id, model=base.model, api=origin.api, times=times)
+                stats = TurnStats(
+                    response_id=base.id,
+                    model=base.model,
+                    api=origin.api,
+                    times=times,
+                    previous_id=base.previous_response_id or "",
+                )
                 turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
             for turn in turns:
                 await asyncio.shield(turn.started)

@@ -24,7 +24,7 @@ from antiphon.app.turns.citations import CitationReader
 from antiphon.app.turns.compaction import SummaryReader
 from antiphon.app.turns.prompts.cache_diagnostics import diagnose_cache
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
-from antiphon.app.turns.rounds import Round, ServerCall, sum_usage
+from antiphon.app.turns.rounds import Round, ServerCall, list_called_tools, sum_usage
 from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.app.turns.token_details import DetailCollector, decode_logprob
 from antiphon.engine.protocol import Chunk, Fault
@@ -265,6 +265,8 @@ class OutputProcessor:
         stats.status = "refused" if self.machine.state is State.NEW else str(response.status)
         stats.input_tokens, stats.output_tokens = usage.input_tokens, usage.output_tokens
         stats.cached_tokens = usage.input_tokens_details.cached_tokens
+        stats.error_code = "" if response.error is None else response.error.code
+        stats.tools = list_called_tools(self.machine.output)
 
     def _conclude(self, ending: Ending, events: Sequence[Event]) -> None:
         """Adds the last events of the turn, and records why it has ended. It is called once."""

@@ -1,5 +1,6 @@
 """Records of turns in progress: which prompts the engine got, and how it was asked to sample."""
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
@@ -7,8 +8,10 @@ import msgspec
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.inspection.record import MAX_GRAMMAR_CHARS, RoundRecord, TurnRecord
+from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Job
+from antiphon.kit.cassette.redaction import Redactor
 
 
 def create_record(
@@ -25,8 +28,19 @@ def create_record(
         started_at=started_at,
         dialect=dialect,
         request=origin.body,
+        redact=redact_request,
         list_rounds=lambda: list_rounds(processor, job),
     )
+
+
+def redact_request(body: bytes) -> bytes:
+    """Returns the body of a request without secrets: those of tools and media, then all that a cassette removes."""
+    with contextlib.suppress(msgspec.DecodeError):
+        value = msgspec.json.decode(body)
+        if isinstance(value, dict) and (clean := remove_secrets(value)) != value:
+            body = msgspec.json.encode(clean)
+    redactor = Redactor()
+    return redactor.redact_bytes(redactor.redact_json(body))
 
 
 def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:

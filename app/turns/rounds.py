@@ -45,6 +45,8 @@ OUTPUT_SHARE = 4
 """The output of one call may have this part of the room that is left in the context: a quarter."""
 FRAME_TOKENS = 64
 """Tokens around an output, at most in most templates, and those of the note that it was cut."""
+MAX_LISTED_TOOLS = 16
+"""Names of called tools that are listed with a turn."""
 MAX_INLINE_CHARS = 4096
 """Length of an output that is tokenized on the event loop."""
 _SERVER_ITEMS = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
@@ -130,6 +132,13 @@ class Round:
             for shown, call in zip(calls, self.calls, strict=True)
         ]
         return (*to_input(spoken), *outputs)
+
+
+def list_called_tools(output: Sequence[OutputItem]) -> tuple[str, ...]:
+    """Returns the name of each tool that was called, once; the type of a call without a name."""
+    types = [(item, str(type(item).__struct_config__.tag)) for item in output]
+    names = (getattr(item, "name", None) or kind for item, kind in types if kind.endswith("_call"))
+    return tuple(islice(dict.fromkeys(names), MAX_LISTED_TOOLS))
 
 
 def sum_usage(rounds: Sequence[Round], summary: SummaryReader | None) -> Usage:

@@ -21,6 +21,7 @@ from tests.serving import RunningServer, scripted_registry, serve
 from tests.snapshots.run_case import make_turn_manager
 from tests.snapshots.tool_cases import TOOL_CASES
 from tests.snapshots.tool_runs import run_tool_case
+from tests.syntax import ROOT
 
 CALL = '<tool_call>\n{"name": "find", "arguments": {"a": 1}}\n</tool_call>'
 ALL: tuple[Api, ...] = ("responses", "chat", "completions", "messages")
@@ -228,3 +229,8 @@ async def test_turn_that_is_rejected_after_it_has_begun(monkeypatch: pytest.Monk
         await manager.start_turn(parsed.model, parsed.spec)
     [stats] = ended
     assert (stats.ending, stats.status) == (Ending("rejected", "invalid_prompt"), "refused")
+
+
+def test_page_lists_the_causes() -> None:
+    page = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
+    assert all(f"| `{cause}` | {text} |\n" in page for cause, text in DESCRIPTIONS.items())

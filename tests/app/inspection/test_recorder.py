@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from array import array
 from typing import Any
 
@@ -126,10 +127,16 @@ async def test_turn_that_runs_is_found_with_what_it_has() -> None:
 
 async def test_secrets_of_a_request_are_not_kept() -> None:
     turns = RecordedTurns()
-    body = b'{"tools": [{"type": "mcp", "authorization": "%s", "headers": {"X-Api-Key": "%s"}}]}'
-    log = await turns.run_turn(body=body % (SECRET.encode(), SECRET.encode()))
+    tool = {
+        "type": "mcp",
+        "authorization": SECRET,
+        "headers": {"X-Mine": SECRET},
+        "server_url": f"https://u:{SECRET}@a/",
+    }
+    body = {"tools": [tool], "metadata": {"password": SECRET}, "input": "kept"}
+    log = await turns.run_turn(body=json.dumps(body).encode())
     kept = turns.find(log).read_request()
-    assert SECRET.encode() not in kept and kept.count(b"REDACTED") == 2
+    assert SECRET.encode() not in kept and b"kept" in kept
 
 
 async def test_request_that_is_too_long_is_not_kept() -> None:

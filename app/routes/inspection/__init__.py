@@ -1,0 +1,1 @@
+"""`/v1/inspect`: turns for those who look at them."""

@@ -1,0 +1,99 @@
+"""`/v1/inspect`: what the server keeps of turns, the table of its state machine, findings, and what runs now."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from litestar import get
+from litestar.params import FromPath
+from litestar.response import Response, Stream
+
+from antiphon.app.context import AnyRequest, ServerContext, request_owner, server_context
+from antiphon.app.inspection.process_memory import read_resident_bytes
+from antiphon.app.inspection.record import TurnRecord
+from antiphon.app.projections.inspection.live import build_frame
+from antiphon.app.projections.inspection.steps import build_table
+from antiphon.app.replies.inspected_turns import find_turn
+from antiphon.app.routes.inspection.replies import HEADERS, json_page
+from antiphon.events import sse
+from antiphon.kit.checker.stream import check_events
+from antiphon.kit.findings import Finding
+
+FRAME_INTERVAL_S = 1.0
+"""Time between two frames of the live view."""
+
+
+@get("/v1/inspect")
+async def describe_inspection(request: AnyRequest) -> Response[bytes]:
+    """Returns what this server records, and where to find it."""
+    context = server_context(request)
+    settings, recorder = context.settings, context.turn_manager.recorder
+    return json_page(
+        {
+            "object": "inspect",
+            "version": version("antiphon"),
+            "mode": settings.inspect_mode,
+            "max_bytes": settings.inspect_mib << 20,
+            "used_bytes": 0 if recorder is None else recorder.num_bytes,
+            "api_key_required": bool(settings.api_key_digests),
+            "links": {name: f"/v1/inspect/{name}" for name in ("turns", "table", "live")},
+        }
+    )
+
+
+@get("/v1/inspect/table")
+async def retrieve_table() -> Response[bytes]:
+    """Returns the states, inputs and cells of the state machine."""
+    return json_page(build_table())
+
+
+@get("/v1/inspect/turns/{turn_id:str}/findings")
+async def list_findings(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
+    """Checks the events of a turn as `antiphon check` would, and returns what is found."""
+    turn = await find_turn(request, turn_id)
+    entries = turn.log.entries[: turn.log.published]
+    found = await asyncio.to_thread(_check, [entry.data for entry in entries], turn.record)
+    is_whole = turn.log.ended
+    return json_page({"object": "list", "data": [_describe(each) for each in found], "complete": is_whole})
+
+
+def _check(events: list[bytes], record: TurnRecord | None) -> list[Finding]:
+    """Returns the findings about events; those of a running turn may have ones that its next events settle."""
+    asked = b"" if record is None or record.stats.api != "responses" else record.read_request()
+    request = msgspec.json.decode(asked) if asked else None
+    return check_events(map(json.loads, events), request if isinstance(request, dict) else None)
+
+
+def _describe(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "level": finding.level,
+        "event": finding.position,
+        "subject": finding.subject,
+        "expected": finding.expected,
+        "actual": finding.actual,
+        "count": finding.count,
+        "why": finding.why,
+    }
+
+
+@get("/v1/inspect/live")
+async def watch_live(request: AnyRequest) -> Stream:
+    """Streams the running turns of the owner and the figures of the engines, one frame a second."""
+    headers = {**HEADERS, "x-accel-buffering": "no"}
+    frames = _generate_frames(server_context(request), request_owner(request))
+    return Stream(frames, media_type="text/event-stream", headers=headers)
+
+
+async def _generate_frames(context: ServerContext, owner: str) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    while not context.shutting_down:
+        resident = await asyncio.to_thread(read_resident_bytes)
+        due = loop.time()
+        frame = build_frame(context.turn_manager.recorder, context.models.served, owner, resident, time.time())
+        yield sse.frame_data(msgspec.json.encode(frame))
+        await asyncio.sleep(max(due + FRAME_INTERVAL_S - loop.time(), 0))
