@@ -1,11 +1,13 @@
 """Types, lint and sizes of the modules of the page, and what none of them may do."""
 
+import gzip
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from antiphon.app.page.assets import read_files
 from tests.clients.node_install import install_web_tools
 from tests.web import sources
 from tests.web.sources import MAX_MODULE_LINES, WEB, check_lint, check_types, list_modules
@@ -69,3 +71,16 @@ def test_document_names_every_module_of_the_first_view() -> None:
             waiting += [(module.parent / name).resolve() for name in names]
     preloaded = set(re.findall(r'rel="modulepreload" href="assets:([^"]+)"', document))
     assert preloaded == {path.relative_to(WEB).as_posix() for path in found - {WEB / "app.js"}}
+
+
+MAX_FIRST_VIEW_KB = 45
+MAX_ALL_KB = 80
+
+
+def test_page_is_small() -> None:
+    """The budgets are those of compressed files, although the server sends them as they are: a proxy compresses them."""
+    document = (WEB / "index.html").read_text(encoding="utf-8")
+    first = {"index.html", *re.findall(r'(?:href|src)="assets:([^"]+)"', document)}
+    sizes = {path: len(gzip.compress(content)) for path, content in read_files(WEB).items()}
+    assert sum(sizes[path] for path in first) < MAX_FIRST_VIEW_KB * 1000
+    assert sum(sizes.values()) < MAX_ALL_KB * 1000

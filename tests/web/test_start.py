@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +11,9 @@ from tests.serving import RunningServer, scripted_registry, serve
 from tests.web.accessibility import list_violations
 from tests.web.conftest import OpenTab
 from tests.web.inspection import FakeInspection, make_summary
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -84,6 +88,17 @@ def test_last_turns_are_linked_if_the_server_tells_them(open_tab: OpenTab) -> No
     expect(rows.locator("a")).to_have_count(1)
 
 
+def test_last_turns_that_need_a_key_do_not_ask_for_one(open_tab: OpenTab) -> None:
+    def refuse(page: "Page") -> None:
+        page.route("**/v1/inspect/**", lambda route: route.fulfill(status=401, json={"error": {"message": "No."}}))
+
+    page = open_tab(before=refuse)
+    expect(page.locator("table tbody tr")).to_have_count(2)
+    expect(page.get_by_label("A key is needed")).to_have_count(0)
+    page.get_by_role("link", name="Turns").click()
+    expect(page.get_by_label("A key is needed")).to_be_visible()
+
+
 def test_lines_are_copied(open_tab: OpenTab, server: RunningServer) -> None:
     page = open_tab(permissions=["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy the base URL").click()
@@ -128,7 +143,7 @@ def test_key_is_asked_for_and_kept_for_the_tab(open_tab: OpenTab, start_server: 
     page = open_tab()
     with_key = page.context.browser.new_context().new_page()
     with_key.goto(f"{keyed.root}/ui/")
-    field = with_key.get_by_label("This server requires a key")
+    field = with_key.get_by_label("A key is needed")
     expect(field).to_be_visible()
     field.fill("sk-wrong")
     field.press("Enter")
@@ -141,7 +156,7 @@ def test_key_is_asked_for_and_kept_for_the_tab(open_tab: OpenTab, start_server: 
     expect(with_key.locator("table tbody tr")).to_have_count(1)
     other = with_key.context.new_page()
     other.goto(f"{keyed.root}/ui/")
-    expect(other.get_by_label("This server requires a key")).to_be_visible()
+    expect(other.get_by_label("A key is needed")).to_be_visible()
     assert with_key.evaluate("[localStorage.length, document.cookie]") == [0, ""]
 
 

@@ -1,6 +1,8 @@
 """The timeline of a turn in a browser. The inspection API is played by the test, with events of snapshot cases."""
 
 import asyncio
+import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import groupby
@@ -8,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from antiphon.app.http.asgi import AsgiApp
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 from tests.snapshots.cases import CASES
 from tests.snapshots.run_case import read_responses
 from tests.web.accessibility import list_violations
+from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
 from tests.web.inspection import FakeInspection, make_rows, make_summary
 from tests.web.naive_fold import snapshot_responses
@@ -219,3 +224,44 @@ def test_timeline_is_accessible(open_tab: OpenTab, scheme: str, size: tuple[int,
     expect(page.locator("td.ran").first).to_be_attached()
     assert list_violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "the page scrolls sideways"
+
+
+def test_running_turn_grows_while_it_is_watched(browser: Any) -> None:
+    """A server sends lines as they come. The ending is read once they end."""
+    rows = make_rows(case_events("reasoning_text_and_two_calls"))
+    go_on = [threading.Event() for _ in range(2)]
+    states = iter([{"ending": None, "status": "in_progress"}, {}])
+
+    def wrap_app(app: AsgiApp) -> AsgiApp:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            path = scope.get("path", "")
+            if not path.startswith("/v1/inspect/turns/resp_1"):
+                await app(scope, receive, send)
+                return
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+            )
+            if not path.endswith("/events"):
+                record = make_summary(1, **next(states)) if path.endswith("/resp_1") else {"findings": []}
+                await send({"type": "http.response.body", "body": json.dumps(record).encode()})
+                return
+            parts = [rows[:3], rows[3:9], rows[9:]] if b"follow=true" in scope["query_string"] else [rows]
+            for part, before in zip(parts, (None, *go_on), strict=False):
+                if before is not None:
+                    await asyncio.to_thread(before.wait, HANG_TIMEOUT_S)
+                body = "".join(json.dumps(row) + "\n" for row in part)
+                await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        return answer
+
+    with SERVER(wrap_app=wrap_app) as server, open_page(browser, server.root) as (page, _):
+        page.goto(f"{server.root}/ui/turns/resp_1")
+        expect(page.locator(".ending")).to_contain_text("▶ running")
+        for last, proceed in ((2, go_on[0]), (8, go_on[1])):
+            expect(page.locator("#position")).to_contain_text(f"event {last} of {last} · step {last}")
+            expect(page.locator("#position")).to_contain_text("reading …")
+            proceed.set()
+        expect(page.locator("#position")).to_contain_text(f"event {len(rows) - 1} of {len(rows) - 1}")
+        expect(page.locator("#position")).not_to_contain_text("reading …")
+        expect(page.locator(".ending")).to_contain_text("● stop token")

@@ -16,9 +16,10 @@ export class ApiFailure extends Error {
 /**
  * @param {string} path Path below the server's address, without a slash in front.
  * @param {AbortSignal} signal
+ * @param {{asksForKey: boolean}} [options] Whether the page asks for a key if the server refuses this one.
  */
-export async function fetchJson(path, signal) {
-  return await (await send(path, { signal })).json();
+export async function fetchJson(path, signal, { asksForKey } = { asksForKey: true }) {
+  return await (await send(path, { signal }, asksForKey)).json();
 }
 
 /**
@@ -43,8 +44,8 @@ export async function* postForEvents(path, body, signal) {
   if (reply.body !== null) yield* readEvents(iterate(reply.body));
 }
 
-/** @param {string} path @param {RequestInit} init @returns {Promise<Response>} */
-async function send(path, init) {
+/** @param {string} path @param {RequestInit} init @param {boolean} asksForKey @returns {Promise<Response>} */
+async function send(path, init, asksForKey = true) {
   const headers = { ...init.headers, ...keyHeaders(currentKey()) };
   /** @type {Response} */
   let reply;
@@ -56,7 +57,7 @@ async function send(path, init) {
     throw new ApiFailure(0, "The server does not answer.");
   }
   if (reply.ok) return reply;
-  if (reply.status === 401) keyRefused.value = true;
+  if (reply.status === 401 && asksForKey) keyRefused.value = true;
   throw new ApiFailure(reply.status, await readMessage(reply));
 }
 

@@ -41,7 +41,7 @@ function KeyForm() {
     if (field instanceof HTMLInputElement) changeKey(field.value);
   };
   return html`<form class="key" onSubmit=${submit}>
-    <label>This server requires a key. It is kept for this tab only.
+    <label>A key is needed: an API key of this server, or the page key that it printed at its start. It is kept for this tab only.
       <input name="key" type="password" autocomplete="off" required spellcheck=${false} />
     </label>
     <button type="submit">Use this key</button>
