@@ -1,6 +1,7 @@
 """A conversation over the chat completions API."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from typing import ClassVar
 
 from antiphon.kit.checker.schema import as_objects
@@ -64,9 +65,9 @@ class ChatReply:
     """Reads the chunks of one completion: of its first choice."""
 
     def __init__(self) -> None:
-        self.text, self.ending = "", ""
+        self.answer, self.ending = StringIO(), ""
         self.calls: list[PendingCall] = []
-        self._reasoning: dict[str, str] = {}
+        self._reasoning: dict[str, StringIO] = {}
         self._fragments: dict[int, Json] = {}
         self._finish_reason: str | None = None
 
@@ -78,12 +79,12 @@ class ChatReply:
             delta = as_table(choice.get("delta"))
             for key in REASONING_KEYS:
                 if text := as_text(delta.get(key)):
-                    self._reasoning[key] = self._reasoning.get(key, "") + text
+                    self._reasoning.setdefault(key, StringIO()).write(text)
                     yield ReplyPiece("reasoning", text)
                     break  # some servers send it under both names
             for key in ("content", "refusal"):
                 if text := as_text(delta.get(key)):
-                    self.text += text
+                    self.answer.write(text)
                     yield ReplyPiece("text", text)
             for fragment in as_objects(delta.get("tool_calls")):
                 self._add_fragment(fragment)
@@ -91,12 +92,14 @@ class ChatReply:
 
     def _add_fragment(self, fragment: Json) -> None:
         index = fragment.get("index")
-        call = self._fragments.setdefault(index if isinstance(index, int) else len(self._fragments), {"arguments": ""})
+        call = self._fragments.setdefault(
+            index if isinstance(index, int) else len(self._fragments), {"arguments": StringIO()}
+        )
         function = as_table(fragment.get("function"))
         custom = as_table(fragment.get("custom"))
         call["id"] = as_text(fragment.get("id")) or call.get("id", "")
         call["name"] = as_text(function.get("name")) or as_text(custom.get("name")) or call.get("name", "")
-        call["arguments"] += as_text(function.get("arguments")) + as_text(custom.get("input"))
+        call["arguments"].write(as_text(function.get("arguments")) + as_text(custom.get("input")))
         call["is_custom"] = call.get("is_custom", False) or bool(custom)
 
     def finish(self) -> Iterator[ReplyPiece]:
@@ -108,20 +111,20 @@ class ChatReply:
             return
         for index in sorted(self._fragments):
             call = self._fragments[index]
+            arguments = call["arguments"].getvalue()
             self.calls.append(
-                PendingCall(
-                    call_id=call["id"], name=call["name"], arguments=call["arguments"], is_custom=call["is_custom"]
-                )
+                PendingCall(call_id=call["id"], name=call["name"], arguments=arguments, is_custom=call["is_custom"])
             )
             yield show_call(self.calls[-1])
 
     def list_items(self) -> list[Json]:
         """Returns the assistant's message. It has reasoning only beside calls: between turns, servers may refuse it."""
-        message: Json = {"role": "assistant", "content": self.text or None}
+        text = self.answer.getvalue()
+        message: Json = {"role": "assistant", "content": text or None}
         if self.calls:
-            message |= self._reasoning
+            message |= {key: reasoning.getvalue() for key, reasoning in self._reasoning.items()}
             message["tool_calls"] = [_format_call(call) for call in self.calls]
-        return [message] if self.text or self.calls else []
+        return [message] if text or self.calls else []
 
 
 def _format_call(call: PendingCall) -> Json:

@@ -54,7 +54,10 @@ class ChatClient:
         Raises `ReplyFailedError` if there is no stream, or it breaks.
         """
         sent = {**self._headers, **headers, "accept": "text/event-stream", "content-type": "application/json"}
-        content = json.dumps(body).encode()  # ASCII: a text may have an unpaired surrogate
+        try:
+            content = json.dumps(body).encode()  # ASCII: a text may have an unpaired surrogate
+        except RecursionError:
+            raise ReplyFailedError("an item of the conversation is nested too deeply: /clear it") from None
         try:
             async with (
                 self._open_http(None) as http,

@@ -90,6 +90,9 @@ def _save(conversation: TerminalConversation, screen: TerminalScreen, name: str)
     path = Path(name).expanduser()
     try:
         conversation.save(path)
+    except RecursionError:
+        screen.show_error("an item of the conversation is nested too deeply to be written")
+        return
     except OSError as error:
         hint = "; name another one" if isinstance(error, FileExistsError) else ""
         screen.show_error(f"{path}: {error.strerror or error}{hint}")

@@ -95,7 +95,7 @@ class TerminalConversation:
             is_stopped = True
         output.end_reply()
         if fault or is_stopped or reader.ending:
-            self._api.items += make_partial_message(reader.text)
+            self._api.items += make_partial_message(reader.answer.getvalue())
             return ReplyOutcome(fault=fault, ending=reader.ending, is_stopped=is_stopped)
         self._api.items += reader.list_items()
         return ReplyOutcome(calls=tuple(reader.calls))
@@ -116,7 +116,10 @@ class TerminalConversation:
                 output.show_piece(piece)
 
     def save(self, path: Path) -> None:
-        """Writes the conversation to a new file that only its owner can read. Raises `OSError`. It has no key."""
+        """Writes the conversation to a new file that only its owner can read. It has no key.
+
+        Raises `OSError`, and `RecursionError` for a server's item that is nested too deeply.
+        """
         saved = {
             "url": self.client.address.shown_url,
             "api": self.api_name,
@@ -126,7 +129,7 @@ class TerminalConversation:
             "tools": list(self.settings.tools),
             "items": self._api.items,
         }
+        text = json.dumps(saved, indent=2)  # before the file is there: what a server sent may be nested too deeply
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(saved, file, indent=2)
-            file.write("\n")
+            file.write(f"{text}\n")

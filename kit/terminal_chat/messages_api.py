@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from typing import Any, ClassVar
 
 from antiphon.kit.terminal_chat.pieces import (
@@ -17,12 +18,15 @@ from antiphon.kit.terminal_chat.pieces import (
     show_call,
 )
 
+INPUT_KEY = "partial_json"
+"""Key of the deltas that make up the input of a call, as JSON."""
 DEFAULT_MAX_TOKENS = 8192
 """Limit of a reply, which the API requires, if no option sets one."""
 DELTA_KEYS: dict[str, tuple[str, PieceKind | None]] = {
     "text_delta": ("text", "text"),
     "thinking_delta": ("thinking", "reasoning"),
     "signature_delta": ("signature", None),
+    "input_json_delta": (INPUT_KEY, None),
 }
 """Kinds of deltas: the key of the block that they extend, and how they are shown."""
 INCOMPLETE_REASONS = ("max_tokens", "refusal", "model_context_window_exceeded", "pause_turn")
@@ -78,11 +82,11 @@ class MessagesReply:
     """Reads the events of one message."""
 
     def __init__(self) -> None:
-        self.text, self.ending = "", ""
+        self.answer, self.ending = StringIO(), ""
         self.calls: list[PendingCall] = []
-        self._blocks: dict[object, Json] = {}
-        self._inputs: dict[object, str] = {}
-        """JSON of the inputs of calls, by the index of the block."""
+        self._blocks: dict[int, Json] = {}
+        self._texts: dict[tuple[int, str], StringIO] = {}
+        """What deltas have added to a key of the block with an index."""
         self._has_ended = False
 
     def read_event(self, event: Json) -> Iterator[ReplyPiece]:
@@ -104,30 +108,37 @@ class MessagesReply:
             raise ReplyFailedError(describe_error(event))
 
     def _add_delta(self, index: int, delta: Json) -> Iterator[ReplyPiece]:
-        kind, block = as_text(delta.get("type")), self._blocks.setdefault(index, {})
-        if kind == "input_json_delta":
-            self._inputs[index] = self._inputs.get(index, "") + as_text(delta.get("partial_json"))
-        elif kind in DELTA_KEYS:
-            key, shown_as = DELTA_KEYS[kind]
-            text = as_text(delta.get(key))
-            block[key] = as_text(block.get(key)) + text
-            self.text += text if shown_as == "text" else ""
-            if shown_as is not None:
-                yield ReplyPiece(shown_as, text)
+        kind = as_text(delta.get("type"))
+        if kind not in DELTA_KEYS:
+            return
+        key, shown_as = DELTA_KEYS[kind]
+        text = as_text(delta.get(key))
+        self._texts.setdefault((index, key), StringIO()).write(text)
+        self.answer.write(text if shown_as == "text" else "")
+        if shown_as is not None:
+            yield ReplyPiece(shown_as, text)
 
     def _end_block(self, index: int) -> Iterator[ReplyPiece]:
         block = self._blocks.get(index, {})
         kind = as_text(block.get("type"))
-        if index in self._inputs:
-            block["input"] = _parse_input(self._inputs[index])
+        for key in ("text", "thinking", "signature"):
+            if added := self._take_text(index, key):
+                block[key] = as_text(block.get(key)) + added
+        if written := self._take_text(index, INPUT_KEY):
+            block["input"] = _parse_input(written)
         if kind == "tool_use":
             call_id, name = as_text(block.get("id")), as_text(block.get("name"))
-            arguments = self._inputs.get(index) or json.dumps(block.get("input", {}), ensure_ascii=False)
+            arguments = written or json.dumps(block.get("input", {}), ensure_ascii=False)
             call = PendingCall(call_id=call_id, name=name, arguments=arguments)
             self.calls.append(call)
             yield show_call(call)
         elif kind not in ("text", "thinking"):
             yield ReplyPiece("note", " ".join(filter(None, (kind, as_text(block.get("name"))))))
+
+    def _take_text(self, index: int, key: str) -> str:
+        """Returns what deltas have added to a key, once."""
+        added = self._texts.pop((index, key), None)
+        return "" if added is None else added.getvalue()
 
     def finish(self) -> Iterator[ReplyPiece]:
         """Yields nothing. Raises `ReplyFailedError` without the last event."""

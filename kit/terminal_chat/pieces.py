@@ -1,6 +1,8 @@
 """What the APIs have in common: pieces of a reply to show, calls to answer, and the interface of an API."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
@@ -45,8 +47,8 @@ class ChatSettings(msgspec.Struct, kw_only=True):
 class ReplyReader(Protocol):
     """Reads the events of one reply."""
 
-    text: str
-    """The answer so far."""
+    answer: StringIO
+    """The answer so far. A text that grows would be copied for each delta."""
     ending: str
     """Why a reply that has ended is incomplete; empty if it is complete."""
     calls: list[PendingCall]
@@ -99,7 +101,7 @@ def describe_error(value: object) -> str:
     if isinstance(inner, str):
         return inner
     message = as_text(as_table(inner).get("message")) or as_text(error.get("message"))
-    return message or msgspec.json.encode(value).decode(errors="replace")
+    return message or json.dumps(value, ensure_ascii=False)
 
 
 def show_call(call: PendingCall) -> ReplyPiece:

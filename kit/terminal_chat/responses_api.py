@@ -1,6 +1,7 @@
 """A conversation over the Responses API. Nothing is stored: each request has all items."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from typing import ClassVar
 
 from antiphon.kit.checker.schema import as_objects
@@ -76,7 +77,7 @@ class ResponsesReply:
     """Reads the events of one response."""
 
     def __init__(self) -> None:
-        self.text, self.ending = "", ""
+        self.answer, self.ending = StringIO(), ""
         self.calls: list[PendingCall] = []
         self._done_items: list[Json] = []
         self._response: Json | None = None
@@ -86,7 +87,7 @@ class ResponsesReply:
         kind = as_text(event.get("type"))
         if kind in DELTA_KINDS:
             delta = as_text(event.get("delta"))
-            self.text += delta if DELTA_KINDS[kind] == "text" else ""
+            self.answer.write(delta if DELTA_KINDS[kind] == "text" else "")
             yield ReplyPiece(DELTA_KINDS[kind], delta)
         elif kind in ("response.output_item.added", "response.reasoning_summary_part.added"):
             yield ReplyPiece("break")

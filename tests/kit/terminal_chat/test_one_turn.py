@@ -1,6 +1,8 @@
 """`antiphon chat` in a pipe: one turn, the answer alone, and an exit status."""
 
 import json
+import signal
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from tests.kit.hostile_server import ATTACKS, run_hostile_server
 from tests.kit.hostile_texts import find_terminal_controls
+from tests.kit.pseudo_terminal import COMMAND
 from tests.kit.terminal_chat.chat_script import APIS, SCRIPT, TOOL, run_piped
 from tests.serving import RunningServer, serve
 
@@ -55,6 +58,21 @@ def test_cut_reply_fails_and_keeps_its_text(api: str) -> None:
         done = run_piped("--url", server.root, "--api", api, stdin=b"be cut")
     assert (done.returncode, done.stdout) == (1, b"Half\n")
     assert done.stderr.startswith(b"Error: the ") and done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_ctrl_c_ends_a_pipe_with_130(api: str) -> None:
+    with serve(SCRIPT) as server:
+        command = [*COMMAND, "chat", "--url", server.root, "--api", api]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            process.stdin.write(b"be slow")
+            process.stdin.close()
+            assert process.stdout.read(9) == b"It begins"
+            process.send_signal(signal.SIGINT)
+            assert (process.stdout.read(), process.stderr.read(), process.wait()) == (b"\n", b"", 130)
 
 
 def test_instructions_and_model_reach_the_server(server: RunningServer) -> None:
