@@ -1,10 +1,13 @@
 """Finds the server that a command of a client talks to, and the API key for it."""
 
+import ipaddress
 import os
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
+
+from antiphon.kit.runtime_file import read_runtime_file
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 """Where `antiphon serve` listens without options."""
@@ -69,6 +72,26 @@ def find_api_key(key_file: Path | None = None) -> str | None:
         if keys := os.environ.get(name, "").split():  # ANTIPHON_API_KEY may list all keys of a server
             return _check_key(keys[0], name)
     return None
+
+
+def find_page_key(address: ServerAddress) -> str | None:
+    """Returns the key of the inspection API of a server on this machine, which its runtime file has; None without it.
+
+    A server with API keys takes those instead.
+    """
+    parts = urlsplit(address.base_url)
+    if not is_loopback(parts.hostname):
+        return None
+    info = read_runtime_file(parts.port or (443 if parts.scheme == "https" else 80))
+    return None if info is None or not info.page_key else _check_key(info.page_key, "the runtime file of the server")
+
+
+def is_loopback(host: str | None) -> bool:
+    """Tells whether a host of a URL is this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
 
 
 def _load_first_key(path: Path) -> str:

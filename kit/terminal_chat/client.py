@@ -1,6 +1,5 @@
 """The HTTP client of a conversation: the list of models, and replies as they arrive."""
 
-import ipaddress
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import httpx
 from antiphon.kit.checker.schema import as_objects, decode_object
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader
 from antiphon.kit.findings import FindingList
-from antiphon.kit.server_address import ServerAddress
+from antiphon.kit.server_address import ServerAddress, is_loopback
 from antiphon.kit.terminal_chat.pieces import Json, ReplyFailedError, as_table, describe_error
 
 CONNECT_TIMEOUT_S = 10.0
@@ -30,7 +29,7 @@ class ChatClient:
         self.address = address
         self._headers = {"authorization": f"Bearer {api_key}", "x-api-key": api_key} if api_key else {}
         # A proxy of the environment is not for a server on this machine.
-        self._uses_environment = not _is_loopback(urlsplit(address.base_url).hostname)
+        self._uses_environment = not is_loopback(urlsplit(address.base_url).hostname)
 
     def _open_http(self, read_timeout_s: float | None) -> httpx.AsyncClient:
         timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -48,20 +47,25 @@ class ChatClient:
         entries = as_objects((decode_object(reply.content) or {}).get("data"))
         return [entry["id"] for entry in entries if isinstance(entry.get("id"), str) and entry["id"]]
 
-    async def read_frames(self, path: str, body: Json, headers: Mapping[str, str]) -> AsyncGenerator[Frame, None]:
-        """Sends a request and yields the frames of its stream. Closing the iterator closes the connection.
+    async def read_frames(
+        self, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[Frame, None]:
+        """Sends a POST, or a GET without a body, and yields the frames of the stream.
+
+        Closing the iterator closes the connection.
 
         Raises `ReplyFailedError` if there is no stream, or it breaks.
         """
-        sent = {**self._headers, **headers, "accept": "text/event-stream", "content-type": "application/json"}
+        sent = {**self._headers, **(headers or {}), "accept": "text/event-stream", "content-type": "application/json"}
+        method = "GET" if body is None else "POST"
         try:
-            content = json.dumps(body).encode()  # ASCII: a text may have an unpaired surrogate
+            content = None if body is None else json.dumps(body).encode()  # ASCII, for surrogates
         except RecursionError:
             raise ReplyFailedError("an item of the conversation is nested too deeply: /clear it") from None
         try:
             async with (
                 self._open_http(None) as http,
-                http.stream("POST", self.address.base_url + path, content=content, headers=sent) as reply,
+                http.stream(method, self.address.base_url + path, content=content, headers=sent) as reply,
             ):
                 await self._check_head(reply)
                 async for frame in _split_frames(reply.aiter_bytes()):
@@ -101,13 +105,6 @@ class ChatClient:
         if isinstance(error, httpx.TimeoutException):
             return ReplyFailedError(f"the server did not answer within {READ_TIMEOUT_S:g} s")
         return ReplyFailedError(f"the connection to the server broke: {reason}")
-
-
-def _is_loopback(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
 
 
 async def _split_frames(pieces: AsyncIterator[bytes]) -> AsyncIterator[Frame]:
