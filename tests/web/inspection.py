@@ -1,11 +1,11 @@
-"""Replies of `/v1/inspect` for tests of views, in the form of the API."""
+"""Replies of `/v1/inspect` for tests of views, in the form of the API: for what no server here answers soon or at all."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from antiphon.state.table import GUARDS, TABLE, Input, State
+from antiphon.app.projections.inspection.steps import build_table
 
 Json = dict[str, Any]
 
@@ -18,6 +18,7 @@ def make_summary(number: int, **changes: Any) -> Json:
         "model": "coder",
         "status": "completed",
         "ending": {"cause": "stop_token", "detail": "151645"},
+        "description": "The model ended its turn.",
         "created_at": 1_790_000_000 + number,
         "seconds": 3.125,
         "input_tokens": 8120,
@@ -28,31 +29,13 @@ def make_summary(number: int, **changes: Any) -> Json:
     return summary | changes
 
 
-def make_table() -> Json:
-    """Returns the state table, from the one that the server runs."""
-    return {
-        "states": [state.name for state in State],
-        "inputs": [symbol.name for symbol in Input],
-        "cells": [
-            {
-                "state": state.name,
-                "input": symbol.name,
-                "next": cell.next.name,
-                "verbs": list(cell.verbs),
-                "guard": GUARDS.get((state, symbol)),
-            }
-            for (state, symbol), cell in TABLE.items()
-        ],
-    }
-
-
 class FakeInspection:
     """Answers the requests of a tab for `/v1/inspect`. `queries` are those of the list, in order."""
 
     def __init__(self, turns: list[Json] | None = None, events: list[Json] | None = None, **record: Any) -> None:
         self.turns, self.events, self.record = turns or [], events or [], record
         self.findings: list[Json] = []
-        self.table = make_table()
+        self.table = build_table()
         self.queries: list[dict[str, list[str]]] = []
 
     def attach(self, page: Any) -> None:
@@ -68,7 +51,7 @@ class FakeInspection:
         elif path == "table":
             _fulfill(route, self.table)
         elif path.endswith("/findings"):
-            _fulfill(route, {"findings": self.findings})
+            _fulfill(route, {"object": "list", "data": self.findings, "complete": True})
         elif path.endswith("/events"):
             after, limit = int(query.get("after", ["-1"])[0]), int(query.get("limit", ["5000"])[0])
             rows = self.events[after + 1 : after + 1 + limit]

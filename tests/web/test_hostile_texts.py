@@ -218,13 +218,15 @@ def test_address_of_the_list_is_no_program(open_tab: OpenTab, server: RunningSer
 def test_timeline_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -> None:
     events = [event | {"sequence_number": None} for text in TEXTS for event in hostile_events(text)]
     rows = [
-        row | {"state": text, "inputs": [text, "SAY"], "step": text, "at_us": text, "detail": {"tokens": text}}
+        row | {"state": text, "cells": [[text, text], text], "step": text, "at_us": text, "detail": {"tokens": text}}
         for row, text in zip(make_rows(events), (text for text in TEXTS for _ in hostile_events(text)), strict=True)
     ]
-    texts = dict.fromkeys(("model", "status", "times", "usage"), ALL_TEXTS)
-    ending = dict.fromkeys(("cause", "detail", "description"), ALL_TEXTS)
+    texts = dict.fromkeys(("model", "status", "times_ms", "description"), ALL_TEXTS)
+    ending = dict.fromkeys(("cause", "detail"), ALL_TEXTS)
     fake = FakeInspection(events=rows, **make_summary(1, ending=ending, **texts))
-    fake.findings = [{"code": text, "message": text, "event": n} for n, text in enumerate(TEXTS)]
+    fake.findings = [
+        {"code": text, "subject": text, "expected": text, "actual": text, "event": n} for n, text in enumerate(TEXTS)
+    ]
     cells = [{"state": text, "input": text, "next": text, "verbs": [text], "guard": text} for text in TEXTS]
     fake.table = {"states": TEXTS[:5], "inputs": TEXTS, "cells": cells}
     page = open_tab("turns/resp_1#event=0", before=lambda page: (listen(page), fake.attach(page)))

@@ -38,10 +38,10 @@ def case_events(name: str) -> list[Json]:
 def describe_step(event: Json) -> Json:
     """The inputs that the machine had for some events, as the recorder keeps them."""
     if event["type"] == "response.reasoning_text.delta":
-        return {"state": "REASONING", "inputs": ["THINK"], "detail": {"tokens": [1, 2]}}
+        return {"cells": [["REASONING", "THINK"]], "detail": {"tokens": [1, 2]}}
     if event["type"] == "response.completed":
-        return {"state": "MESSAGE", "inputs": ["SAY", "STOP"], "detail": {"tokens": [3]}}
-    return {"state": "IDLE", "inputs": []}
+        return {"cells": [["MESSAGE", "SAY"], ["MESSAGE", "STOP"]], "detail": {"tokens": [3], "dropped_text": "\n\n"}}
+    return {"cells": [], "detail": {}}
 
 
 def open_case(open_tab: OpenTab, *, fragment: str = "", findings: list[Json] | None = None, **options: Any) -> Any:
@@ -61,10 +61,10 @@ def test_turn_opens_at_its_last_event(open_tab: OpenTab) -> None:
     page = open_case(open_tab)
     last = len(case_events("reasoning_text_and_two_calls")) - 1
     expect(page.locator("#position")).to_contain_text(f"event {last} of {last} · step {last}")
-    expect(page.locator(".ending")).to_contain_text("● stop token")
+    expect(page.locator(".ending")).to_contain_text("● stop token — The model ended its turn.")
     expect(page.locator(".response")).to_contain_text('status: "completed"')
     expect(page.locator("#changed")).to_have_text(f"Event {last} carries the whole response.")
-    expect(page.locator("#ledger")).to_contain_text("tokens generated")
+    expect(page.locator("#ledger")).to_have_text("3 of 3 tokens generated, 2 characters of white space in no event")
 
 
 def test_each_event_says_what_it_changed(open_tab: OpenTab) -> None:
@@ -120,10 +120,14 @@ def test_cells_that_ran_are_marked(open_tab: OpenTab) -> None:
 
 
 def test_findings_stand_at_their_events(open_tab: OpenTab) -> None:
-    findings = [{"code": "call-without-end", "message": "<b>late</b>", "event": 2}]
+    findings = [
+        {"code": "call-without-end", "event": 2, "subject": "fc_1", "expected": "<b>an end</b>", "actual": "none"}
+    ]
     page = open_case(open_tab, findings=findings)
     expect(page.locator(".ending")).to_contain_text("! 1 finding")
-    expect(page.locator(".findings li")).to_have_text("event 2 call-without-end: <b>late</b>")
+    expect(page.locator(".findings li")).to_have_text(
+        "event 2 call-without-end: fc_1: expected <b>an end</b>, found none"
+    )
     page.get_by_role("button", name="event 2").click()
     assert read_position(page) == 2
     expect(page.locator('.row[aria-selected="true"]')).to_contain_text("! 2")
@@ -242,7 +246,7 @@ def test_running_turn_grows_while_it_is_watched(browser: Any) -> None:
                 {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
             )
             if not path.endswith("/events"):
-                record = make_summary(1, **next(states)) if path.endswith("/resp_1") else {"findings": []}
+                record = make_summary(1, **next(states)) if path.endswith("/resp_1") else {"data": []}
                 await send({"type": "http.response.body", "body": json.dumps(record).encode()})
                 return
             parts = [rows[:3], rows[3:9], rows[9:]] if b"follow=true" in scope["query_string"] else [rows]

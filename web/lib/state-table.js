@@ -31,21 +31,28 @@ export function findCell(table, state, input) {
 }
 
 /**
- * Returns the cells that inputs run one after the other, from a state on. It ends at an input that is illegal there.
+ * Returns the cells that ran, as the table has them. A cell that it lacks has no verbs.
  * @param {StateTable} table
- * @param {string} state
- * @param {string[]} inputs
+ * @param {unknown} cells Pairs of state and input.
  * @returns {Step[]}
  */
-export function followInputs(table, state, inputs) {
-  /** @type {Step[]} */
-  const steps = [];
-  let current = state;
-  for (const input of inputs) {
-    const cell = findCell(table, current, input);
-    if (cell === null) break;
-    steps.push({ state: current, input, verbs: cell.verbs, next: cell.next });
-    current = cell.next;
+export function readSteps(table, cells) {
+  if (!Array.isArray(cells)) return [];
+  return cells.filter(Array.isArray).map(([state, input]) => {
+    const cell = findCell(table, String(state), String(input));
+    return { state: String(state), input: String(input), verbs: cell?.verbs ?? [], next: cell?.next ?? "" };
+  });
+}
+
+/**
+ * Returns the line that holds what is known of the step of an event: that of the step's last event.
+ * @param {Record<string, any>[]} lines
+ * @param {number} n
+ */
+export function findStep(lines, n) {
+  const line = lines[n] ?? {};
+  for (let m = n; m < lines.length && lines[m]?.["step"] === line["step"]; m++) {
+    if (lines[m]?.["detail"] !== undefined) return /** @type {Record<string, any>} */ (lines[m]);
   }
-  return steps;
+  return line;
 }

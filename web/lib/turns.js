@@ -10,7 +10,8 @@
  * @property {string} model
  * @property {string} status
  * @property {string} cause Why the turn ended; empty while it runs.
- * @property {string} detail
+ * @property {string} detail Id of the stop token, stop string, limit or code, by the cause.
+ * @property {string} sentence Says in a sentence why the turn ended.
  * @property {number | null} input
  * @property {number | null} cached
  * @property {number | null} output
@@ -42,33 +43,25 @@ export const CAUSES = Object.freeze([
   ...["steered", "deadline", "rejected", "engine_fault", "store_unavailable", "server_shutdown", "server_restarted"],
   "server_bug",
 ]);
-export const STATUSES = Object.freeze([
-  "in_progress",
-  "completed",
-  "incomplete",
-  "failed",
-  "cancelled",
-  "queued",
-  "refused",
-]);
+export const STATUSES = Object.freeze(["in_progress", "completed", "incomplete", "failed", "cancelled", "queued"]);
 export const APIS = Object.freeze(["responses", "chat", "completions", "messages", "compact"]);
 
 /** @type {(json: Json) => Turn} */
 export function readTurn(json) {
-  const usage = json["usage"] ?? json;
   const ending = json["ending"];
   return {
-    id: text(json["id"] ?? json["response_id"]),
-    at: date(json["created_at"] ?? json["created"]),
+    id: text(json["id"]),
+    at: date(json["created_at"]),
     api: text(json["api"]),
     model: text(json["model"]),
     status: text(json["status"]),
-    cause: text(typeof ending === "string" ? ending : ending?.cause),
+    cause: text(ending?.cause),
     detail: text(ending?.detail),
-    input: count(usage["input_tokens"]),
-    cached: count(usage["cached_tokens"] ?? usage["input_tokens_details"]?.["cached_tokens"]),
-    output: count(usage["output_tokens"]),
-    seconds: count(json["seconds"] ?? json["duration_s"]),
+    sentence: text(json["description"]),
+    input: count(json["input_tokens"]),
+    cached: count(json["cached_tokens"]),
+    output: count(json["output_tokens"]),
+    seconds: count(json["seconds"]),
     tools: Array.isArray(json["tools"]) ? json["tools"].map(text) : [],
   };
 }
@@ -95,6 +88,41 @@ export function listQuery(filters, after) {
 export function formatSeconds(seconds) {
   if (seconds === null) return "–";
   return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+}
+
+/** @type {[string, string, string][]} */
+const PHASES = [
+  ["queue", "submitted", "admitted"],
+  ["prefill", "admitted", "first_token"],
+  ["decode", "first_token", "last_token"],
+];
+
+/** Returns the phases of a turn whose begin and end are known, in seconds. @param {any} times_ms @returns {[string, number][]} */
+export function listPhases(times_ms) {
+  return PHASES.flatMap(([name, from, to]) => {
+    const [start, end] = [count(times_ms?.[from]), count(times_ms?.[to])];
+    return start === null || end === null ? [] : [[name, (end - start) / 1000]];
+  });
+}
+
+/**
+ * Returns the tokens a second of a turn's decoding, if both are known.
+ * @param {Turn} turn
+ * @param {[string, number][]} phases
+ */
+export function decodeRate(turn, phases) {
+  const seconds = phases.find(([name]) => name === "decode")?.[1] ?? 0;
+  return turn.output === null || seconds <= 0 ? null : turn.output / seconds;
+}
+
+/** Returns what a finding says, in one line. @type {(finding: Json) => string} */
+export function describeFinding(finding) {
+  const { code, subject, expected, actual } = finding;
+  const facts = [
+    expected === undefined ? "" : `expected ${text(expected)}`,
+    actual === undefined ? "" : `found ${text(actual)}`,
+  ];
+  return [text(code), text(subject), facts.filter(Boolean).join(", ")].filter(Boolean).join(": ");
 }
 
 /** @type {(value: unknown) => string} */

@@ -2,7 +2,7 @@
 import { fetchJson } from "../lib/api.js";
 import { formatPath } from "../lib/event-paths.js";
 import { html } from "../lib/html.js";
-import { findCell, followInputs, readTable } from "../lib/state-table.js";
+import { findCell, findStep, readSteps, readTable } from "../lib/state-table.js";
 import { useLoaded } from "../ui/hooks.js";
 import { JsonTree } from "../ui/json-tree.js";
 import { ShortText } from "../ui/text.js";
@@ -19,7 +19,7 @@ export function Moment({ log, cursor }) {
   const { value } = useLoaded((signal) => fetchJson("v1/inspect/table", signal), []);
   const table = useMemo(() => (value === null ? null : readTable(value)), [value]);
   const response = useMemo(() => log.fold.asOf(cursor), [log.fold, cursor, log.count]);
-  return html`<div class="machine">${table !== null && html`<${Machine} table=${table} line=${log.lines[cursor] ?? {}} />`}
+  return html`<div class="machine">${table !== null && html`<${Machine} table=${table} line=${findStep(log.lines, cursor)} />`}
       <${Ledger} lines=${log.lines} cursor=${cursor} /></div>
     <div class="response">
       <h2>Response as of event ${cursor}</h2>
@@ -42,8 +42,7 @@ function Changed({ change, cursor }) {
 
 /** @param {{table: Table, line: Json}} props */
 function Machine({ table, line }) {
-  const inputs = Array.isArray(line["inputs"]) ? line["inputs"].map(String) : [];
-  const steps = followInputs(table, String(line["state"]), inputs);
+  const steps = readSteps(table, line["cells"]);
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const ran = new Map(steps.map((step, i) => [`${step.state} ${step.input}`, i]));
   const path = [...ran.keys()].join();
@@ -51,7 +50,7 @@ function Machine({ table, line }) {
   return html`<h2>State machine</h2>
     <p id="step">${
       steps.length === 0
-        ? html`state <${ShortText} value=${line["state"] ?? "not recorded"} />`
+        ? "Inputs of this step were not recorded."
         : steps.map(
             (step) =>
               html`<span class="step">state <strong>${step.state}</strong>, input <strong>${step.input}</strong> → ${step.verbs.join(" ")} → ${step.next}</span> `,
@@ -90,19 +89,22 @@ function CellView({ cell, state, order }) {
 
 /** What the engine generated up to an event, by the details that were recorded. @param {{lines: Json[], cursor: number}} props */
 function Ledger({ lines, cursor }) {
-  const sums = useMemo(() => sumTokens(lines), [lines, lines.length]);
-  const tokens = sums[Math.min(cursor, sums.length - 1)] ?? 0;
-  const total = sums.at(-1) ?? 0;
-  if (total === 0) return html`<p>Token counts of steps were not recorded.</p>`;
-  return html`<p id="ledger">${tokens.toLocaleString("en")} of ${total.toLocaleString("en")} tokens generated</p>`;
+  const sums = useMemo(() => sumDetails(lines), [lines, lines.length]);
+  const { tokens, dropped } = sums[cursor] ?? { tokens: 0, dropped: 0 };
+  const total = sums.at(-1)?.tokens ?? 0;
+  if (total === 0) return html`<p>Tokens of steps were not recorded.</p>`;
+  return html`<p id="ledger">${tokens.toLocaleString("en")} of ${total.toLocaleString("en")} tokens generated${
+    dropped > 0 ? `, ${dropped.toLocaleString("en")} characters of white space in no event` : ""
+  }</p>`;
 }
 
-/** Returns the number of tokens up to each line. @type {(lines: Json[]) => number[]} */
-function sumTokens(lines) {
-  let sum = 0;
-  return lines.map((line) => {
-    const tokens = line["detail"]?.["tokens"];
-    sum += Array.isArray(tokens) ? tokens.length : 0;
-    return sum;
+/** Returns the number of tokens, and of characters that no event has, up to each line. @param {Json[]} lines */
+function sumDetails(lines) {
+  let tokens = 0;
+  let dropped = 0;
+  return lines.map(({ detail }) => {
+    tokens += Array.isArray(detail?.["tokens"]) ? detail["tokens"].length : 0;
+    dropped += typeof detail?.["dropped_text"] === "string" ? detail["dropped_text"].length : 0;
+    return { tokens, dropped };
   });
 }

@@ -1,6 +1,8 @@
 // The timeline of a turn: its events, and the response and the machine as of the chosen one.
 import { buildRows, describeRow, findRow } from "../lib/event-rows.js";
 import { html } from "../lib/html.js";
+import { findStep } from "../lib/state-table.js";
+import { describeFinding } from "../lib/turns.js";
 import { showHidden } from "../lib/visible.js";
 import { ShortcutSwitch, shortcutsOn } from "../ui/shortcuts.js";
 import { ShortText } from "../ui/text.js";
@@ -50,7 +52,7 @@ export function Timeline({ log, findings }) {
  *   onChoose: (n: number) => void, onOptions: (options: import("../lib/event-rows.js").RowOptions) => void}} props
  */
 function Controls({ log, cursor, last, options, onChoose, onOptions }) {
-  const line = log.lines[cursor] ?? {};
+  const line = findStep(log.lines, cursor);
   const { name, text } = describeRow(log.fold.events, { first: cursor, last: cursor });
   /** @param {KeyboardEvent} event */
   const onKeyDown = (event) => {
@@ -115,7 +117,7 @@ function findingMarks(findings, damage) {
     if (typeof n === "number") marks.set(n, [...(marks.get(n) ?? []), message]);
   };
   for (const finding of findings) {
-    add(finding["event"] ?? finding["n"] ?? 0, [finding["code"], finding["message"]].filter(Boolean).join(": "));
+    add(finding["event"] ?? 0, describeFinding(finding));
   }
   for (const { event, message } of damage) add(event, `damaged log: ${message}`);
   return marks;

@@ -1,7 +1,7 @@
 // One turn: how it ended, its times, and its timeline.
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { describeEnding, formatSeconds, readTurn } from "../lib/turns.js";
+import { decodeRate, describeEnding, formatSeconds, listPhases, readTurn } from "../lib/turns.js";
 import { Failure } from "../ui/frame.js";
 import { useLoaded } from "../ui/hooks.js";
 import { ShortText } from "../ui/text.js";
@@ -23,7 +23,7 @@ export function Turn({ id }) {
   }, [record, failure]);
   const { value: found } = useLoaded((signal) => fetchJson(`${path}/findings`, signal), [id, log.reading]);
   /** @type {Json[]} */
-  const findings = Array.isArray(found?.findings) ? found.findings : [];
+  const findings = Array.isArray(found?.data) ? found.data : [];
   return html`<h1><${ShortText} value=${id} /></h1>
     <${Failure} failure=${failure ?? log.failure} />
     ${record !== null && html`<${TurnSummary} record=${record} findings=${findings.length} />`}
@@ -40,17 +40,19 @@ function isRunning(record) {
 function TurnSummary({ record, findings }) {
   const turn = readTurn(record);
   const ending = describeEnding(turn);
-  const sentence = record["ending"]?.["description"] ?? "";
+  const phases = listPhases(record["times_ms"]);
+  const rate = decodeRate(turn, phases);
   return html`<p class="ending">
       <span class=${ending.kind}>${ending.sign} <${ShortText} value=${ending.words} /></span>
-      ${sentence !== "" && html` — <${ShortText} value=${sentence} limit=${300} />`}
+      ${turn.sentence !== "" && html` — <${ShortText} value=${turn.sentence} limit=${300} />`}
       ${turn.detail !== "" && html` (<${ShortText} value=${turn.detail} />)`}
       ${findings > 0 && html` · <strong>! ${findings} ${findings === 1 ? "finding" : "findings"}</strong>`}
     </p>
     <dl class="figures">
       <${Figure} name="model"><${ShortText} value=${turn.model} /><//>
-      ${listPhases(record["times"]).map(([name, seconds]) => html`<${Figure} name=${name}>${formatSeconds(seconds)}<//>`)}
+      ${phases.map(([name, seconds]) => html`<${Figure} name=${name}>${formatSeconds(seconds)}<//>`)}
       <${Figure} name="tokens in (cached)">${turn.input?.toLocaleString("en") ?? "–"} (${turn.cached?.toLocaleString("en") ?? "–"})<//>
+      ${rate !== null && html`<${Figure} name="tokens a second">${rate.toFixed(rate < 10 ? 1 : 0)}<//>`}
       <${Figure} name="tokens out">${turn.output?.toLocaleString("en") ?? "–"}<//>
     </dl>`;
 }
@@ -58,18 +60,4 @@ function TurnSummary({ record, findings }) {
 /** @param {{name: string, children?: unknown}} props */
 function Figure({ name, children }) {
   return html`<div><dt>${name}</dt><dd>${children}</dd></div>`;
-}
-
-/** Returns the phases of a turn whose ends are both known. @param {any} times @returns {[string, number][]} */
-function listPhases(times) {
-  /** @type {[string, string, string][]} */
-  const phases = [
-    ["queue", "submitted", "admitted"],
-    ["prefill", "admitted", "first_token"],
-    ["decode", "first_token", "last_token"],
-  ];
-  return phases.flatMap(([name, from, to]) => {
-    const seconds = Number(times?.[to]) - Number(times?.[from]);
-    return times?.[to] != null && times?.[from] != null && Number.isFinite(seconds) ? [[name, seconds]] : [];
-  });
 }

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { buildRows, describeRow, findRow } from "../../../web/lib/event-rows.js";
-import { followInputs, readTable } from "../../../web/lib/state-table.js";
-import { describeEnding, formatSeconds, listQuery, readTurn } from "../../../web/lib/turns.js";
+import { findStep, readSteps, readTable } from "../../../web/lib/state-table.js";
+import { decodeRate, describeEnding, describeFinding, formatSeconds, listPhases, listQuery, readTurn } from "../../../web/lib/turns.js";
 
 const text = (delta, output_index = 0, content_index = 0) => ({ type: "response.output_text.delta", output_index, content_index, delta });
 const EVENTS = [
@@ -51,18 +51,33 @@ const TABLE = readTable({
   ],
 });
 
-test("inputs are followed from cell to cell, up to an illegal one", () => {
-  const steps = followInputs(TABLE, "IDLE", ["SAY", "STOP", "SAY"]);
-  assert.deepEqual(steps.map((step) => [step.state, step.input, step.next]), [["IDLE", "SAY", "MESSAGE"], ["MESSAGE", "STOP", "ENDED"]]);
-  assert.deepEqual(followInputs(TABLE, "constructor", ["__proto__"]), []);
+test("cells that ran are looked up in the table", () => {
+  const steps = readSteps(TABLE, [["IDLE", "SAY"], ["IDLE", "NEW"], "x"]);
+  assert.deepEqual(steps.map((step) => [step.input, step.verbs.join(" "), step.next]), [["SAY", "open grow", "MESSAGE"], ["NEW", "", ""]]);
+  assert.deepEqual(readSteps(TABLE, [["constructor", "__proto__"]])[0].verbs, []);
+  assert.deepEqual(readSteps(TABLE, null), []);
   assert.deepEqual(readTable(null), { states: [], inputs: [], cells: new Map() });
+});
+
+test("an event belongs to the step that its last event describes", () => {
+  const lines = [{ step: 0, detail: { a: 0 } }, { step: 1 }, { step: 1, detail: { a: 1 } }, { step: 2 }, { step: 3, detail: { a: 3 } }];
+  assert.deepEqual(lines.map((_, n) => findStep(lines, n).detail?.a), [0, 1, 1, undefined, 3]);
+  assert.deepEqual(findStep(lines, 9), {});
+});
+
+test("phases, rates and findings are written from what is known", () => {
+  const phases = listPhases({ submitted: 10, admitted: 22, first_token: null, last_token: 50 });
+  assert.deepEqual(phases, [["queue", 0.012]]);
+  assert.equal(decodeRate(readTurn({ output_tokens: 64 }), [["decode", 2]]), 32);
+  for (const [output_tokens, decode] of [[64, 0], [null, 1]]) assert.equal(decodeRate(readTurn({ output_tokens }), [["decode", decode]]), null);
+  assert.equal(describeFinding({ code: "a", subject: "b", expected: "c", actual: "d" }), "a: b: expected c, found d");
+  assert.equal(describeFinding({}), "");
 });
 
 test("a turn is read whatever is missing", () => {
   assert.equal(readTurn({}).cause, "");
-  assert.equal(readTurn({ ending: "stop_token" }).cause, "stop_token");
   assert.equal(readTurn({ ending: { cause: "deadline", detail: 3 } }).detail, "3");
-  assert.equal(readTurn({ usage: { input_tokens: 5, input_tokens_details: { cached_tokens: 4 } } }).cached, 4);
+  assert.equal(readTurn({ cached_tokens: "many" }).cached, null);
   assert.equal(readTurn({ created_at: 1_790_000_000 }).at.toISOString(), "2026-09-21T14:13:20.000Z");
   assert.equal(readTurn({ created_at: "never" }).at, null);
 });
