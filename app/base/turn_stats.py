@@ -67,6 +67,8 @@ class TurnStats(Struct, kw_only=True):
     model: str
     api: Api = "responses"
     times: TurnTimes = field(default_factory=TurnTimes)
+    started_at: float = 0.0
+    """Time at which the turn began, in seconds since 1970."""
     status: str = "in_progress"
     """Status of the response; `refused` for a turn that ended before its first event."""
     ending: Ending | None = None

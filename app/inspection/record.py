@@ -78,15 +78,14 @@ class TurnRecord:
         log: EventLog,
         stats: TurnStats,
         *,
-        started_at: float,
         dialect: str,
         request: bytes,
         redact: Callable[[bytes], bytes],
         list_rounds: Callable[[], list[RoundRecord]],
     ) -> None:
         self.owner, self.id, self.stats = log.owner, log.id, stats
-        self.started_at, self.dialect = started_at, dialect
-        """Seconds since 1970, and the name of the model's dialect."""
+        self.dialect = dialect
+        """Name of the model's dialect."""
         self._log: EventLog | None = log
         self._request = request if len(request) <= MAX_REQUEST_BYTES else b""
         self._redact, self._list_rounds = redact, list_rounds

@@ -7,17 +7,17 @@ in the column `writer` until the response has ended, and it checks before each s
 To cancel the response, another process sets `cancel_requested`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, Literal
 
 import msgspec
 import structlog
-from msgspec import Struct
 
 from antiphon.app.base.blob_urls import find_blobs
 from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.base.step_detail import TokenDetail
+from antiphon.app.inspection.summaries import read_stats
 from antiphon.app.store.batches.batch_tables import BatchTables
 from antiphon.app.store.batches.file_tables import FileTables
 from antiphon.app.store.batches.records import StoredBatch
@@ -27,6 +27,18 @@ from antiphon.app.store.blobs.evictions import StoreLimits, evict_responses
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.continuation_tables import ContinuationTables
+from antiphon.app.store.history.step_rows import (
+    EVENT_COLUMNS,
+    ITEM_COLUMNS,
+    RESPONSE_COLUMNS,
+    Columns,
+    NewStep,
+    completed_item_ids,
+    encode_entry,
+    encode_response,
+    last_response,
+)
+from antiphon.app.store.history.summary_tables import SUMMARY_COLUMNS, SummaryTables, encode_summary
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
 from antiphon.events import stream as ev
@@ -40,50 +52,11 @@ _SIZE = """
 """Bytes of a row of `responses` with all that is stored for it."""
 OwnedTable = Literal["responses", "batches", "files"]
 """Tables whose rows each belong to one server, their `writer`, until they are complete."""
-Columns = Mapping[str, str]
-"""Names of columns, each with its type in PostgreSQL."""
-RESPONSE_COLUMNS: Columns = {
-    "id": "text",
-    "owner": "text",
-    "created": "bigint",
-    "base_response": "bytea",
-    "input_items": "bytea",
-    "writer": "text",
-}
-EVENT_COLUMNS: Columns = {"response": "text", "number": "int", "data": "bytea", "detail": "bytea"}
-ITEM_COLUMNS: Columns = {"owner": "text", "id": "text", "response": "text"}
 RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noqa: S608
 """Begin of the statement that ends responses."""
 _log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
-_detail_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
 _detail_decoder = msgspec.msgpack.Decoder(TokenDetail)
-
-
-class NewStep(Struct, frozen=True):
-    """One step of a response, to be stored."""
-
-    owner: str
-    response_id: str
-    entries: Sequence[LogEntry]
-    keep_details: bool = False
-
-
-def _encode_response(log: EventLog, writer: str) -> tuple[str, str, int, bytes, bytes, str]:
-    """Returns the values of `RESPONSE_COLUMNS` for a new response."""
-    base_response, input_items = msgspec.json.encode(log.base_response), msgspec.json.encode(log.input_items)
-    return log.id, log.owner, int(log.base_response.created_at), base_response, input_items, writer
-
-
-def _encode_entry(step: NewStep, entry: LogEntry) -> tuple[str, int, bytes, bytes | None]:
-    """Returns the values of `EVENT_COLUMNS` for an entry."""
-    detail = _detail_encoder.encode(entry.detail) if step.keep_details and entry.detail is not None else None
-    return step.response_id, entry.event.sequence_number, entry.data, detail
-
-
-def _completed_item_ids(entries: Iterable[LogEntry]) -> list[str]:
-    """Returns the ids of the output items that these entries complete."""
-    return [entry.event.item.id for entry in entries if isinstance(entry.event, ev.ItemDone)]
 
 
 class Database:
@@ -102,7 +75,7 @@ class Database:
         self._connection, self.completions = connection, completions
         self.blobs = BlobTables(connection)
         self.conversations, self.turns = ConversationTables(connection, self.blobs), TurnTables(connection)
-        self.continuations = ContinuationTables(connection)
+        self.continuations, self.summaries = ContinuationTables(connection), SummaryTables(connection)
         self.files, self.batches = FileTables(connection), BatchTables(connection)
         self.uploads = UploadTables(connection, self.files)
 
@@ -134,7 +107,7 @@ class Database:
 
     def insert_responses(self, logs: Sequence[EventLog], writer: str) -> None:
         """Inserts new responses with their input items and blobs, before their first events."""
-        self._insert_rows("responses", RESPONSE_COLUMNS, [_encode_response(log, writer) for log in logs])
+        self._insert_rows("responses", RESPONSE_COLUMNS, [encode_response(log, writer) for log in logs])
         self._insert_items((log.owner, item.id, log.id) for log in logs for item in log.input_items if item.id)
         self.continuations.insert((log.id, log.continuation) for log in logs if log.continuation is not None)
         for log in logs:
@@ -146,13 +119,15 @@ class Database:
         ids = list({step.response_id for step in steps})
         owned = self._select_owned(ids, writer)
         steps = [step for step in steps if step.response_id in owned]
-        events = [_encode_entry(step, entry) for step in steps for entry in step.entries]
+        events = [encode_entry(step, entry) for step in steps for entry in step.entries]
         self._insert_rows("events", EVENT_COLUMNS, events)
         self._insert_items(
-            (step.owner, item_id, step.response_id) for step in steps for item_id in _completed_item_ids(step.entries)
+            (step.owner, item_id, step.response_id) for step in steps for item_id in completed_item_ids(step.entries)
         )
         ended = [step for step in steps if is_terminal(step.entries)]
         self._release_responses([step.response_id for step in ended])
+        rows = [encode_summary(step.owner, step.stats or read_stats(last_response(step))) for step in ended]
+        self._insert_rows("turn_summaries", SUMMARY_COLUMNS, rows, "ON CONFLICT (id) DO NOTHING")
         self.continuations.delete([step.response_id for step in ended if step.keep_details])
         return set(ids) - owned
 
@@ -205,6 +180,7 @@ class Database:
         blob_bytes = 0
         for each in self.completions.delete_with_choice(response_id):
             blob_bytes += self.blobs.delete_references(each)
+            self.summaries.delete(each)
             for statement in (
                 "DELETE FROM items WHERE response = ?",
                 "DELETE FROM events WHERE response = ?",

@@ -11,12 +11,13 @@ import structlog
 from antiphon.app.base.continuation import Continuation
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
-from antiphon.app.store.database import Database, NewStep
+from antiphon.app.inspection.summaries import RESTARTED_CODE
+from antiphon.app.store.database import Database
 from antiphon.app.store.history.continuation_tables import MAX_CONTINUATIONS
+from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.state.recovery import failure_events
 
-RESTARTED_CODE = "server_restarted"
 RESTARTED_MESSAGE = "The server process stopped before this response was complete. Retry the request."
 MAX_PURGED_PIECES = 16
 """Pieces of deleted files, each of 1 MiB, to delete in one transaction."""

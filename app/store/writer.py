@@ -15,7 +15,8 @@ import structlog
 
 from antiphon.app.base.event_log import begins_tool_run, is_terminal
 from antiphon.app.store import writer_lease
-from antiphon.app.store.database import Database, NewStep
+from antiphon.app.store.database import Database
+from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.log_items import conversation_items
 from antiphon.app.store.outage import MAX_RECONNECT_DELAY_S, Outage
 from antiphon.app.store.tracked_logs import TrackedLogs
@@ -234,7 +235,7 @@ class StoreWriter:
         for op in ops:
             if op.completion is not None:
                 self._database.completions.insert_completion(op.log.owner, *op.completion, op.log.blobs)
-        steps = [NewStep(op.log.owner, op.log.id, op.entries, op.log.keeps_details) for op in ops]
+        steps = [NewStep(op.log.owner, op.log.id, op.entries, op.log.keeps_details, op.log.stats) for op in ops]
         lost_ids = self._database.append_steps(steps, self._name)
         for op in ops:
             if is_terminal(op.entries) and op.log.conversation_id and op.log.id not in lost_ids:

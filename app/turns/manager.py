@@ -132,6 +132,7 @@ class TurnManager:
                     model=base.model,
                     api=origin.api,
                     times=times,
+                    started_at=self.clock(),
                     previous_id=base.previous_response_id or "",
                 )
                 turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
@@ -260,7 +261,7 @@ class TurnManager:
         )
         turn.media = media
         if self.recorder is not None:
-            self.recorder.begin(create_record(turn.log, processor, job, origin, model.format.name, self.clock()))
+            self.recorder.begin(create_record(turn.log, processor, job, origin, model.format.name))
         self._track_turn(model, turn, processor, slot)
         return turn
 
@@ -287,7 +288,7 @@ class TurnManager:
         self.store.adopt_log(log)
         turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
         turn.is_continued = True
-        turn.stats.times.parsed = time.monotonic()
+        turn.stats.times.parsed, turn.stats.started_at = time.monotonic(), float(log.base_response.created_at)
         self._track_turn(model, turn, rebuilt.processor, slot)
 
     def _on_turn_end(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:

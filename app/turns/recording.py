@@ -14,18 +14,12 @@ from antiphon.engine.protocol import Job
 from antiphon.kit.cassette.redaction import Redactor
 
 
-def create_record(
-    log: EventLog, processor: OutputProcessor, job: Job, origin: TurnOrigin, dialect: str, started_at: float
-) -> TurnRecord:
-    """Returns the record of a turn that begins, and makes its details carry times and inputs.
-
-    `job` is the first job; `started_at` is in seconds since 1970.
-    """
+def create_record(log: EventLog, processor: OutputProcessor, job: Job, origin: TurnOrigin, dialect: str) -> TurnRecord:
+    """Returns the record of a turn that begins with this job, and makes its details carry times and inputs."""
     processor.is_recorded = True
     return TurnRecord(
         log,
         processor.stats,
-        started_at=started_at,
         dialect=dialect,
         request=origin.body,
         redact=redact_request,

@@ -46,7 +46,7 @@ def _describe_turn(record: TurnRecord) -> Json:
         "input_tokens": sum(len(each.prompt) for each in rounds),
         "cached_tokens": sum(each.cached_tokens for each in rounds),
         "output_tokens": sum(each.output_tokens for each in rounds),
-        "started_at": record.started_at,
+        "started_at": stats.started_at,
     }
 
 

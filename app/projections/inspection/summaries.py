@@ -14,15 +14,15 @@ NOT_RECORDED = "This turn was not recorded: recording was off, or the record was
 TOO_LONG = f"The request has more than {MAX_REQUEST_BYTES} bytes."
 
 
-def build_summary(stats: TurnStats, started_at: float, *, is_recorded: bool) -> Json:
-    """Returns the summary of a turn. `started_at` is in seconds since 1970; the times are milliseconds from then on."""
+def build_summary(stats: TurnStats, *, is_recorded: bool) -> Json:
+    """Returns the summary of a turn. Its times are milliseconds from the request on."""
     times, ending = stats.times, stats.ending
     offsets = {name: times.seconds_until(at) for name, at in msgspec.structs.asdict(times).items()}
     seconds = times.seconds_until(times.ended if times.ended is not None else time.monotonic())
     return {
         "id": stats.response_id,
         "object": "inspect.turn",
-        "created_at": started_at,
+        "created_at": stats.started_at,
         "api": stats.api,
         "model": stats.model,
         "status": stats.status,

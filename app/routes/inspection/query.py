@@ -5,11 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
-from msgspec import Struct
-
 from antiphon.app.base.endings import CAUSES
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value
-from antiphon.app.base.turn_stats import Api, TurnStats
+from antiphon.app.base.turn_stats import Api
+from antiphon.app.inspection.summaries import TurnFilter
 
 DEFAULT_TURNS, MAX_TURNS = 50, 200
 DEFAULT_EVENTS, MAX_EVENTS = 5_000, 100_000
@@ -17,35 +16,6 @@ DEFAULT_TOKENS, MAX_TOKENS = 20_000, 200_000
 STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 MAX_FILTER_CHARS = 256
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
-
-
-class TurnFilter(Struct, frozen=True, kw_only=True):
-    """The turns that a list shows: those that fit every field that is not empty."""
-
-    status: str = ""
-    model: str = ""
-    api: str = ""
-    ending: str = ""
-    tool: str = ""
-    previous: str = ""
-    text: str = ""
-    """Text in the request. Only the latest turns are searched."""
-    since: float = -math.inf
-    """Seconds since 1970."""
-    until: float = math.inf
-
-    def fits(self, stats: TurnStats, started_at: float) -> bool:
-        """Tells whether a turn fits all fields but `text`."""
-        cause = "" if stats.ending is None else stats.ending.cause
-        return (
-            self.status in ("", stats.status)
-            and self.model in ("", stats.model)
-            and self.api in ("", stats.api)
-            and self.ending in ("", cause)
-            and self.previous in ("", stats.previous_id)
-            and (not self.tool or self.tool in stats.tools)
-            and self.since <= started_at <= self.until
-        )
 
 
 def read_integer(query: Mapping[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
@@ -68,16 +38,17 @@ def read_flag(query: Mapping[str, str], name: str) -> bool:
     return sent in ("true", "1")
 
 
-def read_filter(query: Mapping[str, str]) -> TurnFilter:
-    """Returns the filter of a list. Raises `ApiError` 400 that names the parameter."""
+def read_filter(query: Mapping[str, str]) -> tuple[TurnFilter, str]:
+    """Returns the filter of a list, and the text that requests must have. Raises `ApiError` 400 by parameter."""
     _check_choice(query, "status", STATUSES)
     _check_choice(query, "api", get_args(Api))
     _check_choice(query, "ending", CAUSES)
     for name in ("model", "tool", "previous", "text"):
         if len(query.get(name, "")) > MAX_FILTER_CHARS:
             raise invalid_value(name, f"Invalid '{name}': it has more than {MAX_FILTER_CHARS} characters.")
-    texts = {name: query.get(name, "") for name in ("status", "model", "api", "ending", "tool", "previous", "text")}
-    return TurnFilter(**texts, since=_read_time(query, "since", -math.inf), until=_read_time(query, "until", math.inf))
+    texts = {name: query.get(name, "") for name in ("status", "model", "api", "ending", "tool", "previous")}
+    since, until = _read_time(query, "since", -math.inf), _read_time(query, "until", math.inf)
+    return TurnFilter(**texts, since=since, until=until), query.get("text", "")
 
 
 def _check_choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from itertools import islice
 from typing import Any
 
 from litestar import delete, get
@@ -11,6 +10,7 @@ from litestar.response import Response, Stream
 
 from antiphon.app.base.errors import ApiError, clip_text
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.projections.inspection.prompts import encode_prompt
@@ -31,12 +31,13 @@ from antiphon.app.routes.inspection.query import (
     MAX_EVENTS,
     MAX_TOKENS,
     MAX_TURNS,
-    TurnFilter,
     read_filter,
     read_flag,
     read_integer,
 )
 from antiphon.app.routes.inspection.replies import json_page, lines_page, missing_page, text_page
+from antiphon.app.store.history.summary_tables import LATEST
+from antiphon.app.store.store import ResponseStore
 from antiphon.harmony.format import ModelFormat
 
 MAX_SEARCHED_TURNS = 1_000
@@ -49,25 +50,41 @@ MAX_NUMBER = 10**9
 @get("/v1/inspect/turns")
 async def list_turns(request: AnyRequest) -> Response[bytes]:
     """Lists summaries of the owner's turns, latest first."""
-    query = request.query_params
-    limit, wanted = read_integer(query, "limit", DEFAULT_TURNS, 1, MAX_TURNS), read_filter(query)
-    recorder = server_context(request).turn_manager.recorder
-    records = [] if recorder is None else list(recorder.list_records(request_owner(request)))
-    if after := query.get("after"):
-        position = next((index for index, each in enumerate(records) if each.id == after), None)
-        if position is None:
-            raise ApiError(400, "invalid_value", f"There is no turn with the id '{clip_text(after)}'.", "after")
-        records = records[position + 1 :]
-    if wanted.text:
-        records = await asyncio.to_thread(_search_requests, records[:MAX_SEARCHED_TURNS], wanted.text)
-    found = list(islice(_filter_records(records, wanted), limit + 1))
-    data = [build_summary(each.stats, each.started_at, is_recorded=True) for each in found[:limit]]
-    searched = {"searched": MAX_SEARCHED_TURNS} if wanted.text else {}
-    return json_page({"object": "list", "data": data, "has_more": len(found) > limit} | searched)
+    context, owner, query = server_context(request), request_owner(request), request.query_params
+    limit = read_integer(query, "limit", DEFAULT_TURNS, 1, MAX_TURNS)
+    wanted, text = read_filter(query)
+    recorder, store = context.turn_manager.recorder, context.store
+    records = [] if recorder is None else list(recorder.list_records(owner))
+    await store.prepare_read(owner)
+    place = await _find_place(store, records, owner, query["after"]) if query.get("after") else LATEST
+    records = [each for each in records if place_of(each.stats) < place and wanted.fits(each.stats)]
+    stored: list[TurnStats] = []
+    if text:
+        records = await asyncio.to_thread(_search_requests, records[:MAX_SEARCHED_TURNS], text)
+    else:
+        stored = await store.read(lambda database: database.summaries.list_summaries(owner, wanted, limit + 1, place))
+    found = {each.response_id: each for each in (*stored, *(record.stats for record in records))}
+    shown = sorted(found.values(), key=place_of, reverse=True)
+    recorded = {record.id for record in records}
+    data = [build_summary(each, is_recorded=each.response_id in recorded) for each in shown[:limit]]
+    searched = {"searched": MAX_SEARCHED_TURNS} if text else {}
+    return json_page({"object": "list", "data": data, "has_more": len(shown) > limit} | searched)
 
 
-def _filter_records(records: Sequence[TurnRecord], wanted: TurnFilter) -> "filter[TurnRecord]":
-    return filter(lambda record: wanted.fits(record.stats, record.started_at), records)
+def place_of(stats: TurnStats) -> tuple[float, str]:
+    """Returns the place of a turn in a list: its time and its id."""
+    return stats.started_at, stats.response_id
+
+
+async def _find_place(
+    store: ResponseStore, records: Sequence[TurnRecord], owner: str, turn_id: str
+) -> tuple[float, str]:
+    """Returns the place of the turn that `after` names. Raises `ApiError` 400."""
+    stats = next((each.stats for each in records if each.id == turn_id), None)
+    stats = stats or await store.read(lambda database: database.summaries.find(owner, turn_id))
+    if stats is None:
+        raise ApiError(400, "invalid_value", f"There is no turn with the id '{clip_text(turn_id)}'.", "after")
+    return place_of(stats)
 
 
 def _search_requests(records: Sequence[TurnRecord], text: str) -> list[TurnRecord]:
@@ -80,7 +97,7 @@ def _search_requests(records: Sequence[TurnRecord], text: str) -> list[TurnRecor
 async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Returns what is known of a turn: its ending, times and sizes, and where its parts are."""
     turn = await find_turn(request, turn_id)
-    summary = build_summary(turn.stats, turn.started_at, is_recorded=turn.record is not None)
+    summary = build_summary(turn.stats, is_recorded=turn.record is not None)
     details = describe_missing() if turn.record is None else await asyncio.to_thread(describe_record, turn.record)
     return json_page(summary | {"num_events": len(turn.log.entries)} | details)
 

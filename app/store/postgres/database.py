@@ -18,7 +18,8 @@ from psycopg import sql
 
 from antiphon.app.base.event_log import is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import RELEASE_RESPONSES, Columns, Database, NewStep, OwnedTable
+from antiphon.app.store.database import RELEASE_RESPONSES, Database, OwnedTable
+from antiphon.app.store.history.step_rows import Columns, NewStep
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection, is_outage
 from antiphon.app.store.sql_connection import SqlConnection

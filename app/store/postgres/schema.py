@@ -6,13 +6,13 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MIGRATION_LOCK = 0x616E7469_70686F6E
 """Key of the advisory lock that a server holds while it migrates."""
 TABLES = (
     "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions",
     "chat_choices", "files", "file_pieces", "batches", "batch_lines", "used_approvals", "blobs",
-    "blob_pieces", "blob_references", "uploads", "continuations",
+    "blob_pieces", "blob_references", "uploads", "continuations", "turn_summaries",
 )  # fmt: skip
 # Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
 SCHEMA = """
@@ -115,7 +115,20 @@ CREATE TABLE continuations (
 );
 """
 """Data with which another server goes on with a response, kept until the response has ended."""
-MIGRATIONS: tuple[str, ...] = (SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA, CONTINUATION_SCHEMA)
+SUMMARY_SCHEMA = """
+CREATE TABLE turn_summaries (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, started DOUBLE PRECISION NOT NULL, api TEXT NOT NULL, model TEXT NOT NULL,
+    status TEXT NOT NULL, cause TEXT NOT NULL, detail TEXT NOT NULL, error_code TEXT NOT NULL,
+    previous TEXT NOT NULL, tools TEXT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
+    output_tokens BIGINT NOT NULL, times TEXT NOT NULL
+);
+CREATE INDEX summaries_by_time ON turn_summaries (owner, started, id);
+"""
+"""Causes, times and token counts of the turns of stored responses."""
+MIGRATIONS: tuple[str, ...] = (
+    *(SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA, CONTINUATION_SCHEMA),
+    SUMMARY_SCHEMA,
+)
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 
 

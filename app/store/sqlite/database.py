@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import RELEASE_RESPONSES, Columns, Database
+from antiphon.app.store.database import RELEASE_RESPONSES, Database
+from antiphon.app.store.history.step_rows import Columns
 from antiphon.app.store.sql_connection import SqlConnection, StoredRows
 from antiphon.app.store.sqlite.schema import open_memory
 

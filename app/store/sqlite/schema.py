@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.app.store.base import StoreError
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 _VERSION_4 = """
 CREATE TABLE chat_completions (
     position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
@@ -83,6 +83,16 @@ CREATE TABLE continuations (
 )
 """
 """Additions of version 8: what another process needs to go on with a response, until the response has ended."""
+_VERSION_9 = """
+CREATE TABLE turn_summaries (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, started REAL NOT NULL, api TEXT NOT NULL, model TEXT NOT NULL,
+    status TEXT NOT NULL, cause TEXT NOT NULL, detail TEXT NOT NULL, error_code TEXT NOT NULL,
+    previous TEXT NOT NULL, tools TEXT NOT NULL, input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL, times TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX summaries_by_time ON turn_summaries (owner, started, id)
+"""
+"""Additions of version 9: why, when and with how many tokens the turn of each stored response ended."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
@@ -111,7 +121,8 @@ CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT RO
 {_VERSION_5};
 {_VERSION_6};
 {_VERSION_7};
-{_VERSION_8}"""
+{_VERSION_8};
+{_VERSION_9}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -127,6 +138,7 @@ MIGRATIONS: tuple[str, ...] = (
     _VERSION_6,
     _VERSION_7,
     _VERSION_8,
+    _VERSION_9,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -350,3 +351,24 @@ def test_recording_is_off_with_keys_and_says_so() -> None:
         assert inspector.get(f"/turns/{turn_id}").json()["recorded"] is False
         [*_, last] = inspector.lines(f"/turns/{turn_id}/events")
         assert last["inputs"] is None and last["at_us"] is None
+
+
+def test_stored_turns_are_listed_after_a_restart_and_without_recording(tmp_path: Path) -> None:
+    store_file = tmp_path / "responses.db"
+    with serve(SCRIPT, store_file=store_file) as server, Inspector(server) as inspector:
+        ids = [inspector.ask(f"question {number}", store=True) for number in range(3)]
+        unstored = inspector.ask("not stored")
+        listed = inspector.get("/turns").json()["data"]
+        assert [each["id"] for each in listed] == [unstored, *ids[::-1]], "each once"
+    with serve(SCRIPT, store_file=store_file, inspect="off") as server, Inspector(server) as inspector:
+        listed = inspector.get("/turns").json()["data"]
+        assert [each["id"] for each in listed] == ids[::-1]
+        assert {each["ending"]["cause"] for each in listed} == {"stop_token"} and not any(
+            each["recorded"] for each in listed
+        )
+        page = inspector.get("/turns", after=ids[1], limit=1).json()
+        assert [each["id"] for each in page["data"]] == [ids[0]] and not page["has_more"]
+        assert inspector.get(f"/turns/{ids[0]}").json()["ending"]["detail"]
+        assert inspector.client.delete(f"/v1/responses/{ids[0]}").status_code == 200
+        assert [each["id"] for each in inspector.get("/turns").json()["data"]] == ids[:0:-1]
+        assert inspector.get(f"/turns/{ids[0]}").status_code == 404

@@ -12,9 +12,9 @@ from antiphon.app.base.continuation import Continuation
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext, create_context
+from antiphon.app.inspection.summaries import RESTARTED_CODE
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.responses.request import read_responses_request
-from antiphon.app.store.upkeep import RESTARTED_CODE
 from tests.app.store.store_helpers import StorePlace
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S

@@ -10,7 +10,8 @@ import pytest
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.batches.records import StoredFile
-from antiphon.app.store.database import Database, NewStep
+from antiphon.app.store.database import Database
+from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import SqlitePlace, StorePlace, add_completion, add_log, make_response, make_steps

@@ -10,7 +10,8 @@ import pytest
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.chat.stored import CompletionQuery
 from antiphon.app.store.base import StoreError
-from antiphon.app.store.database import Database, NewStep
+from antiphon.app.store.database import Database
+from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION, open_connection
 from antiphon.app.store.sqlite.store import SqliteStore
@@ -76,6 +77,7 @@ CHANGES = {
     """,
     "version 5": ";".join((*MIGRATIONS[1:4], "PRAGMA user_version = 5")),
     "version 6": ";".join((*MIGRATIONS[1:5], "PRAGMA user_version = 6")),
+    "version 8": ";".join((*MIGRATIONS[1:7], "PRAGMA user_version = 8")),
 }
 """Statements that make a file of version 2 one of another version."""
 
