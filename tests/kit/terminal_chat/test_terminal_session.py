@@ -141,7 +141,7 @@ def test_ctrl_c_stops_the_reply_and_closes_the_stream(api: str) -> None:
         terminal.type(CTRL_C)
         terminal.wait_for("Stopped.")
         wait_with_progress(lambda: any(each.method == "POST" for each in server.access_records), "the stream is open")
-        send(terminal, "first words", "Hello, you.")
+        send(terminal, "first words", "Hello, you. That was slow.")  # the model reads the part that it wrote
         press_ctrl_c(terminal, "Ctrl-C again", count=2)
         send(terminal, "first words", "Hello, you.")  # a line in between: the next Ctrl-C is the first again
         press_ctrl_c(terminal, "Ctrl-C again", count=3)
