@@ -185,7 +185,7 @@ def test_100_000_events_need_a_few_elements(open_tab: OpenTab) -> None:
     page = open_tab("turns/resp_1", before=fake.attach)
     expect(page.locator("#position")).to_contain_text("event 99999 of 99999 ", timeout=60_000)
     page.get_by_label("merge deltas").uncheck()
-    expect(page.locator(".row")).to_have_count(48)
+    expect(page.locator(".row").nth(20)).to_be_attached()
     page.get_by_role("listbox").focus()
     page.keyboard.press("Home")
     page.keyboard.press("PageDown")
@@ -193,7 +193,7 @@ def test_100_000_events_need_a_few_elements(open_tab: OpenTab) -> None:
     page.get_by_role("slider", name="Event").fill("50002")
     expect(page.locator("#changed")).to_have_text("Event 50002 appends to output[0].content[0].text: ab")
     expect(page.locator('.row[aria-selected="true"]')).to_contain_text("50002")
-    assert page.locator(".row").count() == 48
+    assert 20 < page.locator(".row").count() <= 48
 
 
 def test_damaged_log_is_shown_as_damaged(open_tab: OpenTab) -> None:

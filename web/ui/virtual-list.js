@@ -1,12 +1,13 @@
 // A list of any length with a fixed number of elements: only the rows in sight exist.
 import { html } from "../lib/html.js";
-import { useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
+import { useLayoutEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 
 /** Height of a row in pixels. WCAG asks for targets of 24. */
 export const ROW_HEIGHT = 24;
-/** Elements for rows. A list in sight has at most so many, less those above and below. */
+/** Most elements for rows, also on the highest screen. */
 const POOL_SIZE = 48;
-const ROWS_ABOVE = 6;
+/** Rows that exist above and below those in sight. */
+const ROWS_ASIDE = 4;
 /** Rows beyond this number are out of reach by scrolling: browsers limit the height of an element. */
 export const MAX_ROWS = 500_000;
 
@@ -21,18 +22,20 @@ export const MAX_ROWS = 500_000;
 export function VirtualList({ count, current, label, draw, onChoose }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const [top, setTop] = useState(0);
+  const before = useRef(-1);
   const shown = Math.min(count, MAX_ROWS);
-  const start = Math.max(0, Math.min(Math.floor(top / ROW_HEIGHT) - ROWS_ABOVE, shown - POOL_SIZE));
-  const end = Math.min(shown, start + POOL_SIZE);
+  // A newly chosen row is in sight from the first drawing on: it would be drawn twice if the scrolling came first.
+  const height = box.current?.clientHeight ?? 0;
+  const view = before.current === current ? top : topWithRow(current, top, height);
+  const size = height === 0 ? POOL_SIZE : Math.min(POOL_SIZE, Math.ceil(height / ROW_HEIGHT) + 2 * ROWS_ASIDE);
+  const start = Math.max(0, Math.min(Math.floor(view / ROW_HEIGHT) - ROWS_ASIDE, shown - size));
+  const end = Math.min(shown, start + size);
 
   useLayoutEffect(() => {
     const element = box.current;
     if (element === null) return;
-    const y = current * ROW_HEIGHT;
-    if (y < element.scrollTop) element.scrollTop = y;
-    else if (y + ROW_HEIGHT > element.scrollTop + element.clientHeight) {
-      element.scrollTop = y + ROW_HEIGHT - element.clientHeight;
-    }
+    before.current = current;
+    element.scrollTop = topWithRow(current, element.scrollTop, element.clientHeight);
     setTop(element.scrollTop);
   }, [current, shown]);
 
@@ -48,10 +51,9 @@ export function VirtualList({ count, current, label, draw, onChoose }) {
 
   const rows = [];
   for (let index = start; index < end; index++) {
-    rows.push(html`<div
-      key=${index % POOL_SIZE} id=${`row-${index}`} class="row" role="option" aria-selected=${index === current}
-      aria-setsize=${count} aria-posinset=${index + 1} onClick=${() => onChoose(index)}
-      style=${{ transform: `translateY(${index * ROW_HEIGHT}px)` }}>${draw(index)}</div>`);
+    rows.push(
+      html`<${Row} key=${index % POOL_SIZE} index=${index} count=${count} draw=${draw} onChoose=${onChoose} chosen=${index === current} />`,
+    );
   }
   const active = current >= start && current < end ? `row-${current}` : null;
   return html`<div
@@ -59,4 +61,26 @@ export function VirtualList({ count, current, label, draw, onChoose }) {
     onKeyDown=${onKeyDown} onScroll=${() => setTop(box.current?.scrollTop ?? 0)}>
     <div class="rows" role="presentation" style=${{ height: `${shown * ROW_HEIGHT}px` }}>${rows}</div>
   </div>`;
+}
+
+/** Returns where to scroll to so that a row is in sight: nowhere, if it is. @type {(row: number, top: number, height: number) => number} */
+function topWithRow(row, top, height) {
+  const y = row * ROW_HEIGHT;
+  return y < top ? y : Math.max(top, y + ROW_HEIGHT - height);
+}
+
+/**
+ * A row is drawn again only if it changes: most stay as they are when another one is chosen.
+ * @param {{index: number, count: number, chosen: boolean, draw: (index: number) => unknown, onChoose: (index: number) => void}} props
+ */
+function Row({ index, count, chosen, draw, onChoose }) {
+  const choose = useRef(onChoose);
+  choose.current = onChoose;
+  return useMemo(
+    () => html`<div
+      id=${`row-${index}`} class="row" role="option" aria-selected=${chosen}
+      aria-setsize=${count} aria-posinset=${index + 1} onClick=${() => choose.current(index)}
+      style=${{ transform: `translateY(${index * ROW_HEIGHT}px)` }}>${draw(index)}</div>`,
+    [index, count, chosen, draw],
+  );
 }

@@ -47,6 +47,8 @@ function Machine({ table, line }) {
   const ran = new Map(steps.map((step, i) => [`${step.state} ${step.input}`, i]));
   const path = [...ran.keys()].join();
   useLayoutEffect(() => showCell(box.current), [path]);
+  // Most of the elements of the view; they change less often than the event.
+  const cells = useMemo(() => drawCells(table, ran), [table, path]);
   return html`<h2>State machine</h2>
     <p id="step">${
       steps.length === 0
@@ -57,17 +59,22 @@ function Machine({ table, line }) {
           )
     }</p>
     <div ref=${box} class="wide" tabindex="0" role="region" aria-label="State table">
-      <table class="cells"><caption class="unseen">Verbs by input and state; the cells that ran are marked</caption>
-        <thead><tr><th scope="col">in \\ on</th>${table.states.map((state) => html`<th scope="col">${state}</th>`)}</tr></thead>
-        <tbody>${table.inputs.map(
-          (input) =>
-            html`<tr><th scope="row">${input}</th>${table.states.map(
-              (state) =>
-                html`<${CellView} cell=${findCell(table, state, input)} state=${state} order=${ran.get(`${state} ${input}`)} />`,
-            )}</tr>`,
-        )}</tbody>
-      </table>
+      ${cells}
     </div>`;
+}
+
+/** @param {Table} table @param {ReadonlyMap<string, number>} ran */
+function drawCells(table, ran) {
+  return html`<table class="cells"><caption class="unseen">Verbs by input and state; the cells that ran are marked</caption>
+    <thead><tr><th scope="col">in \\ on</th>${table.states.map((state) => html`<th scope="col">${state}</th>`)}</tr></thead>
+    <tbody>${table.inputs.map(
+      (input) =>
+        html`<tr><th scope="row">${input}</th>${table.states.map(
+          (state) =>
+            html`<${CellView} cell=${findCell(table, state, input)} state=${state} order=${ran.get(`${state} ${input}`)} />`,
+        )}</tr>`,
+    )}</tbody>
+  </table>`;
 }
 
 /** Scrolls the table, and nothing else, to the last cell that ran. @param {HTMLElement | null} box */

@@ -35,11 +35,15 @@ export function Timeline({ log, findings }) {
   }, []);
 
   const row = findRow(rows, cursor);
+  const draw = useMemo(
+    () => (/** @type {number} */ i) => html`<${EventRow} log=${log} row=${rows[i]} marks=${marks} />`,
+    [rows, marks],
+  );
   return html`<section aria-label="Timeline">
     <${Controls} log=${log} cursor=${cursor} last=${last} options=${options} onChoose=${choose} onOptions=${setOptions} />
     <div class="timeline">
       <${VirtualList} label="Events" count=${rows.length} current=${row}
-        draw=${(/** @type {number} */ i) => html`<${EventRow} log=${log} row=${rows[i]} marks=${marks} />`}
+        draw=${draw}
         onChoose=${(/** @type {number} */ i) => choose(rows[i]?.last ?? 0)} />
       <${Moment} log=${log} cursor=${cursor} />
     </div>

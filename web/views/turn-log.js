@@ -17,7 +17,7 @@ import { useEffect, useState } from "../vendor/hooks.js";
 
 const PAGE_SIZE = 5000;
 /** Time between two drawings while lines come, in milliseconds. */
-const DRAW_MS = 100;
+const DRAW_MS = 200;
 
 /**
  * Reads the log of a turn. With `follow`, the last request stays open while the turn runs; it keeps no turn alive.
