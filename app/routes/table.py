@@ -31,6 +31,7 @@ ROUTE_HANDLERS = (
     turns.retrieve_grammar,
     turns.retrieve_request,
     turns.retrieve_reading,
+    turns.export,
     responses.create_response,
     responses.count_input_tokens,
     compact.compact_conversation,

@@ -20,6 +20,8 @@ MIN_PAUSE_S = 0.001
 MAX_PROMPT_CHARS = 400
 """Length of the end of a prompt in its comment."""
 
+RecordedStep = tuple[float, dict[str, Any]]
+"""Seconds before a step, and its entry of `output`."""
 HEADER = """\
 # Token streams of an engine, recorded by `antiphon serve --record`. To play them through any API:
 #     antiphon serve --engine scripted --script FILE
@@ -51,42 +53,19 @@ class RecordingFile:
             self._descriptor = os.open(self._path, CREATE_FLAGS, 0o600)
         except OSError as error:
             raise LoadError(f"--record {self._path}: cannot be created: {error.strerror}") from None
-        table = _drop_none(msgspec.to_builtins(recording, str_keys=True))
-        engine = table.pop("engine")
-        self._append(HEADER + _format_table("recording", table) + _format_table("recording.engine", engine))
+        self._append(format_head(recording))
 
     def write_job(self, recorded: "RecordedJob") -> None:
         """Appends the reply of a job that has ended."""
         self._num_replies += 1
-        prompt = self._decode(recorded.job.tokens)
-        mark = "…" if len(prompt) > MAX_PROMPT_CHARS else ""
-        lines = [
-            f"\n# prompt of {len(recorded.job.tokens)} tokens: {_comment(mark + prompt[-MAX_PROMPT_CHARS:])}",
-            "[[reply]]",
-            f'name = "turn-{self._num_replies}"',
-            f"prompt = {format_toml(prompt_key(recorded.job.tokens))}",
-            f"cached_tokens = {recorded.cached_tokens}",
-            "tokens_per_chunk = 0",
-            "output = [",
-            *(f"  {line}" for line in self._format_output(recorded)),
-            "]\n",
-        ]
-        self._append("\n".join(lines))
+        name, steps = f"turn-{self._num_replies}", recorded.steps
+        self._append(format_reply(name, recorded.job.tokens, recorded.cached_tokens, steps, self._decode))
 
     def close(self) -> None:
         """Closes the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _format_output(self, recorded: "RecordedJob") -> list[str]:
-        lines = []
-        for pause, step in recorded.steps:
-            if pause >= MIN_PAUSE_S:
-                lines.append(f"{{pause = {round(pause, 3):g}}},")
-            comment = f"  # {_comment(self._decode(step['ids']))}" if step.get("ids") else ""
-            lines.append(f"{format_toml(step)},{comment}")
-        return lines
 
     def _append(self, text: str) -> None:
         """Writes a block at once. One that does not fit on the disk is taken back, so that the file stays valid."""
@@ -101,12 +80,46 @@ class RecordingFile:
             raise
 
 
+def format_head(recording: Recording) -> str:
+    """Returns the begin of a file: the model that the token ids belong to."""
+    table = _drop_none(msgspec.to_builtins(recording, str_keys=True))
+    engine = table.pop("engine")
+    return HEADER + _format_table("recording", table) + _format_table("recording.engine", engine)
+
+
+def format_reply(
+    name: str,
+    prompt: Sequence[int],
+    cached_tokens: int,
+    steps: Sequence[RecordedStep],
+    decode: Callable[[Sequence[int]], str],
+) -> str:
+    """Returns the reply to a prompt of these ids. `decode` returns the text of ids, for the comments."""
+    text = decode(prompt)
+    mark = "…" if len(text) > MAX_PROMPT_CHARS else ""
+    lines = [
+        f"\n# prompt of {len(prompt)} tokens: {_comment(mark + text[-MAX_PROMPT_CHARS:])}",
+        "[[reply]]",
+        f"name = {format_toml(name)}",
+        f"prompt = {format_toml(prompt_key(prompt))}",
+        f"cached_tokens = {cached_tokens}",
+        "tokens_per_chunk = 0",
+        "output = [",
+    ]
+    for pause, step in steps:
+        if pause >= MIN_PAUSE_S:
+            lines.append(f"  {{pause = {round(pause, 3):g}}},")
+        comment = f"  # {_comment(decode(step['ids']))}" if step.get("ids") else ""
+        lines.append(f"  {format_toml(step)},{comment}")
+    return "\n".join([*lines, "]\n"])
+
+
 class RecordedJob:
     """The recording of one job: its chunks, each with the pause before it."""
 
     def __init__(self, job: Job, clock: Callable[[], float]) -> None:
         self.job = job
-        self.steps: list[tuple[float, dict[str, Any]]] = []
+        self.steps: list[RecordedStep] = []
         self.cached_tokens = 0
         self._clock = clock
         self._last_at: float | None = None

@@ -44,7 +44,7 @@ def describe_record(record: TurnRecord) -> Json:
     """Returns what a record has besides the summary: sizes, not the content, which other endpoints return."""
     request, rounds = record.read_request(), record.read_rounds()
     base = f"/v1/inspect/turns/{record.id}"
-    names = ("events", "prompt", "grammar", "request", "findings")
+    names = ("events", "prompt", "grammar", "request", "findings", "export")
     return {
         "dialect": record.dialect,
         "request": {"bytes": len(request)} if request else {"missing": TOO_LONG},

@@ -35,3 +35,9 @@ def lines_page(content: bytes | Stream) -> Response[Any]:
 def missing_page(reason: str) -> Response[bytes]:
     """Returns the reply in place of a part that was not recorded."""
     return json_page({"missing": reason})
+
+
+def file_page(content: bytes, name: str) -> Response[bytes]:
+    """Returns a reply that browsers save under a name, and never show."""
+    headers = {**HEADERS, "content-disposition": f'attachment; filename="{name}"'}
+    return Response(content, status_code=200, media_type="application/octet-stream", headers=headers)

@@ -13,6 +13,8 @@ from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.inspection.record import TurnRecord
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.projections.inspection.exports import EXPORT_FORMS, FILE_NAMES, export_turn
 from antiphon.app.projections.inspection.prompts import encode_prompt
 from antiphon.app.projections.inspection.readings import encode_reading
 from antiphon.app.projections.inspection.steps import encode_page, encode_steps
@@ -35,10 +37,9 @@ from antiphon.app.routes.inspection.query import (
     read_flag,
     read_integer,
 )
-from antiphon.app.routes.inspection.replies import json_page, lines_page, missing_page, text_page
+from antiphon.app.routes.inspection.replies import file_page, json_page, lines_page, missing_page, text_page
 from antiphon.app.store.history.summary_tables import LATEST
 from antiphon.app.store.store import ResponseStore
-from antiphon.harmony.format import ModelFormat
 
 MAX_SEARCHED_TURNS = 1_000
 """Turns whose requests are searched for a text, latest first."""
@@ -153,15 +154,16 @@ async def retrieve_prompt(request: AnyRequest, turn_id: FromPath[str]) -> Respon
     turn = await find_turn(request, turn_id)
     if turn.record is None:
         return missing_page(NOT_RECORDED)
-    form = _find_format(request, turn)
+    model = _find_model(request, turn)
+    form = None if model is None else model.format
     rounds = await asyncio.to_thread(turn.record.read_rounds)
     return lines_page(await asyncio.to_thread(encode_prompt, rounds, form, after, limit))
 
 
-def _find_format(request: AnyRequest, turn: InspectedTurn) -> ModelFormat | None:
-    """Returns the format of the turn's model; None if the model is not served any more."""
+def _find_model(request: AnyRequest, turn: InspectedTurn) -> ServedModel | None:
+    """Returns the turn's model; None if it is not served any more."""
     models = server_context(request).models.served
-    return next((model.format for model in models if turn.stats.model in model.names), None)
+    return next((model for model in models if turn.stats.model in model.names), None)
 
 
 @get("/v1/inspect/turns/{turn_id:str}/grammar")
@@ -191,3 +193,16 @@ async def retrieve_reading(request: AnyRequest, turn_id: FromPath[str], api: Fro
     if api not in ("responses", "chat", "messages", "completions"):
         raise ApiError(404, "unknown_url", f"There is no reading '{clip_text(api)}'.")
     return lines_page(await asyncio.to_thread(encode_reading, turn.log, api))  # type: ignore[arg-type]  # checked above
+
+
+@get("/v1/inspect/turns/{turn_id:str}/export/{form:str}")
+async def export(request: AnyRequest, turn_id: FromPath[str], form: FromPath[str]) -> Response[Any]:
+    """Returns a turn as a file: a script, a cassette, a test, or its request for curl or Python."""
+    turn = await find_turn(request, turn_id)
+    if form not in EXPORT_FORMS:
+        raise ApiError(404, "unknown_url", f"There is no export '{clip_text(form)}'.")
+    if turn.record is None:
+        return missing_page(NOT_RECORDED)
+    base_url = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    content = await asyncio.to_thread(export_turn, turn.record, _find_model(request, turn), form, base_url)
+    return file_page(content.encode(), FILE_NAMES[form].format(id=turn.log.id))
