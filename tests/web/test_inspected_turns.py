@@ -12,6 +12,7 @@ from antiphon.app.base.endings import CAUSES
 from antiphon.app.routes.inspection.query import STATUSES
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
+from tests.web.accessibility import list_violations
 from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
 from tests.web.sources import WEB
@@ -81,6 +82,43 @@ def test_last_response_is_the_stored_one(open_tab: OpenTab, server: RunningServe
         assert f"{name}: {json.dumps(stored[name])}" in tree
     for item in stored["output"]:
         assert all(json.dumps(part["text"]) in tree for part in item["content"])
+
+
+def test_prompt_is_what_the_model_read(open_tab: OpenTab, server: RunningServer) -> None:
+    response = ask(server, "Grüße <b>\u202e", instructions="Be kind.")
+    key = {"authorization": f"Bearer {server.context.page_key}"}
+    lines = httpx.get(f"{server.url}/inspect/turns/{response['id']}/prompt", headers=key).text.splitlines()
+    runs = [json.loads(line) for line in lines]
+    page = open_tab(f"turns/{response['id']}?view=prompt#key={server.context.page_key}")
+    tokens = page.locator(".token")
+    expect(tokens).to_have_count(sum(len(run["ids"]) for run in runs))
+    shown = "".join(tokens.all_inner_texts())
+    assert "Be kind." in shown and "<b>" in shown and response["status"] == "completed"
+    assert any(run["control"] for run in runs) and "⟦" in shown
+    page.get_by_label("ids").check()
+    expect(page.locator(".token sub").first).to_have_text(str(runs[0]["ids"][0]))
+    page.get_by_label("boundaries").uncheck()
+    expect(page.locator(".boundaries")).to_have_count(0)
+    assert list_violations(page) == []
+    page.get_by_role("link", name="Timeline").click()
+    expect(page.get_by_role("listbox")).to_be_visible()
+
+
+def test_prompt_of_many_tokens_is_shown_in_parts(open_tab: OpenTab, server: RunningServer) -> None:
+    response = ask(server, "word " * 700)
+    page = open_tab(f"turns/{response['id']}?view=prompt#key={server.context.page_key}")
+    expect(page.locator("#tokens-shown")).to_have_text("2,000 tokens so far")
+    expect(page.locator(".token")).to_have_count(2000)
+    page.get_by_role("button", name="More tokens").click()
+    expect(page.locator("#tokens-shown")).not_to_contain_text("so far")
+    expect(page.get_by_role("button", name="More tokens")).to_have_count(0)
+
+
+def test_prompt_that_was_not_recorded_says_why(browser: Any) -> None:
+    with serve(SCRIPT, inspect="off") as server, open_page(browser, server.root) as (page, _):
+        response = ask(server, "Hi")
+        page.goto(f"{server.root}/ui/turns/{response['id']}?view=prompt#key={server.context.page_key}")
+        expect(page.locator("main")).to_contain_text("This turn was not recorded")
 
 
 def test_running_turn_is_followed_and_not_kept_alive(browser: Any, server: RunningServer) -> None:

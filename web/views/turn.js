@@ -6,6 +6,7 @@ import { Failure } from "../ui/frame.js";
 import { useLoaded } from "../ui/hooks.js";
 import { ShortText } from "../ui/text.js";
 import { useEffect, useState } from "../vendor/hooks.js";
+import { Prompt } from "./prompt.js";
 import { Timeline } from "./timeline.js";
 import { useTurnLog } from "./turn-log.js";
 
@@ -13,6 +14,7 @@ import { useTurnLog } from "./turn-log.js";
 
 /** @param {{id: string}} props */
 export function Turn({ id }) {
+  const part = new URLSearchParams(location.search).get("view") === "prompt" ? "prompt" : "timeline";
   const path = `v1/inspect/turns/${encodeURIComponent(id)}`;
   const [follow, setFollow] = useState(/** @type {boolean | null} */ (null));
   const log = useTurnLog(id, follow);
@@ -27,8 +29,18 @@ export function Turn({ id }) {
   return html`<h1><${ShortText} value=${id} /></h1>
     <${Failure} failure=${failure ?? log.failure} />
     ${record !== null && html`<${TurnSummary} record=${record} findings=${findings.length} />`}
-    ${log.count > 0 && html`<${Timeline} log=${log} findings=${findings} />`}
-    ${log.count === 0 && !log.reading && log.failure === null && html`<p>This turn has no events.</p>`}`;
+    <${Parts} current=${part} />
+    ${part === "prompt" && html`<${Prompt} id=${id} />`}
+    ${part === "timeline" && log.count > 0 && html`<${Timeline} log=${log} findings=${findings} />`}
+    ${part === "timeline" && log.count === 0 && !log.reading && log.failure === null && html`<p>This turn has no events.</p>`}`;
+}
+
+/** @param {{current: string}} props */
+function Parts({ current }) {
+  return html`<nav class="parts" aria-label="Parts of the turn">
+    <a href=${location.pathname} aria-current=${current === "timeline" ? "page" : null}>Timeline</a>
+    <a href="?view=prompt" aria-current=${current === "prompt" ? "page" : null}>Prompt</a>
+  </nav>`;
 }
 
 /** @type {(record: Json) => boolean} */
