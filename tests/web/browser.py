@@ -60,7 +60,8 @@ class Faults(Struct):
     dialogs: list[str] = field(default_factory=list)
 
     def check_none(self) -> None:
-        assert (self.console, self.requests, self.dialogs) == ([], [], [])
+        found = {"console": self.console, "requests": self.requests, "dialogs": self.dialogs}
+        assert not any(found.values()), f"what must not happen in a page: {found}"
 
 
 @contextmanager
