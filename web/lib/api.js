@@ -23,6 +23,17 @@ export async function fetchJson(path, signal, { asksForKey } = { asksForKey: tru
 }
 
 /**
+ * Returns the text of a body and its media type, without parameters.
+ * @param {string} path
+ * @param {AbortSignal} signal
+ */
+export async function fetchText(path, signal) {
+  const reply = await send(path, { signal });
+  const type = (reply.headers.get("content-type") ?? "").replace(/;.*/, "").trim();
+  return { text: await reply.text(), type };
+}
+
+/**
  * Yields the values of a body of JSON lines.
  * @param {string} path
  * @param {AbortSignal} signal

@@ -6,15 +6,25 @@ import { Failure } from "../ui/frame.js";
 import { useLoaded } from "../ui/hooks.js";
 import { ShortText } from "../ui/text.js";
 import { useEffect, useState } from "../vendor/hooks.js";
+import { ExportMenu } from "./export-menu.js";
 import { Prompt } from "./prompt.js";
+import { RequestBody } from "./request.js";
 import { Timeline } from "./timeline.js";
 import { useTurnLog } from "./turn-log.js";
 
 /** @typedef {Record<string, any>} Json */
 
+/** Parts of the page, by the name that the address has for them. @type {readonly [string, string][]} */
+const PARTS = [
+  ["timeline", "Timeline"],
+  ["prompt", "Prompt"],
+  ["request", "Request"],
+];
+
 /** @param {{id: string}} props */
 export function Turn({ id }) {
-  const part = new URLSearchParams(location.search).get("view") === "prompt" ? "prompt" : "timeline";
+  const view = new URLSearchParams(location.search).get("view");
+  const part = PARTS.find(([name]) => name === view)?.[0] ?? "timeline";
   const path = `v1/inspect/turns/${encodeURIComponent(id)}`;
   const [follow, setFollow] = useState(/** @type {boolean | null} */ (null));
   const log = useTurnLog(id, follow);
@@ -28,9 +38,10 @@ export function Turn({ id }) {
   const findings = Array.isArray(found?.data) ? found.data : [];
   return html`<h1><${ShortText} value=${id} /></h1>
     <${Failure} failure=${failure ?? log.failure} />
-    ${record !== null && html`<${TurnSummary} record=${record} findings=${findings.length} />`}
+    ${record !== null && html`<${TurnSummary} record=${record} findings=${findings.length} /><${ExportMenu} id=${id} />`}
     <${Parts} current=${part} />
     ${part === "prompt" && html`<${Prompt} id=${id} />`}
+    ${part === "request" && html`<${RequestBody} id=${id} />`}
     ${part === "timeline" && log.count > 0 && html`<${Timeline} log=${log} findings=${findings} />`}
     ${part === "timeline" && log.count === 0 && !log.reading && log.failure === null && html`<p>This turn has no events.</p>`}`;
 }
@@ -38,8 +49,10 @@ export function Turn({ id }) {
 /** @param {{current: string}} props */
 function Parts({ current }) {
   return html`<nav class="parts" aria-label="Parts of the turn">
-    <a href=${location.pathname} aria-current=${current === "timeline" ? "page" : null}>Timeline</a>
-    <a href="?view=prompt" aria-current=${current === "prompt" ? "page" : null}>Prompt</a>
+    ${PARTS.map(
+      ([name, label]) =>
+        html`<a href=${name === "timeline" ? location.pathname : `?view=${name}`} aria-current=${current === name ? "page" : null}>${label}</a>`,
+    )}
   </nav>`;
 }
 
