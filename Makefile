@@ -67,6 +67,7 @@ bench: $(TEST)  ## run every benchmark against the installed peers: over an hour
 	$(BIN)/python -m bench.protocol
 	$(BIN)/python -m bench.decoding
 	$(BIN)/python -m bench.store_overhead
+	$(BIN)/python -m bench.inspection
 	$(BIN)/python -m bench.batches
 	$(BIN)/python -m bench.remote_overhead
 	$(BIN)/python -m bench.compare $(TINY) $(ARGS)

@@ -101,13 +101,12 @@ class TurnRecord:
         """Returns the parts of a turn that has ended. It takes long: call it in a thread."""
         log = self._log
         assert log is not None
-        compress = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress
         rounds = tuple(
             PackedRound(round=structs.replace(each, prompt=()), blocks=split_prompt(log.owner, each.prompt))
             for each in self._list_rounds()
         )
         entries = _encode([(entry.data, entry.detail) for entry in log.entries])
-        return PackedTurn(entries=compress(entries), request=compress(self._redact(self._request)), rounds=rounds)
+        return PackedTurn(entries=_compress(entries), request=_compress(self._redact(self._request)), rounds=rounds)
 
     def finish_packing(self, packed: PackedTurn) -> None:
         """Replaces the log by its packed parts."""
@@ -135,6 +134,11 @@ class TurnRecord:
             structs.replace(each.round, prompt=join_blocks([block.ids for block in each.blocks]))
             for each in self.packed.rounds
         ]
+
+
+def _compress(data: bytes) -> bytes:
+    """Returns the data compressed, in a copy: what zstandard returns keeps the memory that it might have needed."""
+    return bytes(memoryview(zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(data)))
 
 
 def unpack_log(owner: str, packed: bytes) -> EventLog:

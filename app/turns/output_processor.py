@@ -78,8 +78,8 @@ class OutputProcessor:
         base = spec.base_response
         self.stats = stats or TurnStats(response_id=base.id, model=base.model)
         """The figures of the turn, among them why it has ended."""
-        self.is_recorded = False
-        """True if the details have the times of the steps, and the machine's inputs."""
+        self.recorded_from: float | None = None
+        """Time from which the details count, with the machine's inputs; None if they have neither."""
         self._num_steps = 0
         self._format, self._spec, self._tools = form, spec, tools
         summary_prompt = turn_prompt if spec.compact else turn_prompt.summary
@@ -175,9 +175,9 @@ class OutputProcessor:
     def take_detail(self, now: float = 0.0) -> TokenDetail:
         """Returns what the events collected since the last call do not carry. `now` is the time of this step."""
         machine, inputs, at_us = self.machine, b"", 0
-        if self.is_recorded:
+        if self.recorded_from is not None:
             inputs, self._num_steps = bytes(machine.steps[self._num_steps :]), len(machine.steps)
-            at_us = int((self.stats.times.seconds_until(now) or 0.0) * 1e6)
+            at_us = int((now - self.recorded_from) * 1e6)
         return self._details.take_detail(self._stops.matched, machine.dropped_text, at_us, inputs)
 
     def on_queued(self) -> None:

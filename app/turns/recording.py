@@ -16,7 +16,8 @@ from antiphon.kit.cassette.redaction import Redactor
 
 def create_record(log: EventLog, processor: OutputProcessor, job: Job, origin: TurnOrigin, dialect: str) -> TurnRecord:
     """Returns the record of a turn that begins with this job, and makes its details carry times and inputs."""
-    processor.is_recorded = True
+    times = processor.stats.times
+    processor.recorded_from = times.parsed if times.arrived is None else times.arrived
     return TurnRecord(
         log,
         processor.stats,

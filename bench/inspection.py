@@ -1,0 +1,106 @@
+"""Cost of recording turns: CPU time of a token, and resident memory of a full ring: `python -m bench.inspection`.
+
+The times are medians over rounds that alternate between the modes, in one process with a scripted engine, one token a
+step. The memory is measured in processes of their own, since freed memory of one ring is used by the next.
+"""
+
+import ctypes
+import gc
+import random
+import resource
+import statistics
+import subprocess
+import sys
+
+import uvloop
+
+from antiphon.app.base.turn_stats import TurnOrigin
+from antiphon.app.inspection.process_memory import read_resident_bytes
+from antiphon.app.inspection.recorder import TurnRecorder
+from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.turns.capacity import TurnCapacity
+from antiphon.app.turns.manager import TurnManager, new_id
+from bench import scripted_server
+from tests.log_store import make_log_store
+from tests.serving import scripted_registry
+
+OUTPUT_TOKENS = 1024
+NUM_ROUNDS, TURNS_PER_ROUND = 15, 6
+WARM_UP_TURNS, NUM_TURNS = 700, 10_000
+PROMPT_CHARS = 3_000
+RING_MIB = 64
+
+
+def measure_cpu_s() -> float:
+    """Returns the CPU time of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def measure_tokens(recorder: TurnRecorder | None) -> float:
+    """Returns the CPU microseconds per token of some turns, with all work that their end causes."""
+    registry = scripted_server.build_registry([(OUTPUT_TOKENS, 1)])
+    body = {"model": "scripted", "input": scripted_server.case_prompt(OUTPUT_TOKENS, 1), "store": False}
+    parsed = read_responses_request(body, registry)
+    manager = TurnManager(make_log_store(), TurnCapacity(()), new_id=new_id, recorder=recorder)
+    start = measure_cpu_s()
+    for _ in range(TURNS_PER_ROUND):
+        log = await manager.start_turn(parsed.model, parsed.spec, "", TurnOrigin(body=b"{}"))
+        await log.wait_finished()
+    if recorder is not None:
+        await recorder.close()
+    return (measure_cpu_s() - start) / TURNS_PER_ROUND / OUTPUT_TOKENS * 1e6
+
+
+async def measure_memory(ring_mib: int) -> float:
+    """Returns the growth of resident memory in MiB over many turns with a ring of this size; 0: without recording."""
+    registry = scripted_registry([{"name": "words", "output": ["word " * 40], "tokens_per_chunk": 4}])
+    recorder = TurnRecorder("memory", ring_mib << 20) if ring_mib else None
+    manager = TurnManager(make_log_store(), TurnCapacity(()), new_id=new_id, recorder=recorder)
+    source, before = random.Random(1), 0.0
+    for number in range(WARM_UP_TURNS + NUM_TURNS):
+        text = "".join(source.choices("abcdefghij klmno", k=PROMPT_CHARS))
+        parsed = read_responses_request({"model": "scripted", "input": text, "store": False}, registry)
+        origin = TurnOrigin(body=text.encode())
+        log = await manager.start_turn(parsed.model, parsed.spec, str(number % 5), origin)
+        await log.wait_finished()
+        if number == WARM_UP_TURNS:
+            before = read_resident_mib()
+    return read_resident_mib() - before
+
+
+def read_resident_mib() -> float:
+    """Returns the resident memory of this process, after what is free was returned to the system."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return read_resident_bytes()[0].resident_bytes / 2**20
+
+
+async def compare_tokens() -> None:
+    """Prints the CPU time of a token with and without recording."""
+    samples: dict[str, list[float]] = {"off": [], "memory": []}
+    for _ in range(NUM_ROUNDS):
+        for mode, values in samples.items():
+            recorder = TurnRecorder("memory", RING_MIB << 20) if mode == "memory" else None
+            values.append(await measure_tokens(recorder))
+    for mode, values in samples.items():
+        print(f"{mode:8} {statistics.median(values):6.2f} µs of CPU a token")
+    pairs = zip(samples["memory"], samples["off"], strict=True)
+    print(f"added    {statistics.median(on - off for on, off in pairs):6.2f} µs")
+
+
+def main() -> None:
+    """Runs the benchmark, or with a size in MiB one measurement of memory."""
+    if len(sys.argv) > 1:
+        print(uvloop.run(measure_memory(int(sys.argv[1]))))
+        return
+    uvloop.run(compare_tokens())
+    for size in (0, RING_MIB):
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.inspection", str(size)], check=True, capture_output=True, text=True
+        )
+        print(f"ring of {size:2} MiB, {NUM_TURNS} turns: {float(done.stdout):6.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()
