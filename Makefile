@@ -17,7 +17,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 SPREAD := -n $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-full test-cpus check mutants snapshots models prove bench bench-peers clean
+.PHONY: help serve test test-engine test-clients test-all test-full test-cpus check mutants snapshots models prove bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
@@ -26,10 +26,22 @@ help:  ## list the targets
 serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8000/v1
 	$(BIN)/antiphon serve $(ARGS)
 
-test: $(TEST) $(CLIENTS)  ## install, then run the tests (fixed seeds, reduced counts)
-	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
+# Two parts of the tests take longer than all others: those that compute with torch, and those that run other programs.
+ENGINE_TESTS = tests/engine tests/training tests/bench tests/models
+CLIENT_TESTS = tests/clients tests/codex
 
-test-full: $(TEST) $(CLIENTS)  ## run the tests with full counts: every split, 1000 random walks, 10 000 streams per dialect
+test: $(TEST) $(CLIENTS)  ## install, then run the tests but those of the next two targets (fixed seeds, reduced counts)
+	$(BIN)/python -m pytest $(SPREAD) $(addprefix --ignore=,$(ENGINE_TESTS) $(CLIENT_TESTS)) $(ARGS)
+
+test-engine: $(TEST) $(CLIENTS)  ## run the tests of the torch engine, the training and the benchmarks
+	$(BIN)/python -m pytest $(SPREAD) $(ENGINE_TESTS) $(ARGS)
+
+test-clients: $(TEST) $(CLIENTS)  ## run the tests with real clients, among them Codex and the SDKs
+	$(BIN)/python -m pytest $(SPREAD) $(CLIENT_TESTS) $(ARGS)
+
+test-all: test test-engine test-clients  ## run all tests
+
+test-full: $(TEST) $(CLIENTS)  ## run all tests with full counts: every split, 1000 random walks, 10 000 streams per dialect
 	ANTIPHON_TEST_FULL=1 $(BIN)/python -m pytest --timeout 1800 $(SPREAD) $(ARGS)
 
 # Environments in which torch and the kernels compute as on other x86-64 CPUs. MKL's compatible path is that of all makers.
