@@ -4,9 +4,9 @@ Importing this module takes half a second or more. An engine worker that was spa
 that time.
 """
 
-import atexit
 import gc
 import os
+import signal
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -54,18 +54,23 @@ def run_until_signal(options: ServeOptions, settings: Settings, style: LogFormat
     sink = LogSink(describe=log_config.describe_dropped_json if style == "json" else describe_dropped)
     log_config.configure_logging(style, sink)
     try:
-        uvloop.run(_run_server(options, settings, style, spawn, sink))
+        exit_signal = uvloop.run(_run_server(options, settings, style, spawn, sink))
     except START_ERRORS as error:
         raise ServeError(str(error)) from None
     except KeyboardInterrupt:
-        sys.exit(130)
+        exit_signal = signal.SIGINT
     finally:
         sink.close()
+    if exit_signal == signal.SIGINT:
+        sys.exit(130)
+    if exit_signal is not None:  # the parent sees that the signal has ended the process
+        signal.signal(exit_signal, signal.SIG_DFL)
+        signal.raise_signal(exit_signal)
 
 
 async def _run_server(
     options: ServeOptions, settings: Settings, style: LogFormat, spawn: SpawnWorker, sink: LogSink
-) -> None:
+) -> int | None:
     screen = startup.create_console(sink)
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
     _check_grpc(settings, len(options.models))
@@ -73,7 +78,7 @@ async def _run_server(
     read_allowed_hosts(settings)
     load_ssl_context(settings)  # first, so that an unusable certificate fails immediately
     with server.bind_socket(settings) as listener:  # early, too, so that a port in use fails immediately
-        store = open_store(settings)
+        port, store = listener.getsockname()[1], open_store(settings)
         try:
             with display:
                 registry, notes = await create_models(options, settings, display.update, spawn)
@@ -82,7 +87,7 @@ async def _run_server(
                 context = create_context(settings, registry, store=store)
                 access_log = AccessLog(json_format if style == "json" else console_format(screen), display.print_lines)
                 try:
-                    await server.run_server(
+                    return await server.run_server(
                         context,
                         listener,
                         on_ready=partial(_on_ready, display, context, notes),
@@ -90,6 +95,7 @@ async def _run_server(
                     )
                 finally:
                     access_log.flush_lines()
+                    delete_runtime_file(port)
         finally:
             await store.close()
 
@@ -119,8 +125,8 @@ def tune_gc() -> None:
 def _on_ready(display: startup.StartupDisplay, context: ServerContext, notes: dict[str, str], port: int) -> None:
     tune_gc()
     settings = context.settings
-    display.show_ready(settings, context.models, port, notes | _explain_images(context), context.page_key)
     _write_runtime_file(context, port)
+    display.show_ready(settings, context.models, port, notes | _explain_images(context), context.page_key)
     _show_grpc(display, context)
 
 
@@ -131,8 +137,6 @@ def _write_runtime_file(context: ServerContext, port: int) -> None:
         write_runtime_file(port, info)
     except OSError as error:
         _log.warning("the runtime file cannot be written", reason=str(error))
-    else:
-        atexit.register(delete_runtime_file, port)
 
 
 def _explain_images(context: ServerContext) -> dict[str, str]:

@@ -136,6 +136,8 @@ class AntiphonServer(uvicorn.Server):
         self._context, self._on_listening = context, on_listening
         self._guard = guard
         self._grpc: GrpcServer | None = None
+        self.exit_signal: int | None = None
+        """The signal that ended the server."""
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Starts to listen, then reports the port."""
@@ -170,12 +172,12 @@ class AntiphonServer(uvicorn.Server):
         except OSError as error:
             raise ServeError(str(error)) from None
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as in uvicorn
         """Handles a signal: the first begins a graceful shutdown, the second forces the exit."""
+        # uvicorn's own handler notes the signal, to raise it at the end of `serve`: the store would not be closed.
         self._context.shutting_down = True
-        if self.should_exit:
-            sig = signal.SIGINT  # uvicorn forces the exit on a second SIGINT only
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit
+        self.should_exit, self.exit_signal = True, self.exit_signal or sig
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Stops accepting connections, ends the turns, then lets uvicorn close the connections."""
@@ -221,8 +223,8 @@ async def run_server(
     *,
     on_ready: Callable[[int], None],
     on_request_done: Callable[[AccessRecord], None],
-) -> None:
-    """Serves until a signal arrives; starts the engines in parallel. Closes the engines at the end.
+) -> int | None:
+    """Serves until a signal arrives, which it returns; starts the engines in parallel. Closes the engines at the end.
 
     Calls `on_ready` with the port when all engines have started. Raises `EngineError` if one cannot start.
     """
@@ -251,6 +253,7 @@ async def run_server(
         loading.cancel()
         await asyncio.wait({loading})
         await _close_engines(context.models.all_models)
+    return server.exit_signal
 
 
 def _handle_hangup(server: AntiphonServer) -> None:

@@ -101,6 +101,8 @@ class Passthrough:
     """Raw prompts and outputs in one vocabulary."""
 
     def __init__(self, vocabulary: TokenVocabulary) -> None:
+        self.control_ids = frozenset(vocabulary.special_ids)
+        """Ids of tokens that are no text, such as the end of a message."""
         self._vocabulary = vocabulary
 
     def render_prompt(self, prompt: RawPrompt) -> RenderedPrompt:

@@ -16,6 +16,7 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
+from antiphon.app.replies.inspected_turns import forget_records
 from antiphon.app.replies.listed_items import item_page_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.pagination import select_page
@@ -65,6 +66,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     if log.base_response.background:
         context.turn_manager.cancel_turn(log.id)
     await context.store.delete_response(log.owner, log.id)
+    forget_records(context, log.owner, [log.id])
     return json_reply({"id": log.id, "object": "response", "deleted": True})
 
 

@@ -15,6 +15,7 @@ from antiphon.app.projections.chat.stored import stored_completion, stored_messa
 from antiphon.app.projections.chat.stream import chat_id
 from antiphon.app.projections.item_lists import build_list
 from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.replies.inspected_turns import forget_records
 from antiphon.app.replies.listed_items import message_page_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.chat.body import StoredCompletionBody
@@ -69,8 +70,10 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
 async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored completion with all its choices and its messages."""
     completion, _ = await _find_completion(request, completion_id)
-    if not await server_context(request).store.delete_completion(request_owner(request), completion.id):
+    context, owner = server_context(request), request_owner(request)
+    if not await context.store.delete_completion(owner, completion.id):
         raise _completion_not_found(completion_id)
+    forget_records(context, owner, completion.choice_ids)
     return json_reply({"id": chat_id(completion.id), "object": "chat.completion.deleted", "deleted": True})
 
 

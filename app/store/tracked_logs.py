@@ -7,6 +7,7 @@ only; those that ended or were read last are kept.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec
@@ -156,6 +157,8 @@ class TrackedLogs:
             log.mark_kept(num_committed)
             log.publish(num_committed)
             if is_terminal(entries):
+                if log.stats is not None:
+                    log.stats.times.durable = time.monotonic()
                 self._persisted.discard(log.id)
                 self._repairing.discard(log.id)
                 tracked = self.live.pop((log.owner, log.id), None) or self._failed.pop((log.owner, log.id), None)

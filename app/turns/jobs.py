@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import secrets
 from collections.abc import Sequence
 
 import msgspec
@@ -20,8 +21,13 @@ from antiphon.harmony.rendered_prompt import ImageSpan
 def build_job(
     model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int, stored_input: Sequence[AnyInput]
 ) -> Job:
-    """Builds the engine's job of a turn. Each choice adds its number to the seed, so that the choices differ."""
+    """Builds the engine's job of a turn. Each choice adds its number to the seed, so that the choices differ.
+
+    Where an engine goes on exactly, each job has a seed: both parts of a job that is interrupted draw the same numbers.
+    """
     seed = None if spec.sampling.seed is None else spec.sampling.seed + number
+    if seed is None and model.engine.info.capabilities.continues_exactly:
+        seed = secrets.randbits(63)
     end_ids = () if spec.sampling.ignore_eos else model.format.stop_ids
     stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *end_ids)))
     sampling = msgspec.structs.replace(spec.sampling, seed=seed, stop_ids=stop_ids)

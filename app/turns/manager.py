@@ -230,7 +230,7 @@ class TurnManager:
     ) -> Turn:
         base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
         job = build_job(model, spec, prompt, choice.number, input_items)
-        job, continuation = self.continuer.store_turn(model, spec, prompt, job, self._output_settings)
+        continuation = self.continuer.store_turn(model, spec, prompt, job, self._output_settings)
         processor = OutputProcessor(
             spec,
             prompt,

@@ -33,7 +33,7 @@ def encode_prompt(rounds: Sequence[RoundRecord], form: ModelFormat | None, after
 
 def _list_runs(each: RoundRecord, form: ModelFormat | None, start: int, end: int) -> Iterator[dict[str, Any]]:
     def find_kind(position: int) -> tuple[bool, bool, bool]:
-        is_control = form is not None and _is_control(form, each.prompt[position])
+        is_control = form is not None and each.prompt[position] in form.passthrough.control_ids
         is_restored = each.restored[0] <= position < each.restored[1]
         return is_control, position < each.cached_tokens, is_restored
 
@@ -46,8 +46,3 @@ def _list_runs(each: RoundRecord, form: ModelFormat | None, start: int, end: int
             if form is not None:
                 run["texts"] = [spell_token(form.decode_token(token)[1]) for token in ids]
             yield run | {"control": control, "cached": cached, "restored": restored}
-
-
-def _is_control(form: ModelFormat, token: int) -> bool:
-    """Tells whether a token is no text, such as the end of a message: it is left out when text is decoded."""
-    return token in form.stop_ids or token in form.end_ids or form.decode((token,)) == ""

@@ -1,10 +1,8 @@
 """Goes on with the responses of processes that are dead: the second part of a turn that the store has the first of."""
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
 import structlog
 
 from antiphon.app.base.continuation import Continuation
@@ -66,19 +64,13 @@ class TurnContinuer:
 
     def store_turn(
         self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, job: Job, settings: OutputSettings
-    ) -> tuple[Job, Continuation | None]:
-        """Returns a turn's job, and what another process needs to go on with it; None if none could.
-
-        The job has a seed then, so that both draw the same random numbers.
-        """
+    ) -> Continuation | None:
+        """Returns what another process needs to go on with a turn; None if none could."""
         name = model.names[0]
         if name not in self._digests or not can_continue(spec, prompt):
-            return job, None
-        if job.sampling.seed is None and model.engine.info.capabilities.continues_exactly:
-            sampling = msgspec.structs.replace(job.sampling, seed=secrets.randbits(63))
-            job = msgspec.structs.replace(job, sampling=sampling)
+            return None
         data = encode_turn(spec, prompt, job, settings)
-        return job, Continuation(model=name, digest=self._digests[name], data=data)
+        return Continuation(model=name, digest=self._digests[name], data=data)
 
     async def close(self) -> None:
         """Goes on with no response any more. What is claimed is left to the next process."""

@@ -122,7 +122,8 @@ def test_prompt_has_texts_and_marks_what_was_cached(inspector: Inspector) -> Non
     assert "How is it?" in texts and "<|im_start|>" in texts
     assert sum(len(run["ids"]) for run in runs) == record["input_tokens"]
     assert sum(len(run["ids"]) for run in runs if run["cached"]) == record["cached_tokens"] == 5
-    assert runs[0]["n"] == 0 and any(run["control"] for run in runs)
+    assert runs[0]["n"] == 0 and runs[0]["control"] and runs[0]["texts"] == ["<|im_start|>"]
+    assert {text for run in runs if run["control"] for text in run["texts"]} == {"<|im_start|>", "<|im_end|>"}
     part = inspector.lines(f"/turns/{turn_id}/prompt", after=3, limit=4)
     ids = [token for run in runs for token in run["ids"]]
     assert [token for run in part for token in run["ids"]] == ids[4:8]
@@ -283,6 +284,18 @@ def test_forgotten_turn_is_gone_and_its_response_is_not(inspector: Inspector) ->
     assert inspector.get(f"/turns/{gone}").status_code == 404
 
 
+def test_record_of_a_deleted_response_is_gone(inspector: Inspector) -> None:
+    turn_id = inspector.ask("Delete me", store=True)
+    assert inspector.client.delete(f"/v1/responses/{turn_id}").status_code == 200
+    message = [{"role": "user", "content": "Delete me, too"}]
+    body = {"model": "scripted", "messages": message, "store": True, "n": 2}
+    completion = inspector.client.post("/v1/chat/completions", json=body).json()["id"]
+    choices = [each["id"] for each in inspector.get("/turns", limit=2).json()["data"]]
+    assert inspector.client.delete(f"/v1/chat/completions/{completion}").status_code == 200
+    for each in (turn_id, *choices):
+        assert inspector.get(f"/turns/{each}").status_code == 404
+
+
 def test_turns_of_the_other_apis_are_listed(inspector: Inspector) -> None:
     message = [{"role": "user", "content": "Hi"}]
     for path, api, body in (
@@ -356,6 +369,9 @@ def test_recording_is_off_with_keys_and_says_so() -> None:
 def test_stored_turns_are_listed_after_a_restart_and_without_recording(tmp_path: Path) -> None:
     store_file = tmp_path / "responses.db"
     with serve(SCRIPT, store_file=store_file) as server, Inspector(server) as inspector:
+        times = inspector.get(f"/turns/{inspector.ask(store=True)}").json()["times_ms"]
+        assert times["durable"] >= times["ended"] > 0
+        inspector.client.delete(f"/v1/responses/{inspector.get('/turns').json()['data'][0]['id']}")
         ids = [inspector.ask(f"question {number}", store=True) for number in range(3)]
         unstored = inspector.ask("not stored")
         listed = inspector.get("/turns").json()["data"]
