@@ -60,6 +60,30 @@ def read_runtime_file(port: int) -> RuntimeInfo | None:
         return None
 
 
+def list_runtime_infos() -> list[RuntimeInfo]:
+    """Returns what the servers of this user have written whose processes are alive, by port.
+
+    A server that was killed leaves its file, which counts as alive once another process has its number.
+    """
+    try:
+        ports = sorted({int(path.stem) for path in runtime_folder().glob("*.json") if path.stem.isdecimal()})
+    except OSError:
+        return []
+    found = [read_runtime_file(port) for port in ports]
+    return [info for info in found if info is not None and _is_alive(info.pid)]
+
+
+def _is_alive(pid: int) -> bool:
+    """Tells whether a process of this user has this id."""
+    if pid <= 0:
+        return False  # such a number would name a group of processes
+    try:
+        os.kill(pid, 0)
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
 def delete_runtime_file(port: int) -> None:
     """Deletes the file of this process. A server that has started on the port since keeps its own."""
     info = read_runtime_file(port)

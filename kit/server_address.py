@@ -7,7 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from antiphon.kit.runtime_file import read_runtime_file
+from antiphon.kit.runtime_file import list_runtime_infos, read_runtime_file
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 """Where `antiphon serve` listens without options."""
@@ -36,12 +36,18 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
 
 def find_server(url: str | None = None) -> ServerAddress:
-    """Returns the server of `--url`, else of `$ANTIPHON_URL`, else the default. Raises `ServerAddressError`."""
+    """Returns the server of `--url`, else of `$ANTIPHON_URL`, else the only one of this user, else the default.
+
+    Servers of this user on this machine are those with a runtime file. Raises `ServerAddressError`.
+    """
     if url is not None:
         return _make_address(url, "--url")
     if (value := os.environ.get(URL_VARIABLE)) is not None:
         return _make_address(value, URL_VARIABLE)
-    return _make_address(DEFAULT_URL, "the default")
+    running = list_runtime_infos()
+    if len(running) == 1:
+        return _make_address(running[0].url, "the runtime file of the server")
+    return _make_address(DEFAULT_URL, f"the default, since {len(running)} servers run" if running else "the default")
 
 
 def _make_address(url: str, source: str) -> ServerAddress:
