@@ -37,6 +37,7 @@ from antiphon.engine.process.spawn import PrespawnedWorker, SpawnWorker, WorkerP
 from antiphon.kit.cli.cassettes import record, replay
 from antiphon.kit.cli.chat import chat
 from antiphon.kit.cli.check import check
+from antiphon.kit.cli.inspect import inspect
 from antiphon.kit.cli.top import top
 from antiphon.kit.terminal_text import show_controls
 
@@ -133,6 +134,7 @@ def _spawn_worker(options: ServeOptions) -> AbstractContextManager[SpawnWorker]:
 
 main.add_command(chat)
 main.add_command(check)
+main.add_command(inspect)
 main.add_command(record)
 main.add_command(replay)
 main.add_command(top)

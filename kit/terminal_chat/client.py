@@ -37,15 +37,40 @@ class ChatClient:
 
     async def list_models(self) -> list[str]:
         """Returns the names of the server's models. Raises `ReplyFailedError`."""
+        entries = as_objects((decode_object(await self.fetch("/models")) or {}).get("data"))
+        return [entry["id"] for entry in entries if isinstance(entry.get("id"), str) and entry["id"]]
+
+    async def fetch(self, path: str) -> bytes:
+        """Returns the body of a GET, whose path may have a query. Raises `ReplyFailedError`."""
         try:
             async with self._open_http(READ_TIMEOUT_S) as http:
-                reply = await http.get(f"{self.address.base_url}/models", headers=self._headers)
+                reply = await http.get(self.address.base_url + path, headers=self._headers)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise self._explain(error) from None
+        except httpx.DecodingError as error:
+            raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
         if reply.status_code >= 400:
             raise ReplyFailedError(self._describe_refusal(reply.status_code, reply.content))
-        entries = as_objects((decode_object(reply.content) or {}).get("data"))
-        return [entry["id"] for entry in entries if isinstance(entry.get("id"), str) and entry["id"]]
+        return reply.content
+
+    async def read_lines(self, path: str) -> AsyncGenerator[bytes, None]:
+        """Yields the lines of a GET as they arrive, without empty ones, which servers send while nothing happens.
+
+        Closing the iterator closes the connection. Raises `ReplyFailedError`.
+        """
+        try:
+            async with (
+                self._open_http(READ_TIMEOUT_S) as http,
+                http.stream("GET", self.address.base_url + path, headers=self._headers) as reply,
+            ):
+                if reply.status_code >= 400:
+                    raise ReplyFailedError(self._describe_refusal(reply.status_code, await _read_start(reply)))
+                async for line in _split_lines(reply.aiter_bytes()):
+                    yield line
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._explain(error) from None
+        except httpx.DecodingError as error:
+            raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
 
     async def read_frames(
         self, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None
@@ -79,14 +104,10 @@ class ChatClient:
         kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
         if reply.status_code == 200 and kind == "text/event-stream":
             return
-        content = b""
-        async for piece in reply.aiter_bytes():
-            content += piece
-            if len(content) > MAX_ERROR_BYTES:
-                break
+        content = await _read_start(reply)
         if reply.status_code == 200:
             raise ReplyFailedError(f"the server sent {kind or 'a reply without a content type'}, not a stream")
-        raise ReplyFailedError(self._describe_refusal(reply.status_code, content[:MAX_ERROR_BYTES]))
+        raise ReplyFailedError(self._describe_refusal(reply.status_code, content))
 
     def _describe_refusal(self, status: int, content: bytes) -> str:
         found = decode_object(content)
@@ -105,6 +126,34 @@ class ChatClient:
         if isinstance(error, httpx.TimeoutException):
             return ReplyFailedError(f"the server did not answer within {READ_TIMEOUT_S:g} s")
         return ReplyFailedError(f"the connection to the server broke: {reason}")
+
+
+async def _read_start(reply: httpx.Response) -> bytes:
+    """Returns the first bytes of a body: enough for an error."""
+    content = b""
+    async for piece in reply.aiter_bytes():
+        content += piece
+        if len(content) > MAX_ERROR_BYTES:
+            break
+    return content[:MAX_ERROR_BYTES]
+
+
+async def _split_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields the lines of a body that are not empty."""
+    begun: list[bytes] = []
+    num_begun_bytes = 0
+    async for piece in pieces:
+        *lines, rest = piece.split(b"\n")
+        for line in lines:
+            if whole := b"".join([*begun, line]):
+                yield whole
+            begun, num_begun_bytes = [], 0
+        begun.append(rest)
+        num_begun_bytes += len(rest)
+        if num_begun_bytes > MAX_FRAME_BYTES:
+            raise ReplyFailedError(f"a line of the server has more than {MAX_FRAME_BYTES >> 20} MiB")
+    if last := b"".join(begun):
+        yield last
 
 
 async def _split_frames(pieces: AsyncIterator[bytes]) -> AsyncIterator[Frame]:
