@@ -26,6 +26,10 @@ class TurnOrigin(Struct, frozen=True, kw_only=True):
     """The body, decompressed."""
 
 
+NO_ORIGIN = TurnOrigin()
+"""Origin of a turn that no request has started."""
+
+
 def find_api(path: str) -> Api:
     """Returns the API that an HTTP path belongs to."""
     return _API_PATHS.get(path, "responses")

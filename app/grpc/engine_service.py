@@ -19,6 +19,7 @@ import structlog
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import ApiError, internal_error, not_found, report_engine_errors
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext
 from antiphon.app.grpc.descriptors import COMMON_PACKAGE, ENGINE_PACKAGE, ENGINE_SERVICE, message_class
 from antiphon.app.grpc.engine_replies import ChoiceReply, engine_message
@@ -155,7 +156,9 @@ class EngineService:
     ) -> None:
         """Starts the turns. Leaves `call.logs` empty if the call is aborted meanwhile."""
         specs = [msgspec.structs.replace(spec, time_limit=deadline) for spec in parsed.specs]
-        call.starting = asyncio.create_task(self._context.turn_manager.start_prompts(parsed.model, specs, owner))
+        origin = TurnOrigin(api="completions", arrived=time.monotonic())
+        starting = self._context.turn_manager.start_prompts(parsed.model, specs, owner, origin=origin)
+        call.starting = asyncio.create_task(starting)
         try:
             call.logs = await call.starting
         except asyncio.CancelledError:

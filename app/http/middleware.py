@@ -292,9 +292,9 @@ class _ResponseSender:
 def _as_get(scope: AsgiScope) -> AsgiScope:
     """Returns the scope that a HEAD request is routed with: that of a GET, whose body the connection leaves out.
 
-    The responses API is excluded, since a GET there may stream.
+    The responses API and `/v1/inspect` are excluded, since a GET there may stream.
     """
-    if scope.get("method") != "HEAD" or scope["path"].startswith(f"{WEBSOCKET_PATH}/"):
+    if scope.get("method") != "HEAD" or scope["path"].startswith(f"{WEBSOCKET_PATH}/") or is_inspection(scope):
         return scope
     return {**scope, "method": "GET"}
 

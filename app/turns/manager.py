@@ -14,7 +14,7 @@ from antiphon.app.base.endings import Cause
 from antiphon.app.base.errors import ApiError, storage_unavailable
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import DEFAULT_SETTINGS
-from antiphon.app.base.turn_stats import TurnOrigin, TurnStats, TurnTimes
+from antiphon.app.base.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnTimes
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import name_grammar_field
@@ -89,11 +89,7 @@ class TurnManager:
         store.on_cancel_request(self.cancel_turn)
 
     async def start_turn(
-        self,
-        model: ServedModel,
-        spec: TurnSpec,
-        owner: str = "",
-        origin: TurnOrigin = TurnOrigin(),  # noqa: B008  # it is frozen
+        self, model: ServedModel, spec: TurnSpec, owner: str = "", origin: TurnOrigin = NO_ORIGIN
     ) -> EventLog:
         """Starts one turn and returns its log, which has at least one event. Raises `ApiError` before any event."""
         return (await self.start_prompts(model, (spec,), owner, origin=origin))[0]
@@ -105,7 +101,7 @@ class TurnManager:
         owner: str = "",
         on_admitted: Callable[[], None] = lambda: None,
         *,
-        origin: TurnOrigin = TurnOrigin(),  # noqa: B008  # it is frozen
+        origin: TurnOrigin = NO_ORIGIN,
         is_large: bool = False,
     ) -> list[EventLog]:
         """Starts the turns of several prompts together, `n` for each, in order. If one is rejected, none runs.
@@ -190,21 +186,22 @@ class TurnManager:
         self._shutting_down = True
         await self.continuer.close()
         running = list(self._running.values())
-        if not running:
-            await self.preparer.close()
-            return
-        _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
-        for turn in running:
-            if turn.task in pending:
-                turn.end_for_shutdown()
-        if pending:
-            await asyncio.wait(pending)
+        if running:
+            _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
+            for turn in running:
+                if turn.task in pending:
+                    turn.end_for_shutdown()
+            if pending:
+                await asyncio.wait(pending)
         await self.preparer.close()
+        if self.recorder is not None:
+            await self.recorder.close()
         # A connection that closes now would miss the last event, which a store withholds until it is durable.
         publishing = [asyncio.ensure_future(turn.log.wait_published()) for turn in running]
-        _, waiting = await asyncio.wait(publishing, timeout=MAX_PUBLISH_WAIT_S)
-        for task in waiting:
-            task.cancel()
+        if publishing:
+            _, waiting = await asyncio.wait(publishing, timeout=MAX_PUBLISH_WAIT_S)
+            for task in waiting:
+                task.cancel()
 
     async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
         """Returns the turn with the id of its response, and its input items as they are stored, each with an id."""

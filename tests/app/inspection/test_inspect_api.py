@@ -229,6 +229,30 @@ def test_viewer_that_does_not_read_delays_no_stream(inspector: Inspector) -> Non
             inspector.ask()
 
 
+def test_viewers_that_leave_are_forgotten(inspector: Inspector) -> None:
+    server = inspector.server
+    body = {"model": "scripted", "input": "Wait", "background": True, "store": True}
+    turn_id = inspector.client.post("/v1/responses", json=body).json()["id"]
+    recorder = server.context.turn_manager.recorder
+    assert recorder is not None
+    record = recorder.find("", turn_id)
+    assert record is not None
+    log = record.open_log()
+    for _ in range(20):
+        with inspector.client.stream(
+            "GET", f"/v1/inspect/turns/{turn_id}/events", params={"follow": "true"}
+        ) as followed:
+            next(followed.iter_lines())
+    wait_with_progress(lambda: not log._open_readers, "no viewer is left")
+    assert inspector.client.post(f"/v1/responses/{turn_id}/cancel").json()["status"] == "cancelled"
+    assert inspector.get(f"/turns/{turn_id}").json()["ending"]["cause"] == "cancelled"
+
+
+@pytest.mark.parametrize("path", ["/live", "/turns/resp_1/events?follow=true"])
+def test_head_is_refused(inspector: Inspector, path: str) -> None:
+    assert inspector.client.head(f"/v1/inspect{path}").status_code == 405
+
+
 def test_list_is_filtered_and_paged(inspector: Inspector) -> None:
     ids = [inspector.ask(f"question {number} of the list") for number in range(4)]
     found = inspector.get("/turns", text="OF THE LIST").json()
