@@ -16,6 +16,18 @@ export function useSignal(source) {
   return value;
 }
 
+/** Tells whether a media query fits, and draws again when that changes. @type {(query: string) => boolean} */
+export function useMedia(query) {
+  const [fits, setFits] = useState(matchMedia(query).matches);
+  useEffect(() => {
+    const list = matchMedia(query);
+    const onChange = () => setFits(list.matches);
+    list.addEventListener("change", onChange);
+    return () => list.removeEventListener("change", onChange);
+  }, [query]);
+  return fits;
+}
+
 /**
  * @template T
  * @typedef {{value: T | null, failure: ApiFailure | null}} Loaded Both are null while it loads.

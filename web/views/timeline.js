@@ -4,6 +4,7 @@ import { html } from "../lib/html.js";
 import { findStep } from "../lib/state-table.js";
 import { describeFinding } from "../lib/turns.js";
 import { showHidden } from "../lib/visible.js";
+import { useChosenEvent } from "../ui/chosen-event.js";
 import { ShortcutSwitch, shortcutsOn } from "../ui/shortcuts.js";
 import { ShortText } from "../ui/text.js";
 import { VirtualList } from "../ui/virtual-list.js";
@@ -15,24 +16,14 @@ import { Moment } from "./moment.js";
 
 /** @param {{log: TurnLog, findings: Json[]}} props */
 export function Timeline({ log, findings }) {
-  const [wanted, setWanted] = useState(eventOfAddress());
+  const [wanted, chooseEvent] = useChosenEvent();
   const [options, setOptions] = useState({ merge: true, itemsOnly: false, search: "" });
   const last = log.count - 1;
-  const cursor = wanted === null ? last : Math.min(wanted, last);
+  const cursor = wanted === null ? last : Math.max(0, Math.min(wanted, last));
   const rows = useMemo(() => buildRows(log.fold.events, options), [log.fold, log.count, options]);
   const marks = useMemo(() => findingMarks(findings, log.fold.damage), [findings, log.fold, log.count]);
 
-  /** @param {number} n */
-  const choose = (n) => {
-    const next = Math.max(0, Math.min(last, n));
-    setWanted(next);
-    history.replaceState(null, "", `${location.pathname}${location.search}#event=${next}`);
-  };
-  useLayoutEffect(() => {
-    const onHash = () => setWanted(eventOfAddress());
-    addEventListener("hashchange", onHash);
-    return () => removeEventListener("hashchange", onHash);
-  }, []);
+  const choose = (/** @type {number} */ n) => chooseEvent(Math.max(0, Math.min(last, n)));
 
   const row = findRow(rows, cursor);
   const draw = useMemo(
@@ -125,9 +116,4 @@ function findingMarks(findings, damage) {
   }
   for (const { event, message } of damage) add(event, `damaged log: ${message}`);
   return marks;
-}
-
-function eventOfAddress() {
-  const value = new URLSearchParams(location.hash.slice(1)).get("event") ?? "";
-  return /^[0-9]{1,9}$/.test(value) ? Number(value) : null;
 }

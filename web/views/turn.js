@@ -8,6 +8,7 @@ import { ShortText } from "../ui/text.js";
 import { useEffect, useState } from "../vendor/hooks.js";
 import { ExportMenu } from "./export-menu.js";
 import { Prompt } from "./prompt.js";
+import { Readings } from "./readings.js";
 import { RequestBody } from "./request.js";
 import { Timeline } from "./timeline.js";
 import { useTurnLog } from "./turn-log.js";
@@ -19,6 +20,7 @@ const PARTS = [
   ["timeline", "Timeline"],
   ["prompt", "Prompt"],
   ["request", "Request"],
+  ["readings", "Readings"],
 ];
 
 /** @param {{id: string}} props */
@@ -42,6 +44,7 @@ export function Turn({ id }) {
     <${Parts} current=${part} />
     ${part === "prompt" && html`<${Prompt} id=${id} />`}
     ${part === "request" && html`<${RequestBody} id=${id} />`}
+    ${part === "readings" && html`<${Readings} id=${id} reading=${log.reading} />`}
     ${part === "timeline" && log.count > 0 && html`<${Timeline} log=${log} findings=${findings} />`}
     ${part === "timeline" && log.count === 0 && !log.reading && log.failure === null && html`<p>This turn has no events.</p>`}`;
 }
