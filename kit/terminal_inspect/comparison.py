@@ -4,11 +4,13 @@ import difflib
 import json
 from contextlib import aclosing
 from itertools import takewhile
+from typing import Any
 
 from antiphon.kit.checker.schema import as_list
 from antiphon.kit.snapshot.event_lines import format_item
 from antiphon.kit.snapshot.id_numbers import IdNumbers
-from antiphon.kit.terminal_chat.pieces import Json, as_table
+from antiphon.kit.snapshot.stream_text import HIDDEN_SECRET
+from antiphon.kit.terminal_chat.pieces import as_table
 from antiphon.kit.terminal_inspect.api import InspectApi, PartMissingError, as_list_of_integers, parse_object
 from antiphon.kit.terminal_inspect.line_output import LineOutput
 from antiphon.kit.terminal_inspect.response_fold import ResponseFold
@@ -51,8 +53,15 @@ async def _read_output(api: InspectApi, turn_id: str) -> list[str]:
     async with aclosing(api.read_events(turn_id)) as rows:
         async for row in rows:
             fold.add_event(as_table(row.get("event")))
-    response: Json = fold.build_response()
-    return [format_item(numbers.number_ids(item)) for item in as_list(response.get("output"))]
+    return [
+        format_item(_hide_secret(numbers.number_ids(item))) for item in as_list(fold.build_response().get("output"))
+    ]
+
+
+def _hide_secret(item: Any) -> Any:
+    """Returns an item without the text of its encrypted reasoning, which differs for the same reasoning."""
+    has_secret = isinstance(item, dict) and item.get("encrypted_content") is not None
+    return item | {"encrypted_content": HIDDEN_SECRET} if has_secret else item
 
 
 async def _read_prompt(api: InspectApi, turn_id: str) -> list[tuple[int, str]]:

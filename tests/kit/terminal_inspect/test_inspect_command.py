@@ -162,6 +162,14 @@ def test_diff_of_request_prompt_and_output(inspector: Inspector) -> None:
     assert "output: different" in show(first, "--diff", inspector.ask("Hi"))
 
 
+def test_encryption_is_no_difference(inspector: Inspector) -> None:
+    include = {"include": ["reasoning.encrypted_content"], "tools": TOOLS}
+    ids = [inspector.ask("Search", **include) for _ in range(2)]
+    ends = [inspector.lines(f"/turns/{each}/events")[-1]["event"]["response"] for each in ids]
+    secrets = {response["output"][0]["encrypted_content"] for response in ends}
+    assert len(secrets) == 2 and "output: the same" in show(ids[0], "--diff", ids[1])
+
+
 def test_verify_has_the_findings_and_their_status(inspector: Inspector, monkeypatch: pytest.MonkeyPatch) -> None:
     turn_id = inspector.ask("Search", tools=TOOLS)
     assert show(turn_id, "--verify") == ["0 findings, 0 errors"]
