@@ -7,6 +7,7 @@ import { useLoaded } from "../ui/hooks.js";
 import { ShortText } from "../ui/text.js";
 import { useEffect, useState } from "../vendor/hooks.js";
 import { ExportMenu } from "./export-menu.js";
+import { Output } from "./output.js";
 import { Prompt } from "./prompt.js";
 import { Readings } from "./readings.js";
 import { RequestBody } from "./request.js";
@@ -19,6 +20,7 @@ import { useTurnLog } from "./turn-log.js";
 const PARTS = [
   ["timeline", "Timeline"],
   ["prompt", "Prompt"],
+  ["output", "Output"],
   ["request", "Request"],
   ["readings", "Readings"],
 ];
@@ -43,6 +45,7 @@ export function Turn({ id }) {
     ${record !== null && html`<${TurnSummary} record=${record} findings=${findings.length} /><${ExportMenu} id=${id} />`}
     <${Parts} current=${part} />
     ${part === "prompt" && html`<${Prompt} id=${id} />`}
+    ${part === "output" && html`<${Output} log=${log} />`}
     ${part === "request" && html`<${RequestBody} id=${id} />`}
     ${part === "readings" && html`<${Readings} id=${id} reading=${log.reading} />`}
     ${part === "timeline" && log.count > 0 && html`<${Timeline} log=${log} findings=${findings} />`}
