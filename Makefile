@@ -28,7 +28,8 @@ serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8
 
 # Two parts of the tests take longer than all others: those that compute with torch, and those that run other programs.
 ENGINE_TESTS = tests/engine tests/training tests/bench tests/models
-CLIENT_TESTS = tests/clients tests/codex
+CLIENT_TESTS = tests/clients tests/codex tests/web $(addprefix tests/kit/,pytest_plugin terminal_chat terminal_inspect) \
+	tests/kit/test_sample.py tests/kit/test_hostile_servers_in_terminals.py tests/kit/test_live_view.py
 
 test: $(TEST) $(CLIENTS)  ## install, then run the tests but those of the next two targets (fixed seeds, reduced counts)
 	$(BIN)/python -m pytest $(SPREAD) $(addprefix --ignore=,$(ENGINE_TESTS) $(CLIENT_TESTS)) $(ARGS)
@@ -36,7 +37,7 @@ test: $(TEST) $(CLIENTS)  ## install, then run the tests but those of the next t
 test-engine: $(TEST) $(CLIENTS)  ## run the tests of the torch engine, the training and the benchmarks
 	$(BIN)/python -m pytest $(SPREAD) $(ENGINE_TESTS) $(ARGS)
 
-test-clients: $(TEST) $(CLIENTS)  ## run the tests with real clients, among them Codex and the SDKs
+test-clients: $(TEST) $(CLIENTS)  ## run the tests with other programs: SDKs, Codex, a browser, terminals, pytest
 	$(BIN)/python -m pytest $(SPREAD) $(CLIENT_TESTS) $(ARGS)
 
 test-all: test test-engine test-clients  ## run all tests
