@@ -119,8 +119,9 @@ def test_stored_response_is_cancelled_after_a_disconnect(server: RunningServer) 
         data = next(line for line in lines if line.startswith("data: "))
         response_id = json.loads(data.removeprefix("data: "))["response"]["id"]
     assert wait_until(30, lambda: is_idle(server))
-    stored = httpx.get(f"{server.url}/responses/{response_id}").json()
-    assert stored["status"] == "cancelled"
+    stored_url = f"{server.url}/responses/{response_id}"
+    # The store shows the last step once it is committed, a moment after the engine is idle.
+    assert wait_until(30, lambda: httpx.get(stored_url).json()["status"] == "cancelled")
 
 
 def test_overload_is_answered_with_429_at_once(start_server: StartServer) -> None:
