@@ -12,7 +12,7 @@ from antiphon.app.base.settings import Settings
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
-from antiphon.app.inspection.recorder import create_recorder
+from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.fetch import MediaFetcher
 from antiphon.app.media.fetch_rules import AllowedHost, parse_allowed_host
@@ -124,7 +124,7 @@ def create_context(
         tool_host=create_tool_host(settings, store, sealer, new_id, metrics.on_tool_call),
         media=media,
         on_turn_end=metrics.on_turn_end,
-        recorder=create_recorder(settings.inspect_mode, settings.inspect_mib),
+        recorder=TurnRecorder(settings.inspect_mib << 20) if settings.inspect_mode == "memory" else None,
     )
     return ServerContext(
         settings=settings,

@@ -55,7 +55,7 @@ async def measure_tokens(recorder: TurnRecorder | None) -> float:
 async def measure_memory(ring_mib: int) -> float:
     """Returns the growth of resident memory in MiB over many turns with a ring of this size; 0: without recording."""
     registry = scripted_registry([{"name": "words", "output": ["word " * 40], "tokens_per_chunk": 4}])
-    recorder = TurnRecorder("memory", ring_mib << 20) if ring_mib else None
+    recorder = TurnRecorder(ring_mib << 20) if ring_mib else None
     manager = TurnManager(make_log_store(), TurnCapacity(()), new_id=new_id, recorder=recorder)
     source, before = random.Random(1), 0.0
     for number in range(WARM_UP_TURNS + NUM_TURNS):
@@ -81,7 +81,7 @@ async def compare_tokens() -> None:
     samples: dict[str, list[float]] = {"off": [], "memory": []}
     for _ in range(NUM_ROUNDS):
         for mode, values in samples.items():
-            recorder = TurnRecorder("memory", RING_MIB << 20) if mode == "memory" else None
+            recorder = TurnRecorder(RING_MIB << 20) if mode == "memory" else None
             values.append(await measure_tokens(recorder))
     for mode, values in samples.items():
         print(f"{mode:8} {statistics.median(values):6.2f} µs of CPU a token")

@@ -51,7 +51,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     inspect: Annotated[
         Literal["off", "memory"] | None,
         _server(
-            "What is kept of turns for the page and /v1/inspect; default: memory if only this machine reaches the "
+            "Place of the turns that the page and /v1/inspect show; default: memory if only this machine reaches the "
             "server and no API key is required, else off."
         ),
     ] = None
@@ -250,7 +250,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def inspect_mode(self) -> Literal["off", "memory"]:
-        """What is kept of turns, with the default of this address and these keys."""
+        """The mode of recording: the one that was chosen, else the default for this address and these keys."""
         is_private = is_loopback(self.host) and not self.api_key_digests
         return self.inspect or ("memory" if is_private else "off")
 

@@ -1,10 +1,10 @@
-"""What the steps of a turn have besides their events: token ids, log-probabilities, times."""
+"""Data of the steps of a turn besides their events: token ids, log-probabilities, times."""
 
 from msgspec import Struct
 
 
 class ScoredToken(Struct, frozen=True, gc=False):
-    """A token with its log-probability, which is None for the first token of a prompt."""
+    """A token and its log-probability; None for the first token of a prompt."""
 
     id: int
     text: str

@@ -7,12 +7,15 @@ from msgspec import Struct, field
 from antiphon.app.base.endings import Ending
 
 Api = Literal["responses", "chat", "completions", "messages", "compact"]
-_API_PATHS: dict[str, Api] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/messages": "messages",
-    "/v1/responses/compact": "compact",
+API_PATHS: dict[Api, str] = {
+    "responses": "/v1/responses",
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "compact": "/v1/responses/compact",
 }
+"""Path of the requests that start turns, by the API."""
+_APIS_BY_PATH = {path: api for api, path in API_PATHS.items()}
 
 
 class TurnOrigin(Struct, frozen=True, kw_only=True):
@@ -32,7 +35,7 @@ NO_ORIGIN = TurnOrigin()
 
 def find_api(path: str) -> Api:
     """Returns the API that an HTTP path belongs to."""
-    return _API_PATHS.get(path, "responses")
+    return _APIS_BY_PATH.get(path, "responses")
 
 
 class TurnTimes(Struct, kw_only=True):

@@ -34,6 +34,8 @@ class RoundRecord(Struct, frozen=True, kw_only=True):
 
     prompt: Sequence[int]
     """Ids as the engine got them."""
+    rendered: Sequence[int] = ()
+    """Ids as the template renders them; empty once the two were compared."""
     restored: tuple[int, int] = (0, 0)
     """Range of the ids that the model generated in earlier turns, where the template would render others."""
     cached_tokens: int = 0
@@ -41,7 +43,11 @@ class RoundRecord(Struct, frozen=True, kw_only=True):
     sampling: dict[str, Any] = {}
     """As used, with the seed that was drawn."""
     grammar: str = ""
-    """Text that the engine got to constrain the output; empty if there is none, or if it is too long."""
+    """Grammar of the output; empty if there is none, or if it is too long."""
+
+    def compare_prompts(self) -> "RoundRecord":
+        """Returns the round with the restored range, which takes as long as the prompt."""
+        return structs.replace(self, rendered=(), restored=find_restored(self.rendered, self.prompt))
 
 
 class PackedRound(Struct, frozen=True, kw_only=True):
@@ -102,7 +108,9 @@ class TurnRecord:
         log = self._log
         assert log is not None
         rounds = tuple(
-            PackedRound(round=structs.replace(each, prompt=()), blocks=split_prompt(log.owner, each.prompt))
+            PackedRound(
+                round=structs.replace(each.compare_prompts(), prompt=()), blocks=split_prompt(log.owner, each.prompt)
+            )
             for each in self._list_rounds()
         )
         entries = _encode([(entry.data, entry.detail) for entry in log.entries])
@@ -126,14 +134,37 @@ class TurnRecord:
             return self._redact(self._request)
         return zstandard.ZstdDecompressor().decompress(self.packed.request)
 
+    def count_tokens(self) -> tuple[int, int, int]:
+        """Returns the numbers of input, cached and output tokens of a turn that runs, so far."""
+        rounds = self._list_rounds()
+        num_prompt, num_cached = sum(len(each.prompt) for each in rounds), sum(each.cached_tokens for each in rounds)
+        return num_prompt, num_cached, sum(each.output_tokens for each in rounds)
+
     def read_rounds(self) -> list[RoundRecord]:
-        """Returns the rounds with their prompts."""
+        """Returns the rounds with their prompts. It takes long: call it in a thread."""
         if self.packed is None:
-            return self._list_rounds()
+            return [each.compare_prompts() for each in self._list_rounds()]
         return [
             structs.replace(each.round, prompt=join_blocks([block.ids for block in each.blocks]))
             for each in self.packed.rounds
         ]
+
+
+def find_restored(rendered: Sequence[int], prompt: Sequence[int]) -> tuple[int, int]:
+    """Returns the range of a prompt's ids that differ from those that the template renders.
+
+    Example: the template renders 1 2 9 5, and the prompt is 1 2 7 8 5. The range is (2, 4).
+    """
+    if rendered is prompt or not rendered:
+        return (0, 0)
+    shortest = min(len(rendered), len(prompt))
+    start = next((index for index in range(shortest) if rendered[index] != prompt[index]), shortest)
+    if start == len(rendered) == len(prompt):
+        return (0, 0)
+    end = 0
+    while end < shortest - start and rendered[-1 - end] == prompt[-1 - end]:
+        end += 1
+    return (start, len(prompt) - end)
 
 
 def _compress(data: bytes) -> bytes:

@@ -4,7 +4,6 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import structlog
 from msgspec import structs
@@ -12,7 +11,6 @@ from msgspec import structs
 from antiphon.app.inspection.prompt_blocks import SharedBlocks
 from antiphon.app.inspection.record import PackedTurn, TurnRecord
 
-InspectMode = Literal["off", "memory"]
 OWNER_SHARE = 2
 """One owner has at most this part of the ring: a half."""
 
@@ -26,8 +24,8 @@ class TurnRecorder:
     Use it on the event loop. A thread packs what has ended.
     """
 
-    def __init__(self, mode: InspectMode, max_bytes: int) -> None:
-        self.mode, self.max_bytes = mode, max_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self._records: OrderedDict[_Key, TurnRecord] = OrderedDict()
         self._packed: dict[_Key, None] = {}
         """Keys of the records that are packed, oldest first."""
@@ -127,8 +125,3 @@ class TurnRecorder:
         if not self._owner_bytes[key[0]]:
             del self._owner_bytes[key[0]]
         return True
-
-
-def create_recorder(mode: InspectMode, max_mib: int) -> TurnRecorder | None:
-    """Returns the recorder of a server; None if nothing is kept."""
-    return None if mode == "off" else TurnRecorder(mode, max_mib << 20)

@@ -1,7 +1,6 @@
 """Records of turns in progress: which prompts the engine got, and how it was asked to sample."""
 
 import contextlib
-from collections.abc import Sequence
 
 import msgspec
 
@@ -47,7 +46,7 @@ def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
         rounds.append(
             RoundRecord(
                 prompt=prompt.prompt.tokens,
-                restored=find_restored(prompt.rendered_tokens, prompt.prompt.tokens),
+                rendered=prompt.rendered_tokens,
                 cached_tokens=each.cached_tokens,
                 output_tokens=len(each.generated_tokens),
                 sampling=sampling,
@@ -55,20 +54,3 @@ def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
             )
         )
     return rounds
-
-
-def find_restored(rendered: Sequence[int], prompt: Sequence[int]) -> tuple[int, int]:
-    """Returns the range of a prompt's ids that differ from those that the template renders.
-
-    Example: the template renders 1 2 9 5, and the prompt is 1 2 7 8 5. The range is (2, 4).
-    """
-    if rendered is prompt or not rendered:
-        return (0, 0)
-    shortest = min(len(rendered), len(prompt))
-    start = next((index for index in range(shortest) if rendered[index] != prompt[index]), shortest)
-    if start == len(rendered) == len(prompt):
-        return (0, 0)
-    end = 0
-    while end < shortest - start and rendered[-1 - end] == prompt[-1 - end]:
-        end += 1
-    return (start, len(prompt) - end)

@@ -6,14 +6,11 @@ from typing import Any
 
 import click
 
+from antiphon.kit.cli.server_options import url_option
+
 
 @click.command()
-@click.option(
-    "--url",
-    metavar="URL",
-    help="Base URL of the server. Default: $ANTIPHON_URL, else the only server that you run on this machine, else "
-    "http://127.0.0.1:8000.",
-)
+@url_option
 @click.option("--model", help="Model to ask. Default: the first of /v1/models.")
 @click.option("--instructions", metavar="TEXT", help="Instructions, which systems and models also call system prompt.")
 @click.option(

@@ -1,9 +1,10 @@
 """`antiphon inspect`: what a model read and wrote in a turn, and why the turn ended."""
 
-from pathlib import Path
 from typing import Any
 
 import click
+
+from antiphon.kit.cli.server_options import inspection_key_option, url_option
 
 FORMS = ("chat", "messages", "completions", "test", "script", "cassette", "curl", "python", "json")
 
@@ -17,18 +18,8 @@ FORMS = ("chat", "messages", "completions", "test", "script", "cassette", "curl"
 @click.option("--as", "form", type=click.Choice(FORMS), help="Write the turn as another API sends it, or as a file.")
 @click.option("--diff", "other_id", metavar="ID", help="Compare the request, prompt and output with another turn.")
 @click.option("--verify", is_flag=True, help="Check the events. The exit status is 1 if there are errors.")
-@click.option(
-    "--url",
-    metavar="URL",
-    help="Base URL of the server. Default: $ANTIPHON_URL, else the only server that you run on this machine, else "
-    "http://127.0.0.1:8000.",
-)
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File whose first line is the API key. Default: the key that a server on this machine has written to its "
-    "runtime file, else $ANTIPHON_API_KEY, else $OPENAI_API_KEY.",
-)
+@url_option
+@inspection_key_option
 @click.pass_context
 def inspect(context: click.Context, /, **options: Any) -> None:
     """Show a turn of a running server: why it ended, and its events with times in milliseconds.

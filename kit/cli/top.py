@@ -6,20 +6,12 @@ from pathlib import Path
 
 import click
 
+from antiphon.kit.cli.server_options import inspection_key_option, url_option
+
 
 @click.command()
-@click.option(
-    "--url",
-    metavar="URL",
-    help="Base URL of the server. Default: $ANTIPHON_URL, else the only server that you run on this machine, else "
-    "http://127.0.0.1:8000.",
-)
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File whose first line is the API key. Default: the key that a server on this machine has written to its "
-    "runtime file, else $ANTIPHON_API_KEY, else $OPENAI_API_KEY.",
-)
+@url_option
+@inspection_key_option
 def top(url: str | None, api_key_file: Path | None) -> None:
     """Show the turns that run on a server, one screen a second; q quits.
 

@@ -9,7 +9,7 @@ import msgspec
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.turn_stats import Api, TurnStats
+from antiphon.app.base.turn_stats import API_PATHS, Api, TurnStats
 from antiphon.app.inspection.record import RoundRecord, TurnRecord
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.projections.inspection.readings import create_encoder
@@ -32,13 +32,6 @@ FILE_NAMES: dict[ExportForm, str] = {
     "test": "test_{id}.py",
     "curl": "{id}.sh",
     "python": "{id}.py",
-}
-API_PATHS: dict[Api, str] = {
-    "responses": "/v1/responses",
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "messages": "/v1/messages",
-    "compact": "/v1/responses/compact",
 }
 CREATE_CALLS: dict[Api, tuple[str, tuple[str, ...]]] = {
     "responses": ("responses.create", ("model", "input")),

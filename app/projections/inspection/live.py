@@ -35,7 +35,7 @@ def build_frame(
 def _describe_turn(record: TurnRecord) -> Json:
     """Returns a running turn: its stage, its age and its counts so far."""
     stats, times = record.stats, record.stats.times
-    rounds = record.read_rounds()
+    num_prompt, num_cached, num_output = record.count_tokens()
     stage = "decode" if times.first_token else "prefill" if times.admitted else "queue"
     return {
         "id": stats.response_id,
@@ -43,9 +43,9 @@ def _describe_turn(record: TurnRecord) -> Json:
         "model": stats.model,
         "stage": stage,
         "seconds": round(times.seconds_until(time.monotonic()) or 0.0, 3),
-        "input_tokens": sum(len(each.prompt) for each in rounds),
-        "cached_tokens": sum(each.cached_tokens for each in rounds),
-        "output_tokens": sum(each.output_tokens for each in rounds),
+        "input_tokens": num_prompt,
+        "cached_tokens": num_cached,
+        "output_tokens": num_output,
         "started_at": stats.started_at,
     }
 

@@ -12,11 +12,10 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.inspection.prompt_blocks import BLOCK_IDS, SharedBlocks, join_blocks, split_prompt
-from antiphon.app.inspection.record import MAX_REQUEST_BYTES, TurnRecord
+from antiphon.app.inspection.record import MAX_REQUEST_BYTES, TurnRecord, find_restored
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.recording import find_restored
 from antiphon.state.table import CELLS, Input, State
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
@@ -31,7 +30,7 @@ class RecordedTurns:
 
     def __init__(self, max_bytes: int = 8 << 20, output: list[Any] | None = None) -> None:
         self.registry = scripted_registry([{"name": "only", "output": output or [TEXT], "tokens_per_chunk": 2}])
-        self.recorder = TurnRecorder("memory", max_bytes)
+        self.recorder = TurnRecorder(max_bytes)
         self.manager: TurnManager = make_turn_manager(recorder=self.recorder)
         self._numbers = itertools.count()
 
