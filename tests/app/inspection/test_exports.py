@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,12 @@ import pytest
 
 from antiphon.kit.cassette.reading import read_cassette
 from antiphon.kit.snapshot.stream_text import format_stream
-from tests.app.inspection.test_inspect_api import SCRIPT, TOOLS, Inspector
+from tests.app.inspection.inspector import TOOLS, Inspector
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.serving import scripted_registry, serve
 
 HOSTILE = "it's \"quoted\" $HOME `id` \\ \u2028 END-OF-REQUEST\nEND-OF-REQUEST\n'''"
 BODY: dict[str, Any] = {"model": "scripted", "input": "Search", "tools": TOOLS, "store": False, "stream": True}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(lambda: scripted_registry(SCRIPT, max_num_seqs=64)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def inspector(server: RunningServer) -> Iterator[Inspector]:
-    with Inspector(server) as opened:
-        yield opened
 
 
 def stream_turn(inspector: Inspector, body: dict[str, Any]) -> tuple[str, bytes]:

@@ -3,78 +3,19 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
 
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.state.table import TABLE
+from tests.app.inspection.inspector import SCRIPT, TOOLS, Inspector
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.serving import RunningServer, serve
 
-CALL = '<tool_call>\n{"name": "find", "arguments": {"a": 1}}\n</tool_call>'
-TOOLS = [{"type": "function", "name": "find", "parameters": {"type": "object"}}]
-SCRIPT: list[dict[str, Any]] = [
-    {"name": "stall", "when": ["Wait"], "output": ["Hello ", {"stall": True}]},
-    {
-        "name": "call",
-        "when": ["Search"],
-        "output": ["<think>\nHm.\n</think>\n\nI look.\n", CALL],
-        "tokens_per_chunk": 4,
-    },
-    {"name": "any", "output": ["Hello there, how are you?"], "cached_tokens": 5},
-]
 PARTS = ("", "/events", "/prompt", "/grammar", "/request", "/findings", "/readings/chat")
-
-
-class Inspector:
-    """A client of `/v1/inspect` with the key of its page, or with an API key."""
-
-    def __init__(self, server: RunningServer, key: str | None = None) -> None:
-        self.server = server
-        key = server.context.page_key if key is None else key
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.client = httpx.Client(base_url=server.root, headers=headers, timeout=HANG_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
-
-    def get(self, path: str = "", **query: Any) -> httpx.Response:
-        return self.client.get(f"/v1/inspect{path}", params=query)
-
-    def lines(self, path: str, **query: Any) -> list[dict[str, Any]]:
-        response = self.get(path, **query)
-        assert response.status_code == 200 and response.headers["content-type"] == "application/x-ndjson", response.text
-        return [json.loads(line) for line in response.text.splitlines() if line]
-
-    def ask(self, text: str = "Hi", path: str = "responses", **fields: Any) -> str:
-        """Generates a response, and returns its id once its record is packed."""
-        body = {"model": "scripted", "input": text, "store": False} | fields
-        response = self.client.post(f"/v1/{path}", json=body)
-        assert response.status_code == 200, response.text
-        turn_id = str(response.json()["id"])
-        recorder = self.server.context.turn_manager.recorder
-        if recorder is not None:
-            wait_with_progress(lambda: not recorder.num_packing, "the record is packed")
-        return turn_id
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(lambda: scripted_registry(SCRIPT, max_num_seqs=64)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def inspector(server: RunningServer) -> Iterator[Inspector]:
-    with Inspector(server) as opened:
-        yield opened
 
 
 def test_overview(inspector: Inspector) -> None:
@@ -337,11 +278,11 @@ def test_turns_of_the_other_apis_are_listed(inspector: Inspector) -> None:
 
 @pytest.mark.parametrize("path", ["", "/turns", "/table", "/live", "/turns/resp_1/events"])
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"cookie": "key=KEY"}])
-def test_page_key_is_required(server: RunningServer, path: str, headers: dict[str, str]) -> None:
-    sent = {name: value.replace("KEY", server.context.page_key) for name, value in headers.items()}
-    response = httpx.get(f"{server.url}/inspect{path}?key={server.context.page_key}", headers=sent)
+def test_page_key_is_required(recording_server: RunningServer, path: str, headers: dict[str, str]) -> None:
+    sent = {name: value.replace("KEY", recording_server.context.page_key) for name, value in headers.items()}
+    response = httpx.get(f"{recording_server.url}/inspect{path}?key={recording_server.context.page_key}", headers=sent)
     assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_page_key"
-    assert server.context.page_key not in response.text
+    assert recording_server.context.page_key not in response.text
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])

@@ -10,7 +10,7 @@ from antiphon.kit.server_address import ServerAddress
 from antiphon.kit.terminal_chat.client import ChatClient
 from antiphon.kit.terminal_chat.pieces import ReplyFailedError
 from antiphon.kit.terminal_inspect import api
-from tests.app.inspection.test_inspect_api import Inspector
+from tests.app.inspection.inspector import Inspector
 from tests.kit.terminal_inspect.inspect_script import SCRIPT, TOOLS
 from tests.serving import serve
 

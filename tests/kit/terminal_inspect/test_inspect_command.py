@@ -13,7 +13,7 @@ import pytest
 
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.kit.snapshot.stream_text import format_stream
-from tests.app.inspection.test_inspect_api import Inspector
+from tests.app.inspection.inspector import Inspector
 from tests.kit.hostile_texts import find_terminal_controls
 from tests.kit.pseudo_terminal import COMMAND
 from tests.kit.terminal_inspect.inspect_script import ATTACK, SCRIPT, TOOLS, clean_environment, run_piped, write_key

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon.kit.proxy.exchange import ServerExchange
-from tests.app.inspection.test_inspect_api import Inspector
+from tests.app.inspection.inspector import Inspector
 from tests.kit.hostile_server import ATTACKS, list_responses_events, spoil
 from tests.kit.hostile_texts import find_foreign_controls
 from tests.kit.proxy.wire_servers import run_handler
