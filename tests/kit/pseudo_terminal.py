@@ -46,6 +46,11 @@ class PseudoTerminal:
             if not self._read(0.05) and self.process.poll() is not None and not self._read(0.05):
                 assert condition(), f"ended without {what!r}: {self.output[-3000:]!r}"
 
+    def wait_quiet(self) -> None:
+        """Reads until nothing comes for a moment: a read may end inside a control sequence or a line end."""
+        while self._read(0.2):
+            pass
+
     def wait_end(self, timeout_s: float = HANG_TIMEOUT_S) -> int:
         """Reads to the end. Returns the exit status."""
         deadline = time.monotonic() + timeout_s

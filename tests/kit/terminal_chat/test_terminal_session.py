@@ -79,6 +79,12 @@ def strip_editor(output: bytes) -> bytes:
     return EDITOR_CONTROLS.sub(b"", output.replace(b"\r\n", b"\n"))
 
 
+def find_controls(terminal: PseudoTerminal) -> list[str]:
+    """Returns the control characters of the whole output but those of the line editor."""
+    terminal.wait_quiet()
+    return find_foreign_controls(strip_editor(terminal.output))
+
+
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_turns_of_one_conversation(server: RunningServer, api: str, columns: int) -> None:
@@ -89,7 +95,7 @@ def test_turns_of_one_conversation(server: RunningServer, api: str, columns: int
         send(terminal, "second words", "I know only the second.")
         terminal.type(CTRL_D)
         assert terminal.wait_end() == 0
-        assert not find_foreign_controls(strip_editor(terminal.output))
+        assert find_controls(terminal) == []
         assert f"scripted at {server.url} ({api})." in strip_editor(terminal.output).decode().replace("\n", "")
 
 
@@ -121,7 +127,7 @@ def test_output_of_a_call_is_typed_in(server: RunningServer, api: str, tmp_path:
             terminal.type(f'"""21 degrees{ENTER}')
             terminal.wait_for("… ")
         send(terminal, 'and dry"""' if api == "chat" else "21 degrees", "It is warm in Oslo.")
-        assert not find_foreign_controls(strip_editor(terminal.output))
+        assert find_controls(terminal) == []
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -146,7 +152,7 @@ def test_ctrl_c_stops_the_reply_and_closes_the_stream(api: str) -> None:
         send(terminal, "first words", "Hello, you.")  # a line in between: the next Ctrl-C is the first again
         press_ctrl_c(terminal, "Ctrl-C again", count=3)
         end_with_ctrl_c(terminal)
-        assert not find_foreign_controls(strip_editor(terminal.output))
+        assert find_controls(terminal) == []
 
 
 def test_two_ctrl_c_end_the_program_after_a_stopped_reply(server: RunningServer) -> None:
@@ -255,7 +261,7 @@ def test_server_that_dies_meanwhile(api: str) -> None:
         assert "The message is forgotten" in terminal.text
         terminal.type(CTRL_D)
         assert terminal.wait_end() == 0
-        assert not find_foreign_controls(strip_editor(terminal.output))
+        assert find_controls(terminal) == []
     finally:
         terminal_block.__exit__(None, None, None)
 
@@ -288,9 +294,7 @@ def test_hostile_replies_reach_the_terminal_as_text(attack: str, api: str, colum
             send(terminal, command, answer)
         terminal.type(f"again{ENTER}")
         terminal.wait_for("output of tool", count=3)
-        assert not find_foreign_controls(strip_editor(terminal.output)), find_foreign_controls(
-            strip_editor(terminal.output)
-        )
+        assert find_controls(terminal) == []
         assert "answer" in terminal.text and (attack == "long" or "answerx␛[2J" in terminal.text)
         assert json.loads((tmp_path / "saved.json").read_text())["items"]
 
@@ -298,4 +302,4 @@ def test_hostile_replies_reach_the_terminal_as_text(attack: str, api: str, colum
 def test_hostile_refusals_reach_the_terminal_as_text() -> None:
     with run_hostile_server(ATTACKS["sequences"], is_refusing=True) as url, open_chat(url, "--model", "m") as terminal:
         send(terminal, "hello", "Error: 400: nox␛[2J")
-        assert not find_foreign_controls(strip_editor(terminal.output))
+        assert find_controls(terminal) == []
