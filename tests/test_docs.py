@@ -118,6 +118,19 @@ def test_make_targets_named_in_the_docs_exist() -> None:
     assert named_targets - {"sure"} <= targets
 
 
+def test_make_test_runs_every_test_that_reads_snapshots() -> None:
+    """Otherwise it takes their files for unused ones, and fails."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:ENGINE|CLIENT|PROCESS)_TESTS = ((?:.*\\\n)*.*)", makefile, re.MULTILINE)
+    elsewhere = {word for line in lines for word in line.split() if word.startswith("tests/")}
+    readers = {path for path in ROOT.glob("tests/**/*.py") if "import SnapshotAssertion" in path.read_text("utf-8")}
+    assert elsewhere and readers
+    found = {
+        str(path.relative_to(ROOT)) for path in readers if any(path.is_relative_to(ROOT / each) for each in elsewhere)
+    }
+    assert not found, "move them to tests/snapshots"
+
+
 DOC_PAGES = sorted(
     [
         *ROOT.glob("*.md"),

@@ -1,5 +1,6 @@
 """Cases that only Responses has: the built-in tools that the client runs, and compactions inside a request."""
 
+import itertools
 import json
 from typing import Any
 
@@ -27,16 +28,20 @@ def write_call(name: str, arguments: dict[str, Any]) -> str:
 
 def write_patch(*sections: str) -> str:
     """Returns a patch in the frame of raw text."""
-    return f"<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n{''.join(sections)}*** End Patch\n</custom>\n</tool_call>"
+    return (
+        f"<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n{''.join(sections)}*** End Patch\n</custom>\n</tool_call>"
+    )
 
 
 def cut_text(text: str, *places: str) -> list[str]:
     """Returns the text in parts, each of which begins with one of `places`."""
     starts = [0, *(text.index(place) for place in places), len(text)]
-    return [text[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(starts)]
 
 
-def make_case(name: str, output: list[Any], comment: str = "", *, tools: tuple[Any, ...] = (SHELL, PATCH), **fields: Any) -> Case:
+def make_case(
+    name: str, output: list[Any], comment: str = "", *, tools: tuple[Any, ...] = (SHELL, PATCH), **fields: Any
+) -> Case:
     responses = {"tools": list(tools)} | fields.pop("responses", {})
     return Case(name, output, comment, faces=("responses",), responses=responses, **fields)
 
@@ -50,7 +55,7 @@ def make_compaction(name: str, summary: list[Any], output: list[Any], comment: s
 
 PROGRAM = write_call("local_shell", {"command": ["ls", "-a"], "timeout_ms": 5000, "env": {"A": "1"}})
 ONE_COMMAND = write_call("shell", {"commands": ["ls -a"], "max_output_length": 8912})
-TWO_COMMANDS = write_call("shell", {"commands": ["cat \"a b\"", "echo \U0001f600"], "timeout_ms": 5000})
+TWO_COMMANDS = write_call("shell", {"commands": ['cat "a b"', "echo \U0001f600"], "timeout_ms": 5000})
 TWO_FILES = write_patch(CREATE, UPDATE)
 
 BUILTIN_CASES = [
@@ -63,7 +68,7 @@ BUILTIN_CASES = [
     make_case("shell_as_words", [write_call("shell", {"command": ["bash", "-lc", "ls | wc"]}), write_call("shell", {"cmd": ["cat", "a b"]})],
               "as models write it that no grammar binds"),
     make_case("shell_cut_before_its_arguments", ['<tool_call>\n{"name": "shell", "argu'], finish="length"),
-    make_case("shell_cut_inside_a_command", cut_text(TWO_COMMANDS, "cat", "echo")[:2] + ["echo"], finish="length",
+    make_case("shell_cut_inside_a_command", [*cut_text(TWO_COMMANDS, "cat", "echo")[:2], "echo"], finish="length",
               comment="half a command is kept, and never done"),
     make_case("shell_cut_after_its_commands", [*cut_text(TWO_COMMANDS, "5000")[:1], "50"], finish="length"),
     make_case("shell_fault_inside_a_command", [*cut_text(TWO_COMMANDS, "a b")[:1], FAULT], fails=True),
@@ -80,7 +85,7 @@ BUILTIN_CASES = [
     make_case("patch_in_the_json_spelling", [write_call("apply_patch", {"input": f"*** Begin Patch\n{CREATE}*** End Patch"})]),
     make_case("patch_by_gpt_oss", ["<|channel|>commentary to=functions.apply_patch<|message|>*** Begin Patch\n", f"{UPDATE}*** End Patch\n<|call|>"],
               dialect="gpt-oss"),
-    make_case("patch_by_gpt_oss_in_json", ['<|channel|>commentary to=functions.apply_patch <|constrain|>json<|message|>', json.dumps({"patch": f"*** Begin Patch\n{DELETE}*** End Patch"}), "<|call|>"],
+    make_case("patch_by_gpt_oss_in_json", ["<|channel|>commentary to=functions.apply_patch <|constrain|>json<|message|>", json.dumps({"patch": f"*** Begin Patch\n{DELETE}*** End Patch"}), "<|call|>"],
               dialect="gpt-oss"),
     make_case("patch_without_its_frame_lines", [write_patch(CREATE).replace("*** Begin Patch\n", "").replace("*** End Patch\n", "")]),
     make_case("patch_of_an_empty_file", [write_patch("*** Add File: empty\n")], "clients reject an empty diff"),
@@ -88,7 +93,7 @@ BUILTIN_CASES = [
     make_case("patch_of_nothing", [write_patch()], fails=True),
     make_case("patch_cut_before_its_header", ["<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n*** Add Fi"], finish="length",
               comment="no item yet"),
-    make_case("patch_cut_inside_a_diff", cut_text(TWO_FILES, "*** Update", "+    p")[:2] + ["+   "], finish="length",
+    make_case("patch_cut_inside_a_diff", [*cut_text(TWO_FILES, "*** Update", "+    p")[:2], "+   "], finish="length",
               comment="clients know no incomplete patch"),
     make_case("patch_cut_between_two_files", cut_text(TWO_FILES, "*** Update")[:1], finish="length"),
     make_case("patch_with_its_diffs_cut", cut_text(TWO_FILES, "*** Update", "+    p")[:2], finish="length", patch_diffs=True),

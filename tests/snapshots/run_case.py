@@ -1,7 +1,5 @@
 """Runs a case through the whole server without a socket: through Responses, Chat, and as an Anthropic message."""
 
-from tests.log_store import make_log_store
-from tests.progress import HANG_TIMEOUT_S
 import asyncio
 import functools
 import itertools
@@ -20,10 +18,10 @@ from antiphon.app.projections import responses
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
-from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.requests.chat import request as chat_request
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.messages.request import read_messages_request
+from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
@@ -33,6 +31,8 @@ from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.segments import Refuse, Say, Segment
+from tests.log_store import make_log_store
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
 from tests.snapshots.cases import TOOLS, Case
 
@@ -169,8 +169,17 @@ def make_single_case_registry(case: Case) -> ModelRegistry:
         "cached_tokens": case.cached_tokens,
     }
     engine = {"max_num_seqs": 1} if case.waits else {}
-    summary = {"name": "summary", "when": ["about to be cut short"], "output": case.summary, "tokens_per_chunk": case.step}
-    registry = scripted_registry([BLOCKER, *([summary] if case.summary is not None else []), reply], model_format=load_case_format(case.dialect), **engine)
+    summary = {
+        "name": "summary",
+        "when": ["about to be cut short"],
+        "output": case.summary,
+        "tokens_per_chunk": case.step,
+    }
+    registry = scripted_registry(
+        [BLOCKER, *([summary] if case.summary is not None else []), reply],
+        model_format=load_case_format(case.dialect),
+        **engine,
+    )
     if case.chars_before_refusal is None:
         return registry
     (model,) = registry.served

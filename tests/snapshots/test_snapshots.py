@@ -53,7 +53,9 @@ OLDER_SDK_FIELDS = {
 """Fields of events that openai 2.0 to 3.3 require and later versions do not."""
 
 
-@pytest.mark.parametrize("name", ["reasoning_text_and_two_calls", "namespaced_call", "call_without_arguments", "citation"])
+@pytest.mark.parametrize(
+    "name", ["reasoning_text_and_two_calls", "namespaced_call", "call_without_arguments", "citation"]
+)
 async def test_events_have_the_fields_that_older_sdks_require(name: str) -> None:
     case = next(case for case in (*CASES, *EXTRA_CASES) if case.name == name)
     events = (await read_responses(case)).data
@@ -73,7 +75,9 @@ def _format_case(case: Case, response_result: CaseResult | None, chat_result: Ca
     lines += [f"#   {json.dumps(step, ensure_ascii=False)}" for step in case.output] or ["#   nothing"]
     if case.finish != "stop" or case.cancel:
         lines.append("#   and is cancelled" if case.cancel else "#   and is cut by the token limit")
-    lines += ["# its summary:", *(f"#   {json.dumps(step)}" for step in case.summary)] if case.summary is not None else []
+    lines += (
+        ["# its summary:", *(f"#   {json.dumps(step)}" for step in case.summary)] if case.summary is not None else []
+    )
     settings = case.request | (case.responses if "responses" in case.faces else case.chat)
     lines += [f"# the request: {json.dumps(settings)}"] if settings else []
     lines += ["# the server: --apply-patch-diffs"] if case.patch_diffs else []

@@ -16,7 +16,7 @@ SILENCE_S = 0.3
 
 
 def write_call(query: str, name: str = "maps__find") -> str:
-    return f'<tool_call>\n{json.dumps({"name": name, "arguments": {"query": query}})}\n</tool_call>'
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'query': query}})}\n</tool_call>"
 
 
 GPT_CALL = ['<|channel|>commentary to=functions.maps__find<|message|>{"query": "cafe"}', {"pause": 0.05}, "<|call|>"]

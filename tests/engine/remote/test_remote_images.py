@@ -1,7 +1,6 @@
 """Pictures on engines on other servers: what is sent, what the handshake believes, counts, faults and owners."""
 
 import base64
-import json
 import struct
 import zlib
 from collections.abc import AsyncIterator
@@ -10,18 +9,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from syrupy.assertion import SnapshotAssertion
 
 from antiphon.engine.media_messages import MediaArrays, MediaSpan, MediaUnavailable
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job
-from antiphon.engine.remote.backend_apis.base import BackendApi, JobTarget
+from antiphon.engine.remote.backend_apis.base import BackendApi
 from antiphon.engine.remote.backend_apis.llama_cpp import LlamaCppApi
 from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateApi
 from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.images.pictures import (
     ImageProbe,
-    RemotePicture,
     draw_probe_picture,
     is_expansion,
     load_pictures,
@@ -41,7 +38,6 @@ from tests.engine.remote.remote_helpers import (
     make_job,
     merge_chunks,
 )
-from tests.snapshots.snapshot_files import REMOTE_IMAGE_SNAPSHOT_FOLDER, RemoteImageSnapshot
 
 PLACEHOLDER, START, END, BOS = 90, 91, 92, 1
 PNG_START = b"\x89PNG"
@@ -74,27 +70,6 @@ class PngSource:
 
 def spans(*keys: bytes, rows: int = 0, length: int = 1) -> tuple[MediaSpan, ...]:
     return tuple(MediaSpan(key=key, offset=1 + 2 * index, length=length, rows=rows) for index, key in enumerate(keys))
-
-
-@pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot name")  # the files are named after kinds of engines
-@pytest.mark.parametrize("kind", APIS)
-def test_wire(kind: str, snapshot: SnapshotAssertion) -> None:
-    pictures = (RemotePicture(b"\x89PNG1", "a" * 64), RemotePicture(b"\x89PNG2", "b" * 64))
-    texts = ("Look: ", " and ", "?") if kind == "llama.cpp" else ()
-    job = make_job("job", tokens=TOKENS, media=spans(KEY, OTHER_KEY), texts=texts, owner="me", seed=7)
-    target = JobTarget(
-        model="tiny", max_tokens=16, stop_ids=(EOS,), cache_salt="c2FsdA==", pictures=pictures, media_marker=MARKER
-    )
-    wire = json.loads(APIS[kind].encode_job(job, target))
-    lines = [f"POST {APIS[kind].path}", json.dumps(wire, indent=2, ensure_ascii=False)]
-    assert "\n".join(lines) + "\n" == snapshot.use_extension(RemoteImageSnapshot)(name=kind)
-    plain = json.loads(APIS[kind].encode_job(job, msgspec.structs.replace(target, pictures=())))
-    assert not {"content_parts", "return_token_ids", "image_data", "mm_hashes"} & plain.keys()
-    assert plain.get("prompt", list(TOKENS)) == list(TOKENS), "a job without pictures is sent as before"
-
-
-def test_every_wire_has_one_file() -> None:
-    assert {path.stem for path in REMOTE_IMAGE_SNAPSHOT_FOLDER.glob("*.txt")} == set(APIS)
 
 
 def test_names_of_pictures_differ_by_owner_salt_and_secret() -> None:
