@@ -17,22 +17,32 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 SPREAD := -n $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-engine test-clients test-all test-full test-cpus check mutants snapshots models prove bench bench-peers clean
+.PHONY: help serve test test-processes test-engine test-clients test-all test-full test-cpus check mutants snapshots models prove bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8000/v1
 	$(BIN)/antiphon serve $(ARGS)
 
-# Two parts of the tests take longer than all others: those that compute with torch, and those that run other programs.
+# Three parts of the tests take longer than all others: those that compute with torch, those that run other programs, and
+# those that start, kill and replace whole processes of this one.
 ENGINE_TESTS = tests/engine tests/training tests/bench tests/models
 CLIENT_TESTS = tests/clients tests/codex tests/web $(addprefix tests/kit/,pytest_plugin terminal_chat terminal_inspect) \
 	tests/kit/test_sample.py tests/kit/test_hostile_servers_in_terminals.py tests/kit/test_live_view.py
 
-test: $(TEST) $(CLIENTS)  ## install, then run the tests but those of the next two targets (fixed seeds, reduced counts)
-	$(BIN)/python -m pytest $(SPREAD) $(addprefix --ignore=,$(ENGINE_TESTS) $(CLIENT_TESTS)) $(ARGS)
+PROCESS_TESTS = tests/app/batches/test_batch_command.py tests/app/batches/test_batch_kills.py \
+	tests/app/observability/test_log_sink.py tests/app/store/test_blob_kills.py tests/app/store/test_durable_changes.py \
+	tests/app/store/test_failover_time.py tests/app/store/test_kill.py tests/app/store/test_postgres_outage.py \
+	tests/app/store/test_tool_kills.py tests/app/test_engine_process.py tests/app/test_lost_workers_served.py \
+	tests/app/test_without_linux.py tests/app/test_worker_faults.py tests/test_packaging.py
+
+test: $(TEST) $(CLIENTS)  ## install, then run the tests but those of the next targets (fixed seeds, reduced counts)
+	$(BIN)/python -m pytest $(SPREAD) $(addprefix --ignore=,$(ENGINE_TESTS) $(CLIENT_TESTS) $(PROCESS_TESTS)) $(ARGS)
+
+test-processes: $(TEST) $(CLIENTS)  ## run the tests that start, kill and replace servers, databases and commands
+	$(BIN)/python -m pytest $(SPREAD) $(PROCESS_TESTS) $(ARGS)
 
 test-engine: $(TEST) $(CLIENTS)  ## run the tests of the torch engine, the training and the benchmarks
 	$(BIN)/python -m pytest $(SPREAD) $(ENGINE_TESTS) $(ARGS)
@@ -40,7 +50,7 @@ test-engine: $(TEST) $(CLIENTS)  ## run the tests of the torch engine, the train
 test-clients: $(TEST) $(CLIENTS)  ## run the tests with other programs: SDKs, Codex, a browser, terminals, pytest
 	$(BIN)/python -m pytest $(SPREAD) $(CLIENT_TESTS) $(ARGS)
 
-test-all: test test-engine test-clients  ## run all tests
+test-all: test test-processes test-engine test-clients  ## run all tests
 
 test-full: $(TEST) $(CLIENTS)  ## run all tests with full counts: every split, 1000 random walks, 10 000 streams per dialect
 	ANTIPHON_TEST_FULL=1 $(BIN)/python -m pytest --timeout 1800 $(SPREAD) $(ARGS)
