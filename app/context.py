@@ -20,7 +20,7 @@ from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import PDF_PACKAGES, can_prepare_images, find_missing_packages
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.observability.metrics import MetricsCollector
+from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity
@@ -105,7 +105,7 @@ def create_context(
 ) -> ServerContext:
     """Creates a server context. Raises `KeyFileError`, `ToolOptionError` and `MediaOptionError`."""
     sealer = open_sealer(settings.encryption_key_path)
-    metrics = MetricsCollector(models.all_models)
+    metrics = MetricsCollector(models.all_models, store, settings.store_file)
     capacity = TurnCapacity(model.engine for model in models.served)
     preparer, reader = _open_media(settings, metrics)
     if preparer is None:

@@ -225,6 +225,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Pages on disk that were damaged, or of another origin, and were deleted."""
     feature_cache_bytes: int = 0
     """Bytes of features that are kept now."""
+    gpu_memory_bytes: int = 0
+    """Bytes of GPUs that the engine's process holds, as its allocator counts them; 0 without a GPU."""
 
 
 class EngineError(Exception):

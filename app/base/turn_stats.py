@@ -67,6 +67,38 @@ class TurnTimes(Struct, kw_only=True):
         return None if start is None or end is None else end - start
 
 
+class JobTimes(Struct, kw_only=True):
+    """Times of one job of a turn on the engine, in seconds of the monotonic clock; None for what has not happened."""
+
+    submitted: float
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    longest_gap_s: float = 0.0
+    """Longest time between two outputs of the engine."""
+    ended: float | None = None
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds for which the job has waited for the engine."""
+        return _elapsed(self.submitted, self.ended if self.admitted is None else self.admitted)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds from the admission to the first token, or to the end of a job that has none."""
+        return _elapsed(self.admitted, self.ended if self.first_token is None else self.first_token)
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the last one."""
+        return _elapsed(self.first_token, self.last_token)
+
+
+def _elapsed(start: float | None, end: float | None) -> float:
+    """Returns the seconds between two times; 0 if one of them is not known."""
+    return 0.0 if start is None or end is None else end - start
+
+
 class TurnStats(Struct, kw_only=True):
     """Figures of one turn. They are filled while it runs, and complete once `ending` is set."""
 
@@ -74,6 +106,8 @@ class TurnStats(Struct, kw_only=True):
     model: str
     api: Api = "responses"
     times: TurnTimes = field(default_factory=TurnTimes)
+    jobs: list[JobTimes] = []
+    """The jobs of the turn: that of a summary, then one for each round."""
     started_at: float = 0.0
     """Time at which the turn began, in seconds since 1970."""
     status: str = "in_progress"
@@ -87,3 +121,22 @@ class TurnStats(Struct, kw_only=True):
     error_code: str = ""
     tools: tuple[str, ...] = ()
     """Names of the tools that the model called, or the types of calls without a name, each once."""
+
+    def begin_job(self, now: float) -> JobTimes:
+        """Records that the engine has got a job. Returns its times."""
+        self.times.submitted = self.times.submitted or now
+        self.jobs.append(JobTimes(submitted=now))
+        return self.jobs[-1]
+
+    def admit_job(self, now: float) -> None:
+        """Records that the engine works on the latest job."""
+        self.times.admitted, self.jobs[-1].admitted = self.times.admitted or now, now
+
+    def add_tokens(self, now: float) -> None:
+        """Records that the engine has sent tokens of the latest job."""
+        job, self.times.last_token = self.jobs[-1], now
+        if job.last_token is None:
+            self.times.first_token, job.first_token = self.times.first_token or now, now
+        elif now - job.last_token > job.longest_gap_s:
+            job.longest_gap_s = now - job.last_token
+        job.last_token = now

@@ -29,7 +29,18 @@ def json_reply(content: object, status: int = 200) -> Response[bytes]:
 
 def stream_reply(encoder: StreamEncoder, context: ServerContext) -> Response[Any]:
     """Returns a response that streams the encoder's logs to one client."""
-    return EventStreamResponse(encoder, count_readers(context, encoder.logs))
+    return EventStreamResponse(encoder, _count_stream(context, encoder.logs))
+
+
+@contextlib.contextmanager
+def _count_stream(context: ServerContext, logs: Sequence[EventLog]) -> Iterator[None]:
+    """Counts a stream of these logs, and one more reader of each, during the block."""
+    stats = logs[0].stats
+    with (
+        context.metrics.requests.count_stream("responses" if stats is None else stats.api),
+        count_readers(context, logs),
+    ):
+        yield
 
 
 async def start_turns(request: AnyRequest, parsed: ParsedRequest[Any]) -> list[EventLog]:

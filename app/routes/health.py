@@ -9,7 +9,6 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.model_registry import NamedModel, ServedModel
 from antiphon.app.models.status import blocked_reason, is_starting
-from antiphon.app.observability.metrics import CONTENT_TYPE
 from antiphon.app.replies.http_replies import json_reply
 
 
@@ -21,8 +20,9 @@ async def get_health() -> Response[Any]:
 
 @get("/metrics")
 async def get_metrics(request: AnyRequest) -> Response[Any]:
-    """Returns all metrics in the Prometheus text format."""
-    return Response(server_context(request).metrics.render_page(), media_type=CONTENT_TYPE)
+    """Returns all metrics in the text format of Prometheus, or as OpenMetrics to clients that accept it."""
+    page, media_type = server_context(request).metrics.render_page(request.headers.get("accept", ""))
+    return Response(page, media_type=media_type)
 
 
 @get("/ready")

@@ -103,6 +103,10 @@ class Database:
         """Connects again after an outage. Returns the number of this writer's last transaction in the database."""
         raise NotImplementedError
 
+    def measure_bytes(self) -> int:
+        """Returns the size of the whole database in bytes."""
+        raise NotImplementedError
+
     # Writes, to be called between `begin` and `commit`
 
     def insert_responses(self, logs: Sequence[EventLog], writer: str) -> None:

@@ -164,6 +164,20 @@ class ResponseStore:
         """True if the data stay when this process has ended."""
         return not self._is_volatile
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of steps and changes that wait for the writer."""
+        return self._queue.qsize()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the database in bytes, as its writer measured it a moment ago."""
+        return self._writer.num_bytes
+
+    def watch_commits(self, report: Callable[[float], None]) -> None:
+        """Sets what receives the duration of each transaction of the writer, in its thread."""
+        self._writer.report_commit = report
+
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""
         return None if self._writer.healthy else NOT_WRITABLE

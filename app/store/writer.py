@@ -54,6 +54,10 @@ class StoreWriter:
         self._timings, self._max_bytes = timings, max_bytes
         self._last_sweep = 0.0
         self._upkeep = StoreUpkeep(database, name, self.is_alive, logs.on_orphan_claimed)
+        self.report_commit: Callable[[float], None] = lambda _: None
+        """Receives the duration of each transaction with operations, in seconds. The thread calls it."""
+        self.num_bytes = 0
+        """Size of the database at the latest sweep."""
         self.runs_batches = False
         """Whether this process takes over the batches of servers that are dead."""
         self.busy_since: float | None = None
@@ -213,7 +217,7 @@ class StoreWriter:
 
     def _run_transaction(self, batch: list[WriteOp]) -> bool:
         """Writes a batch. Sets `_lost_ops`. Returns False if a change was given up, so that nothing is committed."""
-        self._lost_ops = []
+        self._lost_ops, began_at = [], time.monotonic()
         self._database.begin(sync=any(_needs_sync(op) for op in batch))
         steps: list[AppendEvents] = []
         for op in batch:
@@ -227,6 +231,7 @@ class StoreWriter:
         if not all(op.begin_commit() for op in batch if isinstance(op, StoreChange)):
             return False
         self._database.commit()
+        self.report_commit(time.monotonic() - began_at)
         return True
 
     def _append_steps(self, ops: list[AppendEvents]) -> None:
@@ -255,6 +260,7 @@ class StoreWriter:
         self._upkeep.purge_rows()
         if time.monotonic() - self._last_sweep >= self._timings.sweep_interval_s or not self._last_sweep:
             is_done = self._upkeep.delete_expired(time.time(), self._timings.retention_s, self._max_bytes)
+            self.num_bytes = self._database.measure_bytes()
             self._last_sweep = time.monotonic() if is_done else 0.0  # else the next heartbeat goes on
 
     def _deregister(self) -> None:

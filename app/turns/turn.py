@@ -186,7 +186,7 @@ class Turn:
             return False
 
     async def _run_job(self, job: Job) -> None:
-        self.stats.times.submitted = self.stats.times.submitted or time.monotonic()
+        job_times = self.stats.begin_job(time.monotonic())
         queued = self._loop.call_later(self._timeouts.queue_after_s, self._announce_queued)
         work = self._work = asyncio.create_task(self.engine.generate(job, self._on_chunk))
         self._is_generating = True
@@ -198,6 +198,7 @@ class Turn:
                 await self._tools
         finally:
             queued.cancel()
+            job_times.ended = time.monotonic()
             for task in filter(None, (work, self._tools)):
                 await _end_task(task)
 
@@ -231,15 +232,15 @@ class Turn:
     def _on_chunk(self, chunk: Chunk) -> None:
         """Writes the events of a chunk. `_run_turn` writes the last ones, after the engine has freed the slot."""
         self._is_generating = self._is_generating and chunk.finish is None
-        times, now = self.stats.times, time.monotonic()
+        now = time.monotonic()
         if not self._admitted:
             self._admitted = True
-            times.admitted = times.admitted or now
+            self.stats.admit_job(now)
             self._processor.on_admitted(chunk)
             self._mark_started()
         if chunk.tokens or chunk.finish or chunk.prompt_logprobs:
             if chunk.tokens:
-                times.first_token, times.last_token = times.first_token or now, now
+                self.stats.add_tokens(now)
             self._processor.process_chunk(chunk)
             if not self._processor.needs_no_more:
                 self._write_events()

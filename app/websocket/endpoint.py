@@ -79,8 +79,9 @@ class WebSocketEndpoint:
         connection = _Connection(self._context, request_state(scope), send, self._on_turn_done)
         expiry = asyncio.get_running_loop().call_later(self._lifetime, connection.expire)
         try:
-            while not connection.closed and (message := await receive())["type"] != "websocket.disconnect":
-                await connection.receive_message(message)
+            with self._context.metrics.requests.count_stream("websocket"):
+                while not connection.closed and (message := await receive())["type"] != "websocket.disconnect":
+                    await connection.receive_message(message)
         except ClientGoneError:
             pass
         finally:

@@ -62,6 +62,8 @@ class ProcessEngine:
         self._info: EngineInfo | None = None
         self._failure_suffix = ""  # appended to the unready reason: why the previous worker stopped
         self._stats = EngineStats()
+        self.num_restarts = 0
+        """Times that a worker was started because another one had exited."""
         self._has_served = False
         self._supervisor: asyncio.Task[None] | None = None
         self._first_load: asyncio.Future[None] | None = None
@@ -159,6 +161,7 @@ class ProcessEngine:
             self._reset_worker(fault, f"restarting: attempt {attempts} in {delay:g} s")
             self._jobs.lose_worker(fault)
             await asyncio.sleep(delay)
+            self.num_restarts += 1
             self._set_status("loading")
             delay = min(2 * delay, self._timeouts.max_restart_delay)
 

@@ -23,6 +23,7 @@ from typing import Protocol
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapter_commands import apply_adapter_command
+from antiphon.engine.process.gpu_memory import GpuMemory
 from antiphon.engine.process.messages import (
     AddJob,
     CancelJob,
@@ -115,6 +116,7 @@ class _WorkerLoop:
         self._core, self._parent = core, parent
         self._rejections: list[JobChunk] = []
         self._last_stats = core.stats()
+        self._gpu_memory = GpuMemory(core.info.device)
         self._pictures = PictureExchange(core, parent.send, parent.descriptors)
         self._failed_steps = 0
 
@@ -168,7 +170,7 @@ class _WorkerLoop:
         except Exception as error:
             log.exception("engine step failed")
             reason = _describe_error(error)
-        stats = self._core.stats()
+        stats = self._gpu_memory.add_to(self._core.stats())
         reason = reason or self._failure_reason(chunks, stats)
         if reason is not None:  # sent first, so that no job is sent to this worker any more
             self._parent.send(WorkerFailed(reason))

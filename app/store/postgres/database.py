@@ -105,6 +105,10 @@ class PostgresDatabase(PostgresReads):
         """Tells whether a failed transaction shall be repeated until it succeeds."""
         return is_outage(error)
 
+    def measure_bytes(self) -> int:
+        """Returns the size of the database, with those of other users in it."""
+        return int(self._connection.execute("SELECT pg_database_size(current_database())").fetchone()[0])
+
     def reconnect(self) -> int:
         """Connects again. Returns the number of this writer's last transaction in the database."""
         self._session.reopen()

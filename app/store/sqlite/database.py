@@ -22,6 +22,8 @@ ROWS_PER_STATEMENT = (128, 32, 8, 2, 1)
 Rows have at most six values, and SQLite before 3.32 takes 999 values in a statement.
 """
 
+_SIZE_PRAGMAS = ("page_count", "page_size")
+
 
 class SqliteDatabase(Database):
     """A connection to the store file."""
@@ -38,6 +40,11 @@ class SqliteDatabase(Database):
         """Rolls the transaction back, if there is one."""
         with contextlib.suppress(sqlite3.OperationalError):
             self._connection.execute("ROLLBACK")
+
+    def measure_bytes(self) -> int:
+        """Returns the size of the pages of the database, free ones included."""
+        pages, page_bytes = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _SIZE_PRAGMAS)
+        return int(pages) * int(page_bytes)
 
     def _insert_rows(self, table: str, columns: Columns, rows: Sequence[Sequence[Any]], suffix: str = "") -> None:
         row = f"({_marks(len(columns))})"

@@ -15,7 +15,7 @@ from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.media_event import MediaEvent
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
-from antiphon.app.observability.metrics import MetricsCollector
+from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.sandbox.media.messages import ImageFacts
 from tests.app.media.pictures import QWEN3_VL_PROCESSOR, make_png, write_model
 

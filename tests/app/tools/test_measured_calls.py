@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from antiphon.app.observability.metrics import MetricsCollector
+from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.measured_calls import MeasuredCalls, ToolCallStats
 from antiphon.app.tools.outcome import ToolOutcome

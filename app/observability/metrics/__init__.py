@@ -1,0 +1,1 @@
+"""Prometheus metrics, split by their source."""
