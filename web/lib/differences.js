@@ -1,24 +1,21 @@
 // What two texts or lists differ in. A comparison that takes too long gives up: the page must never stand still.
 import { diffArrays } from "../vendor/jsdiff/diff/array.js";
-import { diffLines } from "../vendor/jsdiff/diff/line.js";
-import { diffWordsWithSpace } from "../vendor/jsdiff/diff/word.js";
 
 /** @typedef {{kind: "same" | "added" | "removed", text: string}} Difference */
 
 export const LIMITS = Object.freeze({ timeout: 200, maxEditLength: 20_000 });
-/** Longer texts are compared by lines first. In UTF-16 units. */
+/** Longer texts are compared by lines. In UTF-16 units. */
 const MAX_WORDS_LENGTH = 200_000;
+const WORDS = /[\p{L}\p{M}\p{N}_]+|\s+|[^\p{L}\p{M}\p{N}_\s]/gu;
+const LINES = /[^\n]*\n|[^\n]+/g;
 
 /**
  * Returns the words that two texts share and do not share, or null if the comparison takes too long.
  * @param {string} before
  * @param {string} after
- * @returns {Difference[] | null}
  */
 export function diffTexts(before, after) {
-  const isLong = before.length + after.length > MAX_WORDS_LENGTH;
-  const changes = isLong ? diffLines(before, after, LIMITS) : diffWordsWithSpace(before, after, LIMITS);
-  return changes === undefined ? null : changes.map((change) => ({ kind: kindOf(change), text: change.value }));
+  return diffPieces(before, after, before.length + after.length > MAX_WORDS_LENGTH ? LINES : WORDS);
 }
 
 /**
@@ -27,8 +24,13 @@ export function diffTexts(before, after) {
  * @param {unknown} after
  */
 export function diffJson(before, after) {
-  const changes = diffLines(formatJson(before), formatJson(after), LIMITS);
-  return changes === undefined ? null : changes.map((change) => ({ kind: kindOf(change), text: change.value }));
+  return diffPieces(formatJson(before), formatJson(after), LINES);
+}
+
+/** @type {(before: string, after: string, pieces: RegExp) => Difference[] | null} */
+function diffPieces(before, after, pieces) {
+  const changes = diffLists(before.match(pieces) ?? [], after.match(pieces) ?? []);
+  return changes === null ? null : changes.map(({ kind, values }) => ({ kind, text: values.join("") }));
 }
 
 /**

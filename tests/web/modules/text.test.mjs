@@ -51,6 +51,15 @@ test("texts differ in words", () => {
   assert.deepEqual(diffTexts("", ""), []);
 });
 
+test("no character of a text is lost between its pieces", () => {
+  const odd = "a\rb\u2028c_d\u0301 \u00a0\n\n\ud800x\u{1f44d}é-7\n";
+  for (const text of [odd, odd.repeat(10_000)]) {
+    const changes = diffTexts(text, `${text}!`);
+    assert.equal(changes.map((change) => change.text).join(""), `${text}!`);
+    assert.equal(changes.filter((change) => change.kind !== "added").map((change) => change.text).join(""), text);
+  }
+});
+
 test("values differ in lines of JSON, whatever the order of their keys", () => {
   assert.deepEqual(diffJson({ b: 1, a: 2 }, { a: 2, b: 1 }).map((change) => change.kind), ["same"]);
   const changes = diffJson({ a: 1 }, { a: 2 }).filter((change) => change.kind !== "same");

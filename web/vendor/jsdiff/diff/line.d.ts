@@ -1,1 +1,0 @@
-export * from "diff/lib/diff/line.js";
