@@ -11,16 +11,16 @@ import { Start } from "./views/start.js";
 /** @returns {Promise<Shown>} */
 async function chooseView() {
   const route = readRoute(location.pathname);
-  if (route.name === "start") return { name: "Start", view: html`<${Start} />` };
-  if (route.name === "turns") {
-    const { Turns } = await import("./views/turns.js");
-    return { name: "Turns", view: html`<${Turns} />` };
+  switch (route.name) {
+    case "turns":
+      return { name: "Turns", view: html`<${(await import("./views/turns.js")).Turns} />` };
+    case "turn":
+      return { name: "", view: html`<${(await import("./views/turn.js")).Turn} id=${route.id} />` };
+    case "live":
+      return { name: "Live", view: html`<${(await import("./views/live.js")).Live} />` };
+    default:
+      return { name: "Start", view: html`<${Start} />` };
   }
-  if (route.name === "turn") {
-    const { Turn } = await import("./views/turn.js");
-    return { name: "", view: html`<${Turn} id=${route.id} />` };
-  }
-  return { name: "", view: html`<h1>Not here</h1><p>There is no such view.</p>` };
 }
 
 watchAddress();

@@ -90,6 +90,7 @@ class TurnRecord:
         list_rounds: Callable[[], list[RoundRecord]],
     ) -> None:
         self.owner, self.id, self.stats = log.owner, log.id, stats
+        self.background = log.base_response.background
         self.dialect = dialect
         """Name of the model's dialect."""
         self._log: EventLog | None = log

@@ -1,9 +1,22 @@
-"""axe-core on a page, from npm by a lock file."""
+"""axe-core on a page, from npm by a lock file, in every look that a page has."""
 
-from pathlib import Path
 from typing import Any
 
 from tests.clients.node_install import install_web_tools
+
+WIDTHS_PX = (1280, 320)
+COLOR_SCHEMES = ("light", "dark")
+
+
+def check_every_look(page: Any) -> None:
+    """Checks a page on a wide and a narrow screen, light and dark. The narrow one must not scroll sideways."""
+    for width in WIDTHS_PX:
+        page.set_viewport_size({"width": width, "height": 800})
+        for scheme in COLOR_SCHEMES:
+            # Without motion, since a color is another one while it changes.
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            assert list_violations(page) == [], f"{width} px, {scheme}"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
 
 
 def list_violations(page: Any) -> list[str]:
@@ -11,9 +24,10 @@ def list_violations(page: Any) -> list[str]:
 
     The script is evaluated by the debugger's protocol, which the policy of the page does not cover.
     """
-    script = install_web_tools() / "axe-core" / "axe.min.js"
     session = page.context.new_cdp_session(page)
-    _evaluate(session, Path(script).read_text(encoding="utf-8"))
+    if not _evaluate(session, "'axe' in window"):
+        script = install_web_tools() / "axe-core" / "axe.min.js"
+        _evaluate(session, script.read_text(encoding="utf-8"))
     result = _evaluate(
         session, "axe.run(document, {resultTypes: ['violations']}).then((r) => JSON.parse(JSON.stringify(r)))"
     )

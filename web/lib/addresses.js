@@ -12,14 +12,16 @@ export const ROOT_URL = ROOT.href.replace(/\/$/, "");
 /** The server knows these paths, too: it answers them with the document. */
 const TURN_ID = /^[A-Za-z0-9_.-]{1,200}$/;
 
-/** @typedef {{name: "start"} | {name: "turns"} | {name: "turn", id: string}} Route */
+const VIEW_NAMES = new Set(["turns", "live"]);
+
+/** @typedef {{name: string, id: string}} Route `id`: that of a turn, else empty. */
 
 /** Returns the view that a path names. @type {(pathname: string) => Route} */
 export function readRoute(pathname) {
   const rest = pathname.startsWith(UI.pathname) ? pathname.slice(UI.pathname.length) : "";
-  if (rest === "turns") return { name: "turns" };
   const id = rest.startsWith("turns/") ? rest.slice("turns/".length) : "";
-  return TURN_ID.test(id) ? { name: "turn", id } : { name: "start" };
+  if (TURN_ID.test(id)) return { name: "turn", id };
+  return { name: VIEW_NAMES.has(rest) ? rest : "start", id: "" };
 }
 
 /** Returns the address of a turn's view, or null for an id that is none. @type {(id: unknown) => string | null} */
@@ -29,3 +31,4 @@ export function turnAddress(id) {
 
 export const START_ADDRESS = UI.href;
 export const TURNS_ADDRESS = new URL("turns", UI).href;
+export const LIVE_ADDRESS = new URL("live", UI).href;

@@ -43,15 +43,32 @@ export async function* fetchLines(path, signal) {
   if (reply.body !== null) yield* readJsonLines(iterate(reply.body));
 }
 
+/** Posts a body of JSON. @type {(path: string, body: unknown) => Promise<any>} */
+export async function postJson(path, body) {
+  return await (await send(path, postInit(body))).json();
+}
+
 /**
  * Posts a body and yields the events of the streamed reply.
- * @param {string} path
- * @param {unknown} body
- * @param {AbortSignal} signal
+ * @type {(path: string, body: unknown, signal: AbortSignal) => AsyncGenerator<any>}
  */
-export async function* postForEvents(path, body, signal) {
-  const headers = { "content-type": "application/json" };
-  const reply = await send(path, { method: "POST", body: JSON.stringify(body), headers, signal });
+export function postForEvents(path, body, signal) {
+  return fetchEvents(path, signal, postInit(body));
+}
+
+/** @type {(body: unknown) => RequestInit} */
+function postInit(body) {
+  return { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } };
+}
+
+/**
+ * Yields the events of a stream.
+ * @param {string} path
+ * @param {AbortSignal} signal
+ * @param {RequestInit} [init]
+ */
+export async function* fetchEvents(path, signal, init) {
+  const reply = await send(path, { ...init, signal });
   if (reply.body !== null) yield* readEvents(iterate(reply.body));
 }
 

@@ -84,6 +84,11 @@ export function listQuery(filters, after) {
   return new URLSearchParams([["limit", "50"], ...fields]).toString();
 }
 
+/** @type {(value: number | null) => string} */
+export function formatCount(value) {
+  return value === null ? "–" : value.toLocaleString("en");
+}
+
 /** @type {(seconds: number | null) => string} */
 export function formatSeconds(seconds) {
   if (seconds === null) return "–";
@@ -126,12 +131,12 @@ export function describeFinding(finding) {
 }
 
 /** @type {(value: unknown) => string} */
-function text(value) {
+export function text(value) {
   return value === undefined || value === null ? "" : String(value);
 }
 
 /** @type {(value: unknown) => number | null} */
-function count(value) {
+export function count(value) {
   return typeof value === "number" && Number.isFinite(value) ? value : null;
 }
 

@@ -1,5 +1,5 @@
 // What surrounds every view: the name, the links, the state of the server, and the field for the key.
-import { START_ADDRESS, TURNS_ADDRESS } from "../lib/addresses.js";
+import { LIVE_ADDRESS, START_ADDRESS, TURNS_ADDRESS } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { changeKey, keyRefused } from "../lib/session.js";
@@ -16,6 +16,7 @@ export function Frame({ current, children }) {
       <nav aria-label="Views">
         <${NavLink} href=${START_ADDRESS} name="Start" current=${current} />
         <${NavLink} href=${TURNS_ADDRESS} name="Turns" current=${current} />
+        <${NavLink} href=${LIVE_ADDRESS} name="Live" current=${current} />
       </nav>
     </header>
     <main id="content" tabindex="-1">${needsKey && html`<${KeyForm} />`}${children}</main>`;

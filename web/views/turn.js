@@ -1,7 +1,7 @@
 // One turn: how it ended, its times, and its timeline.
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { decodeRate, describeEnding, formatSeconds, listPhases, readTurn } from "../lib/turns.js";
+import { decodeRate, describeEnding, formatCount, formatSeconds, listPhases, readTurn } from "../lib/turns.js";
 import { Failure } from "../ui/frame.js";
 import { useLoaded } from "../ui/hooks.js";
 import { ShortText } from "../ui/text.js";
@@ -82,9 +82,9 @@ function TurnSummary({ record, findings }) {
     <dl class="figures">
       <${Figure} name="model"><${ShortText} value=${turn.model} /><//>
       ${phases.map(([name, seconds]) => html`<${Figure} name=${name}>${formatSeconds(seconds)}<//>`)}
-      <${Figure} name="tokens in (cached)">${turn.input?.toLocaleString("en") ?? "–"} (${turn.cached?.toLocaleString("en") ?? "–"})<//>
+      <${Figure} name="tokens in (cached)">${formatCount(turn.input)} (${formatCount(turn.cached)})<//>
       ${rate !== null && html`<${Figure} name="tokens a second">${rate.toFixed(rate < 10 ? 1 : 0)}<//>`}
-      <${Figure} name="tokens out">${turn.output?.toLocaleString("en") ?? "–"}<//>
+      <${Figure} name="tokens out">${formatCount(turn.output)}<//>
     </dl>`;
 }
 

@@ -2,7 +2,7 @@
 import { turnAddress } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { describeEnding, formatSeconds, listQuery, readTurn } from "../lib/turns.js";
+import { describeEnding, formatCount, formatSeconds, listQuery, readTurn } from "../lib/turns.js";
 import { Failure } from "../ui/frame.js";
 import { toFailure, useLoaded } from "../ui/hooks.js";
 import { ShortcutSwitch, shortcutsOn } from "../ui/shortcuts.js";
@@ -85,8 +85,8 @@ function TurnRow({ turn }) {
     <td><${ShortText} value=${turn.api} /></td>
     <td><${ShortText} value=${turn.model} limit=${40} /></td>
     <td class=${ending.kind}>${ending.sign} <${ShortText} value=${ending.words} /></td>
-    <td class="number">${turn.input?.toLocaleString("en") ?? "–"} (${turn.cached?.toLocaleString("en") ?? "–"})</td>
-    <td class="number">${turn.output?.toLocaleString("en") ?? "–"}</td>
+    <td class="number">${formatCount(turn.input)} (${formatCount(turn.cached)})</td>
+    <td class="number">${formatCount(turn.output)}</td>
     <td class="number">${formatSeconds(turn.seconds)}</td>
     <td><${ShortText} value=${turn.tools.join(", ") || "–"} limit=${40} /></td>
   </tr>`;

@@ -41,6 +41,7 @@ def _describe_turn(record: TurnRecord) -> Json:
         "id": stats.response_id,
         "api": stats.api,
         "model": stats.model,
+        "background": record.background,
         "stage": stage,
         "seconds": round(times.seconds_until(time.monotonic()) or 0.0, 3),
         "input_tokens": num_prompt,

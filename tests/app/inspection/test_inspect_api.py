@@ -136,6 +136,7 @@ def test_turn_that_runs_is_followed_and_ends_although_it_is_watched(inspector: I
         wait_with_progress(lambda: inspector.get(f"/turns/{turn_id}").json()["status"] == "in_progress", "it runs")
         [live] = [turn for turn in read_frame(inspector)["turns"] if turn["id"] == turn_id]
         assert live["api"] == "responses" and live["stage"] in ("prefill", "decode")
+        assert live["background"] is False
     watching.join(HANG_TIMEOUT_S)
     assert lines[-1]["event"]["type"] == "response.failed" or lines[-1]["state"] == "ENDED"
     assert inspector.get(f"/turns/{turn_id}").json()["ending"]["cause"] == "client_left"
