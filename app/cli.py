@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from antiphon.app.base.api_keys import ApiKeyError, load_api_keys
+from antiphon.app.base.api_keys import ApiKeyError
 from antiphon.app.base.settings import Settings
 from antiphon.app.cli_options import (
     ServeCommand,
@@ -22,6 +22,8 @@ from antiphon.app.cli_options import (
     is_from_config_file,
     pick_fields,
 )
+from antiphon.app.keys.commands import keys
+from antiphon.app.keys.sources import load_api_keys
 from antiphon.app.remote_options import RemoteServeOptions
 from antiphon.app.serve_options import (
     ServeError,
@@ -38,6 +40,7 @@ from antiphon.kit.cli.cassettes import record, replay
 from antiphon.kit.cli.chat import chat
 from antiphon.kit.cli.check import check
 from antiphon.kit.cli.inspect import inspect
+from antiphon.kit.cli.reload import reload
 from antiphon.kit.cli.top import top
 from antiphon.kit.terminal_text import show_controls
 
@@ -78,7 +81,7 @@ def serve(**flags: Any) -> None:
     if environment_keys is not None and is_from_config_file("api_key_file"):
         key_file = None  # the environment takes precedence
     try:
-        digests = load_api_keys(start.api_keys, key_file, environment_keys)
+        fixed_keys, file_keys = load_api_keys(start.api_keys, key_file, environment_keys)
     except ApiKeyError as error:
         raise ServeError(str(error)) from None
     store_file, store_url = resolve_store(start.store)
@@ -86,7 +89,12 @@ def serve(**flags: Any) -> None:
         check_store_url(store_url, flags["encryption_key_file"], is_in_file=is_from_config_file("store"))
     options = _read_models(flags)
     settings = Settings(
-        api_key_digests=digests, store_file=store_file, store_url=store_url, **pick_fields(Settings, flags)
+        fixed_keys=fixed_keys,
+        file_keys=file_keys,
+        key_file=key_file,
+        store_file=store_file,
+        store_url=store_url,
+        **pick_fields(Settings, flags),
     )
     check_public_bind(settings, insecure=start.insecure)
     check_lora_updates(settings, insecure=start.insecure)
@@ -135,7 +143,9 @@ def _spawn_worker(options: ServeOptions) -> AbstractContextManager[SpawnWorker]:
 main.add_command(chat)
 main.add_command(check)
 main.add_command(inspect)
+main.add_command(keys)
 main.add_command(record)
+main.add_command(reload)
 main.add_command(replay)
 main.add_command(top)
 

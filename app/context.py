@@ -1,18 +1,21 @@
 """The server context: objects that every route uses, created once."""
 
-import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request
 from msgspec import Struct, structs
 
 from antiphon.app.adapters.updates import AdapterUpdates
+from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.encryption import open_sealer
 from antiphon.app.base.settings import Settings
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.inspection.recorder import TurnRecorder
+from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.keys.reloader import Reloader
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.fetch import MediaFetcher
 from antiphon.app.media.fetch_rules import AllowedHost, parse_allowed_host
@@ -30,7 +33,6 @@ from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.state.drafts import OutputSettings
 
 AnyRequest = Request[Any, Any, Any]
-PAGE_KEY_BYTES = 32
 MAX_IMAGE_TOKENS = 1024
 """Default of `Settings.max_image_tokens`."""
 
@@ -50,12 +52,18 @@ class ServerContext(Struct, kw_only=True):
     metrics: MetricsCollector
     adapter_updates: AdapterUpdates
     body_memory: BodyMemory
+    keys: KeyRing
+    reloader: Reloader
     batches: BatchRunner | None
     """None if the server runs no batches."""
-    page_key: str
-    """Key of the page and of `/v1/inspect`, new with each start; empty if API keys are required."""
     grpc_ports: tuple[int, ...] = ()
     """Ports of gRPC, once it is served: one for each model that generates text."""
+
+    @property
+    def page_key(self) -> str:
+        """Key of the page and of `/v1/inspect`; empty if API keys are required."""
+        return self.keys.page_key
+
     shutting_down: bool = False
     """True once shutdown has begun: the server accepts no new work."""
 
@@ -69,6 +77,11 @@ def server_context(request: AnyRequest) -> ServerContext:
 def request_owner(request: AnyRequest) -> str:
     """Returns the owner of the request, as determined by the request guard."""
     return request_state(request.scope).owner
+
+
+def request_models(request: AnyRequest) -> ModelRegistry:
+    """Returns the models that the request may use."""
+    return server_context(request).models.restrict(request_state(request.scope).key.models)
 
 
 def _open_media(settings: Settings, metrics: MetricsCollector) -> tuple[MediaPreparer | None, PdfReader | None]:
@@ -96,6 +109,16 @@ def read_allowed_hosts(settings: Settings) -> tuple[AllowedHost, ...]:
         raise MediaOptionError(f"--allow-image-host: {error}") from None
 
 
+def _create_reloader(settings: Settings, keys: KeyRing, turn_manager: TurnManager) -> Reloader:
+    def on_revoked(revoked: Sequence[ApiKey]) -> int:
+        digests = frozenset(key.digest for key in revoked)
+        return turn_manager.cancel_turns_of_keys(digests) if settings.on_revoke == "cancel" else 0
+
+    fixed = ("the keys of --api-key and ANTIPHON_API_KEY",) if settings.fixed_keys else ()
+    grpc = ("the certificate of gRPC",) if settings.grpc_port is not None and settings.ssl_certfile else ()
+    return Reloader(keys, settings.key_file, on_revoked, (*fixed, *grpc, "all other options"))
+
+
 def create_context(
     settings: Settings,
     models: ModelRegistry,
@@ -115,6 +138,7 @@ def create_context(
     if media.source is not None:
         for model in models.served:
             model.engine.attach_media(media.source)
+    keys = KeyRing(settings.fixed_keys, settings.file_keys)
     turn_manager = TurnManager(
         store,
         capacity,
@@ -135,6 +159,7 @@ def create_context(
         metrics=metrics,
         adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
         body_memory=BodyMemory(settings.max_body_bytes),
-        batches=BatchRunner(store, models) if settings.enable_batches else None,
-        page_key="" if settings.api_key_digests else secrets.token_urlsafe(PAGE_KEY_BYTES),
+        keys=keys,
+        reloader=_create_reloader(settings, keys, turn_manager),
+        batches=BatchRunner(store, models, keys=keys) if settings.enable_batches else None,
     )

@@ -132,7 +132,12 @@ def _on_ready(display: startup.StartupDisplay, context: ServerContext, notes: di
 
 def _write_runtime_file(context: ServerContext, port: int) -> None:
     """Tells programs of this user where the server is. Without the file they need `--url`, and the page its key."""
-    info = RuntimeInfo(url=startup.base_urls(context.settings, port)[0], page_key=context.page_key, pid=os.getpid())
+    info = RuntimeInfo(
+        url=startup.base_urls(context.settings, port)[0],
+        page_key=context.page_key,
+        control_key=context.keys.control_key,
+        pid=os.getpid(),
+    )
     try:
         write_runtime_file(port, info)
     except OSError as error:

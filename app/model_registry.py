@@ -69,6 +69,17 @@ class ModelRegistry:
                 elif isinstance(model, ServedModel):
                     self._by_name[name] = model
 
+    def restrict(self, names: frozenset[str] | None) -> "ModelRegistry":
+        """Returns a registry of the models with these names, under these names only. None: all models."""
+        if names is None:
+            return self
+        allowed = ModelRegistry([])
+        allowed._by_name = {name: model for name, model in self._by_name.items() if name in names}
+        allowed._encoders_by_name = {name: model for name, model in self._encoders_by_name.items() if name in names}
+        allowed.served = tuple(model for model in self.served if not names.isdisjoint(model.names))
+        allowed.encoders = tuple(model for model in self.encoders if not names.isdisjoint(model.names))
+        return allowed
+
     def add_adapter(self, model: ServedModel) -> None:
         """Adds an adapter. Raises `ValueError` if another model has its name."""
         if model.adapter in self._encoders_by_name or model.adapter in self._by_name:

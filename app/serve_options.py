@@ -45,7 +45,10 @@ class StartOptions(Struct, frozen=True, kw_only=True):
             "use --api-key-file or the variable, which may hold several keys separated by spaces."
         ),
     ] = ()
-    api_key_file: Annotated[Path | None, _keys("File with API keys, one per line.", syntax="file")] = None
+    api_key_file: Annotated[
+        Path | None,
+        _keys("File with API keys: one per line, or TOML. It is read again when it changes.", syntax="file"),
+    ] = None
     insecure: Annotated[bool, _keys("Allow a non-loopback address without an API key.")] = False
     store: Annotated[
         str | None,
@@ -191,7 +194,7 @@ def check_store_url(url: str, key_file: Path | None, *, is_in_file: bool) -> Non
 
 def check_public_bind(settings: Settings, *, insecure: bool) -> None:
     """Raises `ServeError` if other machines can reach the server and it requires no API key."""
-    if settings.api_key_digests or insecure or is_loopback(settings.host):
+    if settings.requires_key or insecure or is_loopback(settings.host):
         return
     audience = "every network" if settings.host in WILDCARD_HOSTS else settings.host
     raise ServeError(
@@ -210,7 +213,7 @@ def check_lora_updates(settings: Settings, *, insecure: bool) -> None:
     missing = next((folder for folder in settings.lora_dirs if not Path(folder).is_dir()), None)
     if missing is not None:
         raise ServeError(f"--lora-dir {missing}: there is no such folder; create it, or name another one")
-    if settings.allow_lora_updates and not settings.api_key_digests and not insecure:
+    if settings.allow_lora_updates and not settings.requires_key and not insecure:
         raise ServeError(
             "--allow-lora-updates lets clients load adapters: set an API key with --api-key-file, or pass --insecure"
         )

@@ -30,6 +30,7 @@ from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
+from antiphon.app.keys.reloader import Reloader, ReloadReport
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.page.endpoint import PageEndpoint
 from antiphon.app.replies.faulty_replies import FaultyReplies
@@ -38,7 +39,7 @@ from antiphon.app.routes.table import ROUTE_HANDLERS
 from antiphon.app.sandbox.report import schedule_proof
 from antiphon.app.scripted.faults import connect_script_faults
 from antiphon.app.serve_options import ServeError
-from antiphon.app.tls import load_ssl_context
+from antiphon.app.tls import load_ssl_context, reload_certificate
 from antiphon.app.websocket.endpoint import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.engine.protocol import EngineError, overloaded_error
 
@@ -89,7 +90,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S, on_request_done)),
         body_memory=context.body_memory,
         page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
-        page_key=context.page_key,
+        keys=context.keys,
     )
 
 
@@ -133,6 +134,9 @@ class AntiphonServer(uvicorn.Server):
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             )
         )
+        if ssl_context is not None:
+            files = [path for path in (settings.ssl_certfile, settings.ssl_keyfile) if path is not None]
+            context.reloader.add_certificate(files, partial(reload_certificate, ssl_context, settings))
         self._context, self._on_listening = context, on_listening
         self._guard = guard
         self._grpc: GrpcServer | None = None
@@ -230,7 +234,7 @@ async def run_server(
     """
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server = AntiphonServer(context, build_app(context, on_request_done), listening.set_result)
-    _handle_hangup(server)
+    _handle_hangup(server, context.reloader)
 
     async def load() -> None:
         try:
@@ -243,6 +247,7 @@ async def run_server(
             raise
 
     loading = asyncio.create_task(load(), name="engine-start")
+    watching = asyncio.create_task(context.reloader.watch(), name="reload-watch")
     proof = schedule_proof(with_templates=context.settings.trust_request_chat_template)
     try:
         await server.serve([listener])
@@ -250,24 +255,33 @@ async def run_server(
             loading.result()
     finally:
         proof.cancel()
+        watching.cancel()
         loading.cancel()
-        await asyncio.wait({loading})
+        await asyncio.wait({loading, watching})
         await _close_engines(context.models.all_models)
     return server.exit_signal
 
 
-def _handle_hangup(server: AntiphonServer) -> None:
+def _handle_hangup(server: AntiphonServer, reloader: Reloader) -> None:
     """Makes SIGHUP end a server that runs in a terminal, as SIGTERM does, because its terminal was closed.
 
-    Other servers ignore it: service managers and log rotation send it to make a process read its files again.
+    Other servers read their files again, as service managers expect of it.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     in_terminal = sys.stderr is not None and sys.stderr.isatty()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(
-        signal.SIGHUP, lambda: server.handle_exit(signal.SIGTERM, None) if in_terminal else _log.info("SIGHUP ignored")
-    )
+    reloads: set[asyncio.Task[ReloadReport]] = set()
+
+    def handle() -> None:
+        if in_terminal:
+            server.handle_exit(signal.SIGTERM, None)
+            return
+        reload = loop.create_task(reloader.reload(), name="reload")
+        reloads.add(reload)
+        reload.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, handle)
 
 
 async def _close_engines(models: Iterable[NamedModel]) -> None:

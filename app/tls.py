@@ -4,6 +4,7 @@ import ssl
 from pathlib import Path
 
 from antiphon.app.base.settings import Settings
+from antiphon.app.keys.reloader import CertificateError
 from antiphon.app.serve_options import ServeError
 
 _PRIVATE_KEY = b"PRIVATE KEY-----"
@@ -21,6 +22,16 @@ def load_ssl_context(settings: Settings) -> ssl.SSLContext | None:
     _check_certificate(settings.ssl_certfile)
     _load_files(context, settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
     return context
+
+
+def reload_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+    """Lets new connections of the server have the certificate that the files hold now. Raises `CertificateError`."""
+    try:
+        load_ssl_context(settings)  # an unusable pair of files would leave the context with half of it
+        assert settings.ssl_certfile is not None
+        _load_files(context, settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
+    except ServeError as error:
+        raise CertificateError(str(error)) from None
 
 
 def _check_certificate(path: Path) -> None:

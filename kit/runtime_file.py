@@ -18,6 +18,8 @@ class RuntimeInfo(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     page_key: str = ""
     """Key of the page and of `/v1/inspect`; empty if API keys are required."""
+    control_key: str = ""
+    """Key of `/v1/admin`."""
     pid: int = 0
 
 

@@ -92,6 +92,17 @@ def find_page_key(address: ServerAddress) -> str | None:
     return None if info is None or not info.page_key else _check_key(info.page_key, "the runtime file of the server")
 
 
+def find_control_key(address: ServerAddress) -> str | None:
+    """Returns the key of `/v1/admin` of a server of this user on this machine; None without its runtime file."""
+    parts = urlsplit(address.base_url)
+    if not is_loopback(parts.hostname):
+        return None
+    info = read_runtime_file(parts.port or (443 if parts.scheme == "https" else 80))
+    return (
+        None if info is None or not info.control_key else _check_key(info.control_key, "the runtime file of the server")
+    )
+
+
 def is_loopback(host: str | None) -> bool:
     """Tells whether a host of a URL is this machine."""
     try:

@@ -1,9 +1,12 @@
 """Fixtures for every test: real servers on real sockets, over a scripted engine."""
 
+import atexit
 import functools
 import gc
 import os
+import shutil
 import ssl
+import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -17,6 +20,10 @@ from tests.postgres_server import PostgresServer, run_postgres
 from tests.route_signatures import share_signatures
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
+
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="antiphon-data-")
+atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
+"""No test opens the store of the user, which another version of the server may have created."""
 
 os.environ["PYTHONPATH"] = str(ROOT)
 """Worker processes that tests start import their engine core from `tests.engine.fake_core`."""

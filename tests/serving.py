@@ -13,7 +13,7 @@ import uvloop
 from msgspec import Struct
 
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import key_digest
+from antiphon.app.base.api_keys import ApiKey, key_digest, plain_key
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext, create_context
 from antiphon.app.http.asgi import AsgiApp
@@ -85,7 +85,7 @@ def scripted_registry(
 def serve(
     models: ModelRegistry | Callable[[], ModelRegistry] | Script,
     *,
-    api_keys: tuple[str, ...] = (),
+    api_keys: tuple[str | ApiKey, ...] = (),
     timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
     wrap_app: WrapApp = _unwrapped,
     file_store: bool = False,
@@ -93,7 +93,7 @@ def serve(
 ) -> Iterator[RunningServer]:
     """Serves models, or a script, on a free port of 127.0.0.1 in a thread.
 
-    `api_keys` are plain text. `file_store` stores responses in a temporary SQLite file, which ends with the server;
+    `api_keys` are plain text, or have owners and limits. `file_store` stores responses in a temporary SQLite file, which ends with the server;
     `store_file=PATH`, like all other settings, is passed on.
     """
     if not isinstance(models, ModelRegistry):
@@ -102,8 +102,8 @@ def serve(
         if file_store:
             folder = stack.enter_context(TemporaryDirectory(prefix="antiphon-store-"))
             settings["store_file"] = Path(folder) / "responses.db"
-        digests = tuple(key_digest(key) for key in api_keys)
-        chosen = Settings(port=0, api_key_digests=digests, **{"shutdown_timeout": 0.2, **settings})
+        keys = tuple(key if isinstance(key, ApiKey) else plain_key(key_digest(key)) for key in api_keys)
+        chosen = Settings(port=0, fixed_keys=keys, **{"shutdown_timeout": 0.2, **settings})
         thread = _ServerThread(models, chosen, timeouts, wrap_app)
         thread.start()
         stack.callback(thread.stop)

@@ -195,7 +195,7 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
             options,
             template,
             on_status,
-            separate_owners=bool(settings.api_key_digests),
+            separate_owners=settings.requires_key,
             continue_within_s=settings.continue_within,
         )
     return _ModelPlan(options=options, name=options.name or name, loaded=loaded, build_engine=lambda _: engine)

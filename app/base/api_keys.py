@@ -1,80 +1,83 @@
-"""API keys: their sources, and the comparison with the key that a client sends. Only digests of keys are kept."""
+"""API keys: what the server knows of each, and the check that a key can be sent. Only digests of keys are kept."""
 
 import hashlib
-import hmac
-from collections.abc import Iterable
-from pathlib import Path
+from typing import Literal
 
-MAX_KEY_FILE_BYTES = 1 << 20
+from msgspec import Struct
+
+KeyRole = Literal["client", "operator"]
+OWNER_DIGITS = 32
+"""Length of the owner of a key without a named owner: the first hexadecimal digits of the key's digest."""
 
 
 class ApiKeyError(ValueError):
     """A key that cannot be used. The message is one line for the operator and does not contain the key."""
 
 
-def load_api_keys(flags: Iterable[str], key_file: Path | None, environment: str | None) -> tuple[bytes, ...]:
-    """Returns the digests of all keys; empty if no key is required. Raises `ApiKeyError`.
+class KeyLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Limits of a key, or of all keys of an owner together. None: unlimited."""
 
-    `flags`: values of `--api-key`. `key_file`: one key per line; empty lines and lines that begin with `#` are skipped.
-    `environment`: value of `$ANTIPHON_API_KEY`, keys separated by white space. It counts only without flags and file.
-    """
-    keys = [_require_valid_key(key, "--api-key") for key in flags]
-    if key_file is not None:
-        keys += [_require_valid_key(key, str(key_file)) for key in _load_key_file(key_file)]
-    if not keys and environment is not None:
-        keys += _split_environment(environment)
-    return tuple(dict.fromkeys(key_digest(key) for key in keys))
+    max_concurrent: int | None = None
+    """Turns that run or wait at the same time."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Tokens of input and output, also in the next two."""
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
 
 
-def _require_valid_key(key: str, source: str) -> str:
+NO_LIMITS = KeyLimits()
+
+
+class ApiKey(Struct, frozen=True, kw_only=True):
+    """An API key that clients may send."""
+
+    digest: bytes
+    """SHA-256 digest of the key; empty for the request of a server that requires no key."""
+    owner: str
+    """Owner of everything that requests with the key store: a name, or the beginning of the digest."""
+    name: str = ""
+    """Name of the owner; empty if the key has none."""
+    models: frozenset[str] | None = None
+    """Names of the models that the key may use. None: all."""
+    role: KeyRole = "client"
+    expires: float | None = None
+    """Time in seconds since 1970 from which on the key is refused."""
+    limits: KeyLimits = NO_LIMITS
+    """Limits of this key alone."""
+    owner_limits: KeyLimits = NO_LIMITS
+    """Limits of all keys of the owner together."""
+    store_gib: float | None = None
+    """Size in GiB of what the owner's keys may store. None: the size of the whole store."""
+
+    @property
+    def id(self) -> str:
+        """Public name of the key, from which neither the key nor its digest can be found."""
+        return f"key_{hashlib.sha256(b'antiphon key id ' + self.digest).hexdigest()[:16]}" if self.digest else ""
+
+    def is_expired(self, now: float) -> bool:
+        """Tells whether the key is refused at this time, in seconds since 1970."""
+        return self.expires is not None and now >= self.expires
+
+
+NO_KEY = ApiKey(digest=b"", owner="")
+"""Key of every request to a server that requires none."""
+
+
+def key_digest(key: str) -> bytes:
+    """Returns the SHA-256 digest of a key; the key itself is never stored."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def plain_key(digest: bytes) -> ApiKey:
+    """Returns a key without a named owner."""
+    return ApiKey(digest=digest, owner=digest.hex()[:OWNER_DIGITS])
+
+
+def require_valid_key(key: str, source: str) -> str:
+    """Returns the key. Raises `ApiKeyError` for one that no client can send, or any."""
     if not key.strip():
         raise ApiKeyError(f"{source}: the API key is empty; any client could send it")
     if not key.isprintable() or any(character.isspace() for character in key):
         raise ApiKeyError(f"{source}: the API key contains white space or control characters; no client can send it")
     return key
-
-
-def _load_key_file(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_KEY_FILE_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ApiKeyError(f"{path}: cannot read API keys: {reason}") from None
-    lines = [line.strip() for line in content.splitlines()]
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise ApiKeyError(f"{path}: contains no API key; write one per line")
-    return keys
-
-
-def _split_environment(value: str) -> list[str]:
-    if "," in value:
-        raise ApiKeyError("ANTIPHON_API_KEY contains a comma; separate several keys by spaces")
-    keys = value.split()
-    if not keys:
-        raise ApiKeyError("ANTIPHON_API_KEY is empty; set a key, or unset the variable to require none")
-    return [_require_valid_key(key, "ANTIPHON_API_KEY") for key in keys]
-
-
-def key_digest(key: str) -> bytes:
-    """Returns the SHA-256 digest of a key; the key itself is never stored."""
-    return _digest(key.encode("utf-8", "surrogateescape"))
-
-
-def matching_key(digests: tuple[bytes, ...], sent: bytes) -> bytes | None:
-    """Returns the digest in `digests` of the key that a client sent, else None.
-
-    Clients send a key with non-ASCII characters as UTF-8 or as Latin-1; both match. All digests are compared, so that
-    timing reveals nothing.
-    """
-    match = None
-    for candidate in (_digest(sent), key_digest(sent.decode("latin-1"))):
-        for digest in digests:
-            if hmac.compare_digest(digest, candidate):
-                match = digest
-    return match
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

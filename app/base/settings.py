@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from antiphon.app.base.api_keys import ApiKey
 from antiphon.engine.options import Option
 
 ReasoningOutput = Literal["content", "summary", "both"]
@@ -67,8 +68,15 @@ class Settings(Struct, frozen=True, kw_only=True):
         ),
     ] = 60.0
     """Also the time for which a response in the background is left to other servers after its own has died."""
-    api_key_digests: tuple[bytes, ...] = ()
-    """SHA-256 digests of the API keys. Empty: no key is required."""
+    fixed_keys: tuple[ApiKey, ...] = ()
+    """API keys of the command line or the environment."""
+    file_keys: tuple[ApiKey, ...] = ()
+    """API keys that `key_file` has at the start."""
+    key_file: Path | None = None
+    on_revoke: Annotated[
+        Literal["finish", "cancel"],
+        _keys("Running responses of an API key that is taken out of the key file: they finish, or are cancelled."),
+    ] = "finish"
     ssl_certfile: Annotated[
         Path | None,
         _keys(
@@ -249,9 +257,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Keep-alive time of a connection without a request."""
 
     @property
+    def requires_key(self) -> bool:
+        """Tells whether clients must send an API key."""
+        return bool(self.fixed_keys or self.file_keys)
+
+    @property
     def inspect_mode(self) -> Literal["off", "memory"]:
         """The mode of recording: the one that was chosen, else the default for this address and these keys."""
-        is_private = is_loopback(self.host) and not self.api_key_digests
+        is_private = is_loopback(self.host) and not self.requires_key
         return self.inspect or ("memory" if is_private else "off")
 
     @property

@@ -4,7 +4,9 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.endings import Ending
+from antiphon.events.response import Response
 
 Api = Literal["responses", "chat", "completions", "messages", "compact"]
 API_PATHS: dict[Api, str] = {
@@ -27,6 +29,8 @@ class TurnOrigin(Struct, frozen=True, kw_only=True):
     request_id: str = ""
     body: bytes = b""
     """The body, decompressed."""
+    key: ApiKey = NO_KEY
+    """API key of the request."""
 
 
 NO_ORIGIN = TurnOrigin()
@@ -104,6 +108,8 @@ class TurnStats(Struct, kw_only=True):
 
     response_id: str
     model: str
+    key: ApiKey = NO_KEY
+    """API key of the request; that of the owner alone once another process goes on with the turn."""
     api: Api = "responses"
     times: TurnTimes = field(default_factory=TurnTimes)
     jobs: list[JobTimes] = []
@@ -140,3 +146,16 @@ class TurnStats(Struct, kw_only=True):
         elif now - job.last_token > job.longest_gap_s:
             job.longest_gap_s = now - job.last_token
         job.last_token = now
+
+
+def create_stats(base: Response, origin: TurnOrigin, times: TurnTimes, started_at: float) -> TurnStats:
+    """Returns the figures of a turn that begins. `base` is its response without output."""
+    return TurnStats(
+        response_id=base.id,
+        model=base.model,
+        key=origin.key,
+        api=origin.api,
+        times=times,
+        started_at=started_at,
+        previous_id=base.previous_response_id or "",
+    )

@@ -9,6 +9,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiScope
 from antiphon.app.http.headers import new_request_id
@@ -64,10 +65,12 @@ def error_reply(error: ApiError) -> LineReply:
     return LineReply(status=error.status, body=error.encoded_body, request_id=new_request_id())
 
 
-async def send_line(app: AsgiApp, path: str, body: bytes, owner: str, admission: TurnAdmission) -> LineReply:
+async def send_line(app: AsgiApp, path: str, body: bytes, key: ApiKey, admission: TurnAdmission) -> LineReply:
     """Returns the reply to a POST of `body`. Cancels the request if it is cancelled itself."""
     request_id = new_request_id()
-    state = RequestState(owner=owner, request_id=request_id, body_bytes=len(body), turn_admission=admission)
+    state = RequestState(
+        owner=key.owner, key=key, request_id=request_id, body_bytes=len(body), turn_admission=admission
+    )
     received = iter(({"type": "http.request", "body": body, "more_body": False},))
     status, parts = 500, list[bytes]()
 

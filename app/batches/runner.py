@@ -20,6 +20,7 @@ from antiphon.app.batches.stored_files import FileGoneError
 from antiphon.app.batches.turn_gate import UNKNOWN_MODEL_PLACES, LinePermit, TurnGate
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.body_parsing import run_parser
+from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.batches.body import check_line_body
 from antiphon.app.store.batches.records import BatchLine
@@ -47,7 +48,9 @@ class BatchRunner:
         models: ModelRegistry,
         clock: Callable[[], float] = time.time,
         limits: RunnerLimits = RunnerLimits(),  # noqa: B008  # it is frozen
+        keys: KeyRing | None = None,
     ) -> None:
+        self._keys = KeyRing() if keys is None else keys
         self._store, self._models = store, models
         self._tools = BatchTools(store, clock, new_id, self._start_lines, limits)
         self._runs: dict[str, BatchRun] = {}
@@ -168,7 +171,7 @@ class BatchRunner:
         permit, tries = LinePermit(self._gate), 0
         while True:
             try:
-                reply = await send_line(self._app, run.batch.endpoint, body, run.owner, permit)
+                reply = await send_line(self._app, run.batch.endpoint, body, self._keys.find_owner(run.owner), permit)
             finally:
                 permit.release()
             tries += 1

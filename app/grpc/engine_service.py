@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.errors import ApiError, internal_error, not_found, report_engine_errors
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.turn_stats import TurnOrigin
@@ -86,7 +87,7 @@ class EngineService:
         """Handler of the service's calls."""
 
     def _build_handler(
-        self, name: str, run: Callable[[Any, str, grpc.aio.ServicerContext], Awaitable[Any]]
+        self, name: str, run: Callable[[Any, ApiKey, grpc.aio.ServicerContext], Awaitable[Any]]
     ) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[Any]]:
         """Returns the handler of a method: checks the key, decodes the message, and turns errors into statuses."""
         package = COMMON_PACKAGE if name == "GetTokenizer" else ENGINE_PACKAGE
@@ -97,8 +98,8 @@ class EngineService:
             request_id, started = choose_request_id(headers), time.monotonic()
             failure: ApiError | None = CLIENT_GONE  # unless one of the lines below is reached
             try:
-                owner = "" if name in OPEN_METHODS else self._guard.authenticate(headers)
-                reply = await run(decode_message(kind, data), owner, context)
+                api_key = NO_KEY if name in OPEN_METHODS else self._authorize(headers)
+                reply = await run(decode_message(kind, data), api_key, context)
                 failure = None
             except ApiError as error:
                 failure = error
@@ -117,6 +118,13 @@ class EngineService:
 
         return handle
 
+    def _authorize(self, headers: dict[str, str]) -> ApiKey:
+        """Returns the API key of a call. Raises `ApiError`, also if the key may not use the model."""
+        api_key = self._guard.authenticate(headers)
+        if api_key.models is not None and api_key.models.isdisjoint(self._model.names):
+            self._context.models.restrict(api_key.models).find_model(self._model.names[0])
+        return api_key
+
     def _record_call(self, name: str, failure: ApiError | None, seconds: float, request_id: str) -> None:
         """Adds a line to the access log. gRPC calls are POST requests of HTTP/2 to this path."""
         status, code = (200, "") if failure is None else (failure.status, failure.code or "")
@@ -131,18 +139,18 @@ class EngineService:
                 await engine.wait_ready()
         return engine.info
 
-    async def _generate(self, request: Any, owner: str, context: grpc.aio.ServicerContext) -> None:
+    async def _generate(self, request: Any, api_key: ApiKey, context: grpc.aio.ServicerContext) -> None:
         self._received_at = time.time()
         model = self._model
         self._context.capacity.check(model.engine)
         with report_engine_errors():
             await model.engine.wait_ready()
         parsed = read_completion_request(completion_body(request, model), self._context.models)
-        key, call = (owner, request.request_id), _RunningCall()
+        key, call = (api_key.owner, request.request_id), _RunningCall()
         self._calls[key] = call
         try:
             with hold_time_limit(limit := time_limit(context)):
-                await self._start_turns(call, parsed, owner, limit)
+                await self._start_turns(call, parsed, api_key, limit)
                 with count_readers(self._context, call.logs):
                     await send_metadata(context, self._stall_timeout_s)
                     async for message in _read_replies(call, parsed, stream=request.stream):
@@ -152,12 +160,12 @@ class EngineService:
                 del self._calls[key]
 
     async def _start_turns(
-        self, call: _RunningCall, parsed: CompletionRequest, owner: str, deadline: float | None
+        self, call: _RunningCall, parsed: CompletionRequest, api_key: ApiKey, deadline: float | None
     ) -> None:
         """Starts the turns. Leaves `call.logs` empty if the call is aborted meanwhile."""
         specs = [msgspec.structs.replace(spec, time_limit=deadline) for spec in parsed.specs]
-        origin = TurnOrigin(api="completions", arrived=time.monotonic())
-        starting = self._context.turn_manager.start_prompts(parsed.model, specs, owner, origin=origin)
+        origin = TurnOrigin(api="completions", arrived=time.monotonic(), key=api_key)
+        starting = self._context.turn_manager.start_prompts(parsed.model, specs, api_key.owner, origin=origin)
         call.starting = asyncio.create_task(starting)
         try:
             call.logs = await call.starting
@@ -172,9 +180,9 @@ class EngineService:
         for log in call.logs:
             self._context.turn_manager.cancel_turn(log.id)
 
-    async def _abort(self, request: Any, owner: str, _: grpc.aio.ServicerContext) -> Any:
+    async def _abort(self, request: Any, api_key: ApiKey, _: grpc.aio.ServicerContext) -> Any:
         for request_id in request.request_ids:
-            call = self._calls.get((owner, request_id))
+            call = self._calls.get((api_key.owner, request_id))
             if call is None:
                 continue
             call.aborted = True
@@ -234,7 +242,7 @@ class EngineService:
             "GetLoadsResponse", timestamp=now, version=version("antiphon"), dp_rank_count=1, loads=[load]
         )
 
-    async def _get_tokenizer(self, _: Any, __: str, context: grpc.aio.ServicerContext) -> None:
+    async def _get_tokenizer(self, _: Any, __: ApiKey, context: grpc.aio.ServicerContext) -> None:
         folder = self._model.folder
         if folder is None:
             raise not_found("This model has no tokenizer files.")

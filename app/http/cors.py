@@ -25,6 +25,8 @@ PAGE_PATH = re.compile(r"/(?:ui(?:/.*)?)?", re.DOTALL)
 
 INSPECTION_PATH = re.compile(r"/v1/inspect(?:/.*)?", re.DOTALL)
 """Paths of what turns contain. No other origin reads them either, and with no API key they need the page's key."""
+ADMIN_PATH = re.compile(r"/v1/admin(?:/.*)?", re.DOTALL)
+"""Paths that change the server itself. No other origin uses them; they need the key of an operator."""
 OTHER_SITES = frozenset({"cross-site", "same-site"})
 """Values of `Sec-Fetch-Site` of requests that pages of other origins cause, also without CORS."""
 
@@ -106,10 +108,20 @@ def is_inspection(scope: AsgiScope) -> bool:
     return scope["type"] == "http" and INSPECTION_PATH.fullmatch(scope["path"]) is not None
 
 
+def is_admin(scope: AsgiScope) -> bool:
+    """Tells whether a request is one for `/v1/admin`."""
+    return scope["type"] == "http" and ADMIN_PATH.fullmatch(scope["path"]) is not None
+
+
+def is_private(scope: AsgiScope) -> bool:
+    """Tells whether no page of another origin may send the request, whatever the server allows it."""
+    return is_inspection(scope) or is_admin(scope)
+
+
 def check_fetch_site(headers: Mapping[str, str]) -> None:
     """Raises `ApiError` 403 if a page of another origin caused a request, for example as the address of a picture."""
     if headers.get("sec-fetch-site", "").lower() in OTHER_SITES:
-        raise ApiError(403, "origin_not_allowed", "Pages of other origins may not read turns.")
+        raise ApiError(403, "origin_not_allowed", "Pages of other origins may not use this path.")
 
 
 def check_page_key(sent: bytes, key: bytes) -> None:

@@ -14,12 +14,21 @@ from functools import lru_cache
 import structlog
 
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import matching_key
+from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, internal_error, shape_error
 from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
-from antiphon.app.http.cors import CorsPolicy, check_fetch_site, check_page_key, is_inspection, is_page, is_preflight
+from antiphon.app.http.cors import (
+    CorsPolicy,
+    check_fetch_site,
+    check_page_key,
+    is_admin,
+    is_inspection,
+    is_page,
+    is_preflight,
+    is_private,
+)
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.malloc_trim import MemoryReleaser
 from antiphon.app.http.request_body import (
@@ -33,6 +42,8 @@ from antiphon.app.http.request_body import (
     parse_encoding,
 )
 from antiphon.app.http.request_state import build_record, count_bytes, request_state
+from antiphon.app.keys.key_checks import find_key, find_operator
+from antiphon.app.keys.key_ring import KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
@@ -62,9 +73,10 @@ class RequestGuard:
         websocket_app: AsgiApp | None = None,
         body_memory: BodyMemory | None = None,
         page: AsgiApp | None = None,
-        page_key: str = "",
+        keys: KeyRing | None = None,
     ) -> None:
-        self._page, self._page_key = page, page_key.encode()
+        self._keys = KeyRing(settings.fixed_keys, settings.file_keys) if keys is None else keys
+        self._page = page
         self._app, self._settings, self._check_capacity = app, settings, check_capacity
         self.on_request_done = on_request_done
         self._websocket_app = websocket_app if settings.enable_websocket else None
@@ -76,6 +88,7 @@ class RequestGuard:
         self._body_memory = body_memory or BodyMemory(settings.max_body_bytes)
         self._any_host = settings.host in WILDCARD_HOSTS
         self._inspect_head_cached = lru_cache(MAX_CACHED_HEADS)(self._inspect_head)
+        self._keys.on_change.append(self._inspect_head_cached.cache_clear)
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Handles one ASGI scope: the lifespan of the server, or a request."""
@@ -95,10 +108,11 @@ class RequestGuard:
             if self._page is not None and is_page(scope):
                 await self._page(scope, receive, response.send)
                 return
-            if is_preflight(scope.get("method", ""), headers) and not is_inspection(scope):
+            if is_preflight(scope.get("method", ""), headers) and not is_private(scope):
                 await response.send_empty(204, self._cors.preflight_headers(headers))
                 return
-            state.owner = self._authorize(scope, headers)
+            state.key = self._authorize(scope, headers)
+            state.owner = state.key.owner
             if scope.get("method") in METHODS_WITH_BODY:
                 self._check_capacity(scope["path"])
             if scope["type"] == "websocket" and self._websocket_app is not None:
@@ -162,7 +176,7 @@ class RequestGuard:
             return ((b"x-request-id", choose_request_id({}).encode()),)
         request_id = choose_request_id(headers).encode()
         anthropic = ((b"request-id", request_id),) if ANTHROPIC_HEADER in headers else ()
-        cors = () if is_inspection(scope) else self._cors.reply_headers(headers.get("origin"))
+        cors = () if is_private(scope) else self._cors.reply_headers(headers.get("origin"))
         return ((b"x-request-id", request_id), *anthropic, *cors)
 
     def _check_head(self, scope: AsgiScope, headers: dict[str, str]) -> None:
@@ -172,20 +186,20 @@ class RequestGuard:
         _check_header_limits(scope)
         self._check_host(headers)
 
-    def _authorize(self, scope: AsgiScope, headers: dict[str, str]) -> str:
-        """Runs the other checks that do not need the body. Returns the owner; raises `ApiError`."""
+    def _authorize(self, scope: AsgiScope, headers: dict[str, str]) -> ApiKey:
+        """Runs the other checks that do not need the body. Returns the API key; raises `ApiError`."""
         if scope["type"] == "websocket" or headers.get("upgrade", "").lower() == "websocket":
             self._check_websocket(scope, headers)
         elif scope["path"] in OPEN_PATHS:
-            return ""
-        owner = self.authenticate(headers)
-        if is_inspection(scope):
+            return NO_KEY
+        if is_private(scope):
             check_fetch_site(headers)
-            if not self._settings.api_key_digests:
-                check_page_key(sent_key(headers), self._page_key)
+        key = find_operator(self._keys, sent_key(headers)) if is_admin(scope) else self.authenticate(headers)
+        if is_inspection(scope) and not self._keys.is_required:
+            check_page_key(sent_key(headers), self._keys.page_key.encode())
         if scope.get("method") in METHODS_WITH_BODY:
             self._check_body(scope, headers)
-        return owner
+        return key
 
     def _check_websocket(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         """Rejects pages of other origins: a browser opens a WebSocket for any page, without a CORS preflight."""
@@ -215,17 +229,9 @@ class RequestGuard:
         if origin is not None and host_name(origin.partition("://")[2]) not in same_hosts:
             self._cors.check_origin(origin)
 
-    def authenticate(self, headers: dict[str, str]) -> str:
-        """Returns the owner: part of the key's digest, or "" if no key is required. Raises `ApiError` 401."""
-        if not self._settings.api_key_digests:
-            return ""
-        sent = sent_key(headers)
-        key = matching_key(self._settings.api_key_digests, sent) if sent else None
-        if key is None:
-            message = "Incorrect API key provided." if sent else "You didn't provide an API key."
-            message += " Send it as a header: 'Authorization: Bearer YOUR_KEY'."
-            raise ApiError(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))
-        return key.hex()[:32]
+    def authenticate(self, headers: dict[str, str]) -> ApiKey:
+        """Returns the API key that was sent; `NO_KEY` if none is required. Raises `ApiError` 401."""
+        return find_key(self._keys, sent_key(headers))
 
     def _check_body(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         if "content-length" in headers and "transfer-encoding" in headers:

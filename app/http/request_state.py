@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.errors import clip_text
 from antiphon.app.base.turn_stats import TurnOrigin, TurnStats, find_api
 from antiphon.app.http.admission import AdmissionPermit
@@ -29,12 +30,14 @@ class TurnAdmission(Protocol):
 class RequestState(Struct, kw_only=True):
     """State of one request.
 
-    `HttpProtocol` sets `permit` and `response`, `RequestGuard` `owner`, `request_id` and `arrived`, the exception
-    handlers `error_code`.
+    `HttpProtocol` sets `permit` and `response`; `RequestGuard` sets `key`, `owner`, `request_id` and `arrived`; the
+    exception handlers set `error_code`.
     """
 
     owner: str = ""
-    """Digest of the API key; empty if no key is required."""
+    """Owner of what the request stores; empty if no key is required."""
+    key: ApiKey = NO_KEY
+    """The API key that the request was sent with."""
     request_id: str = ""
     arrived: float | None = None
     """Time of the monotonic clock at which the head of the request had arrived."""
@@ -53,7 +56,7 @@ class RequestState(Struct, kw_only=True):
 
     def build_origin(self, path: str) -> TurnOrigin:
         """Returns the origin of the turns that this request to `path` starts."""
-        return TurnOrigin(api=find_api(path), arrived=self.arrived, request_id=self.request_id)
+        return TurnOrigin(api=find_api(path), arrived=self.arrived, request_id=self.request_id, key=self.key)
 
     def release_permit(self) -> None:
         """Releases the permit: the request counts as a turn now, or has ended."""

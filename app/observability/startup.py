@@ -93,7 +93,7 @@ class StartupLog:
             "ready",
             base_urls=base_urls(settings, port),
             store=str(settings.store_file or "memory"),
-            api_key_required=bool(settings.api_key_digests),
+            api_key_required=settings.requires_key,
             inspect=settings.inspect_mode,
         )
         for warning in access_warnings(settings):
@@ -202,7 +202,7 @@ def _network_address(family: socket.AddressFamily) -> str:
 
 def access_warnings(settings: Settings) -> list[str]:
     """Returns a sentence for each kind of client that can use the server from outside without an API key."""
-    if settings.api_key_digests:
+    if settings.requires_key:
         return []
     warnings = [] if is_loopback(settings.host) else [OPEN_WARNING]
     return [*warnings, PAGES_WARNING] if "*" in settings.allowed_origins else warnings
@@ -232,17 +232,15 @@ def show_banner(
             rows.append(f"          {_show(note)}")
     location = "in memory, until the server exits" if settings.store_file is None else f"in {settings.store_file}"
     rows.append(f"[bold]responses[/] kept {_show(location)}")
-    rows.append(f"[bold]API key[/]   {'required' if settings.api_key_digests else 'not required'}")
+    rows.append(f"[bold]API key[/]   {'required' if settings.requires_key else 'not required'}")
     rows.append(f"[bold]recording[/] {_describe_recording(settings)}")
     if settings.enable_page:
         rows.append(f"[bold]page[/]      {escape(url.removesuffix('/v1'))}/ui/{page_key and f'#key={page_key}'}")
     rows += [f"[bold yellow]warning[/]   {warning}" for warning in access_warnings(settings)]
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
-    screen.print(
-        "[bold]curl[/]", _curl_example(url, model, keyed=bool(settings.api_key_digests)), sep="\n", soft_wrap=True
-    )
+    screen.print("[bold]curl[/]", _curl_example(url, model, keyed=settings.requires_key), sep="\n", soft_wrap=True)
     screen.print("\n[bold]Codex[/], at the top of ~/.codex/config.toml", soft_wrap=True)
-    codex = CODEX_CONFIG.format(model=model, url=url) + (CODEX_ENV_KEY if settings.api_key_digests else "")
+    codex = CODEX_CONFIG.format(model=model, url=url) + (CODEX_ENV_KEY if settings.requires_key else "")
     screen.print(escape(show_controls(codex)), soft_wrap=True)
     screen.print()
 

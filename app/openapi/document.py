@@ -135,6 +135,7 @@ ERROR_SCHEMAS: Json = {
 ERROR_TEXTS = {
     400: "The request is invalid.",
     401: "The API key is missing or wrong.",
+    403: "The API key is not that of an operator.",
     404: "What the path or the body names does not exist.",
     409: "The name belongs to another model, or the file to a batch that has not ended.",
     413: "The body is too large.",
@@ -263,6 +264,7 @@ def _error_statuses(route: HTTPRoute, name: str, method: str, fields: frozenset[
     conditions = {
         400: has_body or name in QUERY_PARAMETERS or method == "post",
         401: True,
+        403: path.startswith("/v1/admin/"),
         404: bool(route.path_parameters) or bool({"model", "lora_name"} & fields),
         409: "lora_path" in fields or name == "delete_file",
         413: has_body,

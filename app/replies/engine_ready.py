@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.app.base.errors import report_engine_errors
-from antiphon.app.context import AnyRequest, ServerContext, server_context
-from antiphon.app.model_registry import NamedModel
+from antiphon.app.context import AnyRequest, request_models
+from antiphon.app.model_registry import ModelRegistry, NamedModel
 from antiphon.app.models.status import known_info
 from antiphon.app.replies.http_replies import cancel_on_disconnect
 
@@ -18,17 +18,17 @@ async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None
     load, so that its client sees a stream meanwhile. Returns immediately for an unknown model: the parser reports it.
     If the client disconnects, the wait is cancelled.
     """
-    context = server_context(request)
-    model = context.models.get_model(body.get("model"))
+    models = request_models(request)
+    model = models.get_model(body.get("model"))
     if model is not None and model.engine.unready_reason() is not None:
-        await cancel_on_disconnect(request, wait_for_engine(context, body))
+        await cancel_on_disconnect(request, wait_for_engine(models, body))
     else:
-        await wait_for_engine(context, body)
+        await wait_for_engine(models, body)
 
 
-async def wait_for_engine(context: ServerContext, body: Mapping[str, Any]) -> None:
+async def wait_for_engine(models: ModelRegistry, body: Mapping[str, Any]) -> None:
     """Does the same as `wait_until_ready`, but does not notice when the client disconnects."""
-    model = context.models.get_model(body.get("model"))
+    model = models.get_model(body.get("model"))
     if model is not None:
         await _wait_ready(model)
 

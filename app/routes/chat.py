@@ -5,7 +5,7 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
-from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
@@ -21,7 +21,7 @@ async def create_chat_completion(request: AnyRequest) -> Response[Any]:
     body = await parse_body(await request.body())
     await wait_until_ready(request, body)
     parsed = await run_parser(
-        request_state(request.scope).body_bytes, read_chat_request, body, context.models, context.settings
+        request_state(request.scope).body_bytes, read_chat_request, body, request_models(request), context.settings
     )
     logs = await start_turns(request, parsed)
     if parsed.form.stream:

@@ -8,7 +8,7 @@ from litestar.response import Response
 
 from antiphon.app.base.errors import SERVER_ERROR, ApiError
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.engine_ready import wait_until_ready
@@ -35,7 +35,7 @@ async def compact_conversation(request: AnyRequest) -> Response[Any]:
         request_owner(request),
         body,
         request_state(request.scope).body_bytes,
-        lambda history: read_responses_request(_add_trigger(body), context.models, history, context.settings),
+        lambda history: read_responses_request(_add_trigger(body), request_models(request), history, context.settings),
     )
     items = (*parsed.earlier_items, *parsed.spec.input_items)
     logs = await start_turns(request, parsed)

@@ -5,7 +5,7 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
-from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
@@ -20,7 +20,8 @@ async def create_completion(request: AnyRequest) -> Response[Any]:
     context = server_context(request)
     body = await parse_body(await request.body())
     await wait_until_ready(request, body)
-    parsed = await run_parser(request_state(request.scope).body_bytes, read_completion_request, body, context.models)
+    size, models = request_state(request.scope).body_bytes, request_models(request)
+    parsed = await run_parser(size, read_completion_request, body, models)
     logs = await start_prompts(request, parsed.model, parsed.specs)
     if parsed.form.stream:
         return stream_reply(CompletionStream(logs, parsed.form), context)

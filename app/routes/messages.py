@@ -9,7 +9,7 @@ from litestar.response import Response
 from antiphon.app.base.encryption import DecryptionError
 from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.base.reply_form import MessagesForm
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
@@ -51,7 +51,7 @@ async def _read_request(request: AnyRequest, *, count_only: bool = False) -> Par
     """Waits for the engine, then parses the body."""
     context, body, owner = server_context(request), await parse_body(await request.body()), request_owner(request)
     if count_only:
-        await wait_until_known(request, context.models.get_model(body.get("model")))
+        await wait_until_known(request, request_models(request).get_model(body.get("model")))
     else:
         await wait_until_ready(request, body)
 
@@ -63,7 +63,7 @@ async def _read_request(request: AnyRequest, *, count_only: bool = False) -> Par
 
     read = partial(read_messages_request, count_only=count_only)
     size = request_state(request.scope).body_bytes
-    return await run_parser(size, read, body, context.models, decrypt, context.settings)
+    return await run_parser(size, read, body, request_models(request), decrypt, context.settings)
 
 
 def _with_messages_param(error: ApiError) -> ApiError:

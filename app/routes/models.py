@@ -7,7 +7,7 @@ from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.base.errors import ANTHROPIC_HEADER, AnthropicError, ApiError, clip_text
-from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
@@ -29,13 +29,12 @@ async def list_models(request: AnyRequest) -> Response[Any]:
     """
     context = server_context(request)
     if _is_anthropic(request):
-        return json_reply(_anthropic_page(context.models))
-    listed = (*context.models, *context.models.encoder_names)
+        return json_reply(_anthropic_page(request_models(request)))
+    allowed = request_models(request)
+    listed = (*allowed, *allowed.encoder_names)
     data = [openai_model(name, model, context.settings) for name, model in listed]
     models = [
-        codex_model(name, model, context.settings)
-        for name, model in context.models
-        if context_length(model) is not None
+        codex_model(name, model, context.settings) for name, model in allowed if context_length(model) is not None
     ]
     return json_reply({"object": "list", "data": data, "models": models})
 
@@ -54,11 +53,11 @@ async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[A
     """Returns one model. The name is a path parameter because hub ids contain a slash."""
     name = name.removeprefix("/")
     context = server_context(request)
-    encoder = context.models.get_encoder(name)
+    encoder = request_models(request).get_encoder(name)
     if encoder is not None:
         return json_reply(openai_model(name, encoder, context.settings))
     try:
-        model = context.models.find_model(name)
+        model = request_models(request).find_model(name)
     except ApiError as error:
         raise (
             AnthropicError(error, request_state(request.scope).request_id) if _is_anthropic(request) else error
@@ -77,7 +76,7 @@ async def get_version() -> Response[Any]:
 @get("/api/tags")
 async def list_ollama_tags(request: AnyRequest) -> Response[Any]:
     """Lists the models in Ollama's format."""
-    models = [ollama_tag(name, model) for name, model in server_context(request).models]
+    models = [ollama_tag(name, model) for name, model in request_models(request)]
     return json_reply({"models": models})
 
 
@@ -91,7 +90,7 @@ async def show_ollama_model(request: AnyRequest) -> Response[Any]:
     name = body.get("model") or body.get("name")
     if not isinstance(name, str):
         return _ollama_error(request, 400, "missing_required_parameter", "model is required")
-    model = server_context(request).models.get_model(name)
+    model = request_models(request).get_model(name)
     if model is None:
         return _ollama_error(request, 404, "model_not_found", f"model '{clip_text(name)}' not found")
     try:

@@ -16,7 +16,7 @@ from antiphon.app.replies.http_replies import json_reply
 @get("/openapi.json")
 async def get_openapi_document(request: AnyRequest) -> Response[Any]:
     """Returns the OpenAPI document of this server."""
-    needs_key = bool(server_context(request).settings.api_key_digests)
+    needs_key = server_context(request).settings.requires_key
     return json_reply(await asyncio.to_thread(encode_document, request.app, needs_key=needs_key))
 
 

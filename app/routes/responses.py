@@ -10,7 +10,7 @@ from litestar.response import Response
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, not_found
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ReplyForm
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
@@ -97,13 +97,13 @@ async def _read_request(request: AnyRequest, *, generates: bool = True) -> Parse
     if generates:
         await wait_until_ready(request, body)
     else:
-        await wait_until_known(request, context.models.get_model(body.get("model")))
+        await wait_until_known(request, request_models(request).get_model(body.get("model")))
     return await read_with_history(
         context,
         request_owner(request),
         body,
         request_state(request.scope).body_bytes,
-        lambda history: read_responses_request(body, context.models, history, context.settings),
+        lambda history: read_responses_request(body, request_models(request), history, context.settings),
     )
 
 

@@ -2,6 +2,7 @@
 
 from antiphon.app.routes import (
     adapters,
+    admin,
     batches,
     chat,
     compact,
@@ -61,6 +62,7 @@ ROUTE_HANDLERS = (
     models.get_version,
     models.list_ollama_tags,
     models.show_ollama_model,
+    admin.reload_files,
     adapters.load_lora_adapter,
     adapters.unload_lora_adapter,
     files.upload_file,

@@ -14,7 +14,7 @@ from antiphon.app.base.endings import Cause
 from antiphon.app.base.errors import ApiError, storage_unavailable
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import DEFAULT_SETTINGS
-from antiphon.app.base.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnTimes
+from antiphon.app.base.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnTimes, create_stats
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import name_grammar_field
@@ -122,15 +122,7 @@ class TurnManager:
             identified = [await self._identify(choice.spec) for choice in choices]
             for choice, (each, stored_input), slot in zip(choices, identified, slots, strict=True):
                 times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)
-                base = each.base_response
-                stats = TurnStats(
-                    response_id=base.id,
-                    model=base.model,
-                    api=origin.api,
-                    times=times,
-                    started_at=self.clock(),
-                    previous_id=base.previous_response_id or "",
-                )
+                stats = create_stats(each.base_response, origin, times, self.clock())
                 turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
             for turn in turns:
                 await asyncio.shield(turn.started)
@@ -156,6 +148,13 @@ class TurnManager:
         """Cancels the turn of this response if it runs in this process."""
         if turn := self._running.get(response_id):
             turn.cancel_turn(cause)
+
+    def cancel_turns_of_keys(self, digests: frozenset[bytes]) -> int:
+        """Cancels the turns that were started with these API keys. Returns their number."""
+        turns = [turn for turn in self._running.values() if turn.stats.key.digest in digests]
+        for turn in turns:
+            turn.cancel_turn()
+        return len(turns)
 
     def steer_turn(self, response_id: str) -> None:
         """Ends the turn of this response between two items, if it runs in this process and has called no tool."""

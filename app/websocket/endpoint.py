@@ -26,6 +26,7 @@ from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.middleware import WEBSOCKET_PATH
 from antiphon.app.http.request_state import RequestState, request_state
+from antiphon.app.keys.key_checks import refresh_key
 from antiphon.app.projections.responses import encode_entry
 from antiphon.app.replies.engine_ready import wait_for_engine
 from antiphon.app.replies.http_replies import count_readers
@@ -100,7 +101,7 @@ class _Connection:
         on_turn_done: Callable[[AccessRecord], None],
     ) -> None:
         self._context, self._send, self._on_turn_done = context, send, on_turn_done
-        self._owner, self._request_id = state.owner, state.request_id
+        self._key, self._owner, self._request_id = state.key, state.owner, state.request_id
         self._lanes = LaneScheduler(self._run_turn, self._on_idle)
         self._running: dict[str, SteeredResponse] = {}
         """Responses that are being generated, by id."""
@@ -171,14 +172,15 @@ class _Connection:
     async def _generate(self, turn: WaitingTurn) -> None:
         """Generates a response, and sends its events."""
         context, lane, frame = self._context, turn.lane, turn.frame
+        models = context.models.restrict(refresh_key(context.keys, self._key).models)
         previous = turn.previous or self._lanes.find_response(frame.body.get("previous_response_id"))
         steers = turn.steers or lane.held_steers.get(frame.body.get("previous_response_id"))
         body = _add_steers(frame.body, steers)
-        await wait_for_engine(context, body)
+        await wait_for_engine(models, body)
 
         def read(stored: StoredHistory) -> ParsedRequest[ReplyForm]:
             history = LaneHistory(stored, previous or lane.latest)
-            return read_responses_request(body, context.models, history, context.settings)
+            return read_responses_request(body, models, history, context.settings)
 
         parsed = await read_with_history(context, self._owner, body, frame.num_bytes, read)
         spec = move_steers_behind_outputs(parsed.spec, len(steers.messages) if steers else 0)
@@ -187,7 +189,7 @@ class _Connection:
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
         sent = b"" if context.turn_manager.recorder is None else msgspec.json.encode(frame.body)
-        origin = TurnOrigin(arrived=frame.arrived, request_id=self._request_id, body=sent)
+        origin = TurnOrigin(arrived=frame.arrived, request_id=self._request_id, body=sent, key=self._key)
         log = await context.turn_manager.start_turn(parsed.model, spec, self._owner, origin)
         turn.steers = None  # they are part of this response now
         if steers is not None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from antiphon.app.base.api_keys import key_digest
+from antiphon.app.base.api_keys import key_digest, plain_key
 from antiphon.app.base.settings import Settings
 from antiphon.app.cli import main
 from antiphon.app.observability import startup
@@ -143,7 +143,7 @@ def test_heavy_modules_are_not_imported_with_the_cli() -> None:
 def test_banner_has_lines_to_copy() -> None:
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
     registry = scripted_registry([{"name": "hello", "output": ["Hello."]}], names=("tiny", "gpt-tiny"))
-    settings = Settings(host="0.0.0.0", api_key_digests=(key_digest("sk-secret"),))
+    settings = Settings(host="0.0.0.0", fixed_keys=(plain_key(key_digest("sk-secret")),))
     startup.show_banner(console, settings, registry, 8123, {"tiny": "dialect hermes: chosen by name"})
     banner = console.file.getvalue()  # type: ignore[attr-defined]
     assert "http://127.0.0.1:8123/v1" in banner
@@ -203,7 +203,7 @@ def test_empty_api_key_in_the_environment_is_an_error(value: str, script: str) -
         (Settings(allowed_origins=("https://app.example",)), []),
         (Settings(allowed_origins=("*",)), [startup.PAGES_WARNING]),
         (Settings(host="0.0.0.0", allowed_origins=("*",)), [startup.OPEN_WARNING, startup.PAGES_WARNING]),
-        (Settings(host="0.0.0.0", allowed_origins=("*",), api_key_digests=(b"digest",)), []),
+        (Settings(host="0.0.0.0", allowed_origins=("*",), fixed_keys=(plain_key(b"digest"),)), []),
     ],
 )
 def test_banner_warns_of_clients_without_a_key(settings: Settings, warnings: list[str]) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from antiphon.app import cli, launch
 from antiphon.app.assembly import models as assembly
 from antiphon.app.assembly.models import EMBEDDED_MODEL_NAME, create_models
-from antiphon.app.base.api_keys import key_digest
+from antiphon.app.base.api_keys import key_digest, plain_key
 from antiphon.app.base.settings import Settings
 from antiphon.app.cli_options import GROUPS, ServeOption
 from antiphon.app.serve_options import ModelOption, ServeOptions
@@ -67,9 +67,13 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "grpc_port": (["--grpc", "50051"], {"settings.grpc_port": 50051}),
     "api_keys": (
         ["--api-key", "sk-1", "--api-key", "sk-2"],
-        {"settings.api_key_digests": (key_digest("sk-1"), key_digest("sk-2"))},
+        {"settings.fixed_keys": (plain_key(key_digest("sk-1")), plain_key(key_digest("sk-2")))},
     ),
-    "api_key_file": (["--api-key-file", "keys"], {"settings.api_key_digests": (key_digest("sk-file"),)}),
+    "api_key_file": (
+        ["--api-key-file", "keys"],
+        {"settings.file_keys": (plain_key(key_digest("sk-file")),), "settings.key_file": Path("keys")},
+    ),
+    "on_revoke": (["--on-revoke", "cancel"], {"settings.on_revoke": "cancel"}),
     "allowed_hosts": (
         ["--allowed-host", "box", "--allowed-host", "lan"],
         {"settings.allowed_hosts": ("box", "lan")},
@@ -342,9 +346,9 @@ def test_variable_may_name_a_folder_with_spaces(starts: list[Reached], tmp_path:
 def test_keys_of_the_environment_precede_the_key_file_of_the_file(starts: list[Reached]) -> None:
     Path("serve.toml").write_text('api-key-file = "keys"\n', encoding="utf-8")
     sources = {"ANTIPHON_API_KEY": "sk-environment", "ANTIPHON_CONFIG": "serve.toml"}
-    assert run_serve(starts, **sources)["settings.api_key_digests"] == (key_digest("sk-environment"),)
+    assert run_serve(starts, **sources)["settings.fixed_keys"] == (plain_key(key_digest("sk-environment")),)
     reached = run_serve(starts, "--api-key-file", "keys", **sources)
-    assert reached["settings.api_key_digests"] == (key_digest("sk-file"),)
+    assert reached["settings.file_keys"] == (plain_key(key_digest("sk-file")),)
 
 
 def test_secrets_are_removed_from_the_environment(starts: list[Reached], monkeypatch: pytest.MonkeyPatch) -> None:

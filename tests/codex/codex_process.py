@@ -138,7 +138,7 @@ class CodexCli(Struct):
         """Writes the config that a user would paste, and the settings that keep Codex offline."""
         model = server.context.models.served[0].names[0]
         config = CODEX_CONFIG.format(model=model, url=server.url) + (
-            CODEX_ENV_KEY if server.context.settings.api_key_digests else ""
+            CODEX_ENV_KEY if server.context.settings.requires_key else ""
         )
         (self.home / "config.toml").write_text(f"{OFFLINE_CONFIG}\n{config}\n", encoding="utf-8")
 

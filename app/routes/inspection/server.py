@@ -39,7 +39,7 @@ async def describe_inspection(request: AnyRequest) -> Response[bytes]:
             "mode": settings.inspect_mode,
             "max_bytes": settings.inspect_mib << 20,
             "used_bytes": 0 if recorder is None else recorder.num_bytes,
-            "api_key_required": bool(settings.api_key_digests),
+            "api_key_required": settings.requires_key,
             "links": {name: f"/v1/inspect/{name}" for name in ("turns", "table", "live")},
         }
     )

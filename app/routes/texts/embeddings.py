@@ -7,7 +7,7 @@ from litestar import post
 from litestar.response import Response
 
 from antiphon.app.base.errors import report_engine_errors
-from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.context import AnyRequest, request_models
 from antiphon.app.encoders.jobs import run_request
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
@@ -58,12 +58,12 @@ async def _read_request(
     await _wait_until_known(request, body, kind)
     with report_engine_errors():
         size = request_state(request.scope).body_bytes
-        return body, await run_parser(size, read, body, server_context(request).models)
+        return body, await run_parser(size, read, body, request_models(request))
 
 
 async def _wait_until_known(request: AnyRequest, body: Mapping[str, Any], kind: EncoderKind) -> None:
     """Waits for the first use of a model that is loaded on demand. The parser reports a name that is wrong."""
-    name, models = body.get("model"), server_context(request).models
+    name, models = body.get("model"), request_models(request)
     candidates = [model for model in models.encoders if model.kind == kind and (name is None or name in model.names)]
     if candidates and blocked_reason(candidates[0].engine) is None:
         await wait_until_known(request, candidates[0])

@@ -9,7 +9,7 @@ from litestar import get, post
 from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError, invalid_value, missing_field, report_engine_errors
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, NamedModel, ServedModel
@@ -31,16 +31,16 @@ _SHARED_NAMES = set(TokenizeBody.__struct_fields__) & set(ChatBody.__struct_fiel
 @post("/tokenize", status_code=200)
 async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     """Returns the token ids of a text, or of the prompt for a chat."""
-    context, sent = server_context(request), await parse_body(await request.body())
-    sent = {**sent, "model": _model_name(sent, context.models)}
-    encoder = context.models.get_encoder(sent["model"])
-    await wait_until_known(request, encoder or context.models.get_model(sent["model"]))
+    models, sent = request_models(request), await parse_body(await request.body())
+    sent = {**sent, "model": _model_name(sent, models)}
+    encoder = models.get_encoder(sent["model"])
+    await wait_until_known(request, encoder or models.get_model(sent["model"]))
     body = await run_parser(request_state(request.scope).body_bytes, decode_body, TokenizeBody, sent)
     if body.messages is None:
         _refuse_chat_fields(body)
     if encoder is not None:
         return await _tokenize_for_encoder(request, body, encoder)
-    model = context.models.find_model(body.model)
+    model = models.find_model(body.model)
     if body.prompt is not None and body.messages is not None:
         raise invalid_value("prompt", "Send either 'prompt' or 'messages', not both.")
     refuse_unsupported(body)
@@ -59,12 +59,12 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
 @post("/detokenize", status_code=200)
 async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the text of token ids, control tokens included."""
-    context, sent = server_context(request), await parse_body(await request.body())
-    sent = {**sent, "model": _model_name(sent, context.models)}
-    named = context.models.get_encoder(sent["model"]) or context.models.get_model(sent["model"])
+    models, sent = request_models(request), await parse_body(await request.body())
+    sent = {**sent, "model": _model_name(sent, models)}
+    named = models.get_encoder(sent["model"]) or models.get_model(sent["model"])
     await wait_until_known(request, named)
     body = await run_parser(request_state(request.scope).body_bytes, decode_body, DetokenizeBody, sent)
-    model = context.models.get_encoder(body.model) or context.models.find_model(body.model)
+    model = models.get_encoder(body.model) or models.find_model(body.model)
     tokens = body.tokens
     if tokens is None:
         raise missing_field("tokens")
@@ -109,7 +109,7 @@ async def _tokenize_chat(request: AnyRequest, body: Mapping[str, Any], model: Se
     context = server_context(request)
     chat = {name: body[name] for name in _SHARED_NAMES if name in body}
     size = request_state(request.scope).body_bytes
-    spec = (await run_parser(size, read_chat_request, chat, context.models, context.settings)).spec
+    spec = (await run_parser(size, read_chat_request, chat, request_models(request), context.settings)).spec
     return list((await context.turn_manager.preparer.render_prompt(model, spec, request_owner(request))).tokens)
 
 

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
+from antiphon.app.base.api_keys import plain_key
 from antiphon.app.base.settings import Settings
 from antiphon.app.cli import main
 from antiphon.app.serve_options import ServeError, ServeOptions, check_lora_updates
@@ -42,7 +43,7 @@ def test_updates_without_a_key_are_refused() -> None:
     with pytest.raises(ServeError, match="set an API key"):
         check_lora_updates(settings, insecure=False)
     check_lora_updates(settings, insecure=True)
-    with_key = Settings(allow_lora_updates=True, lora_dirs=("/",), api_key_digests=(b"x",))
+    with_key = Settings(allow_lora_updates=True, lora_dirs=("/",), fixed_keys=(plain_key(b"x"),))
     check_lora_updates(with_key, insecure=False)
     check_lora_updates(Settings(), insecure=False)
 

@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -172,12 +171,20 @@ def test_terminal_shows_clean_lines_from_the_first_request_on(model: str, script
     assert "Loading" not in text[text.index("base URL") :]
 
 
-def test_sighup_is_ignored_without_a_terminal(script: str) -> None:
-    port = free_port()
-    with running(serve_command(script, port), port, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+def test_sighup_reads_the_keys_again_without_a_terminal(script: str, tmp_path: Path) -> None:
+    port, keys = free_port(), tmp_path / "keys"
+    keys.write_text("sk-old")
+    command = [*serve_command(script, port), "--api-key-file", str(keys)]
+    with running(command, port, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        keys.write_text("sk-new")
         process.send_signal(signal.SIGHUP)
-        time.sleep(0.3)
-        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=HANG_TIMEOUT_S).status_code == 200
+
+        def is_reloaded() -> bool:
+            headers = {"authorization": "Bearer sk-new"}
+            reply = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, timeout=HANG_TIMEOUT_S)
+            return reply.status_code == 200
+
+        wait_with_progress(is_reloaded, "the key is not accepted")
 
 
 def test_sighup_ends_a_server_whose_terminal_was_closed(script: str) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from antiphon.app.base.api_keys import ApiKeyError, key_digest, load_api_keys, matching_key
+from antiphon.app.base.api_keys import ApiKeyError, key_digest, plain_key
+from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.keys.sources import load_api_keys
 from tests.conftest import StartServer
 
 HELLO = [{"name": "hello", "output": ["Hello."]}]
@@ -17,13 +19,15 @@ HELLO = [{"name": "hello", "output": ["Hello."]}]
 def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# clients\nsk-file\n\n  sk-other  \n", encoding="utf-8")
-    digests = load_api_keys(["sk-flag", "sk-flag"], file, "sk-environment")
-    assert digests == tuple(map(key_digest, ("sk-flag", "sk-file", "sk-other")))
+    fixed, from_file = load_api_keys(["sk-flag", "sk-flag"], file, "sk-environment")
+    assert fixed == (plain_key(key_digest("sk-flag")),)
+    assert from_file == (plain_key(key_digest("sk-file")), plain_key(key_digest("sk-other")))
 
 
 def test_environment_holds_keys_separated_by_spaces() -> None:
-    assert load_api_keys([], None, "sk-one  sk-two\n") == (key_digest("sk-one"), key_digest("sk-two"))
-    assert load_api_keys([], None, None) == ()
+    keys = tuple(plain_key(key_digest(key)) for key in ("sk-one", "sk-two"))
+    assert load_api_keys([], None, "sk-one  sk-two\n") == (keys, ())
+    assert load_api_keys([], None, None) == ((), ())
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t", "a b", "a\x00b", "a\nb", "\u00a0"])
@@ -57,9 +61,9 @@ def test_only_the_whole_digest_matches() -> None:
     first = key_digest("sk-0")
     digests = {hashlib.sha256(f"sk-{n}".encode()).digest() for n in range(2000)}
     similar = next(digest for digest in digests if digest[:1] == first[:1] and digest != first)
-    assert matching_key((similar,), b"sk-0") is None
-    assert matching_key((similar, first), b"sk-0") == first
-    assert matching_key((), b"") is None
+    assert KeyRing([plain_key(similar)]).find(b"sk-0") is None
+    assert KeyRing([plain_key(similar), plain_key(first)]).find(b"sk-0") == plain_key(first)
+    assert KeyRing().find(b"") is None
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
@@ -85,5 +89,4 @@ def test_empty_credentials_are_rejected(value: str, start_server: StartServer) -
 def test_every_byte_of_a_digest_is_compared(index: int) -> None:
     digest = bytearray(key_digest("sk-one"))
     digest[index] ^= 1
-    assert matching_key((bytes(digest),), b"sk-one") is None
-    assert matching_key((bytes(digest), key_digest("sk-one")), b"sk-one") == key_digest("sk-one")
+    assert KeyRing([plain_key(bytes(digest))]).find(b"sk-one") is None

@@ -1,0 +1,134 @@
+"""`antiphon keys`: adds, lists and revokes the API keys of a file."""
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from antiphon.app.base.api_keys import ApiKey, ApiKeyError
+from antiphon.app.keys.file_edits import TomlValue, add_key, create_key, edit_file, remove_keys
+from antiphon.app.keys.key_file import LIMIT_NAMES, is_toml, read_key_file
+
+RELOAD_NOTE = "Servers that use the file notice it within seconds."
+_file_argument = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+
+
+@click.group()
+def keys() -> None:
+    """Add, list and revoke the API keys of a file, which `antiphon serve --api-key-file` reads."""
+
+
+@keys.command("add")
+@_file_argument
+@click.option("--owner", help="Name of the owner. Without one, the key is an owner of its own.")
+@click.option("--owner-digest", help="SHA-256 digest of an old key, whose stored responses the owner takes over.")
+@click.option("--model", "models", multiple=True, help="Model that the key may use; repeatable. Default: all.")
+@click.option("--role", type=click.Choice(("client", "operator")), help="Default: client.")
+@click.option("--expires", metavar="DATE", help="Such as 2027-01-31, or 2027-01-31T12:00:00Z.")
+@click.option("--store-gib", type=float, help="Size of what the owner may store, in GiB.")
+@click.option("--max-concurrent", type=int, help="Turns that may run or wait at the same time.")
+@click.option("--requests-per-minute", type=int)
+@click.option("--tokens-per-minute", type=int)
+@click.option("--tokens-per-day", type=int)
+@click.option("--tokens-per-month", type=int)
+def add(file: Path, **options: Any) -> None:
+    """Add a new key to FILE, which is created if it is missing. Prints the key: it is not shown again."""
+    fields: dict[str, TomlValue] = {
+        name: value for name in ("owner", "owner_digest", "role") if (value := options[name]) is not None
+    }
+    if options["models"]:
+        fields["models"] = options["models"]
+    fields |= {name: options[name] for name in (*LIMIT_NAMES, "store_gib") if options[name] is not None}
+    key = create_key()
+    with _report_errors(file), edit_file(file) as texts:
+        converts = bool(texts[0].strip()) and not is_toml(texts[0])
+        texts[0] = add_key(texts[0], file, key, fields)
+        if options["expires"] is not None:  # a date has no quotes in TOML
+            texts[0] = _add_expiry(texts[0], file, options["expires"])
+    if converts:
+        click.echo(f"{file}: the keys of its lines have tables with their digests now.", err=True)
+    click.echo(f"The key is shown only here. {RELOAD_NOTE}", err=True)
+    click.echo(key)
+
+
+@keys.command("list")
+@_file_argument
+def list_keys(file: Path) -> None:
+    """List the keys of FILE, without the keys themselves."""
+    from rich.console import Console  # noqa: PLC0415  the command line starts fast
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    with _report_errors(file):
+        found = read_key_file(file)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("id", "owner", "role", "models", "expires", "limits"):
+        table.add_column(column, overflow="fold")
+    for key in found:
+        table.add_row(*map(escape, _describe(key)))
+    Console(highlight=False).print(table)
+
+
+@keys.command("revoke")
+@_file_argument
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--owner", help="Revoke all keys of this owner.")
+def revoke(file: Path, ids: tuple[str, ...], owner: str | None) -> None:
+    """Remove keys from FILE, by the ids that `antiphon keys list` shows."""
+    if not ids and owner is None:
+        raise click.UsageError("name the ids of keys, or an owner with --owner")
+    with _report_errors(file), edit_file(file) as texts:
+        if not texts[0]:
+            raise click.ClickException(f"{file}: there is no such file")
+        texts[0], removed = remove_keys(
+            texts[0], file, lambda key: key.id in ids or (owner is not None and owner in (key.name, key.owner))
+        )
+        missing = set(ids) - {key.id for key in removed}
+        if missing or not removed:
+            raise click.ClickException(f"{file}: no key {' or '.join(sorted(missing)) or f'of {owner}'}")
+    click.echo(f"{len(removed)} revoked. {RELOAD_NOTE}")
+
+
+@contextlib.contextmanager
+def _report_errors(file: Path) -> Iterator[None]:
+    """Turns errors of the file into one line."""
+    try:
+        yield
+    except ApiKeyError as error:
+        raise click.ClickException(str(error)) from None
+    except UnicodeDecodeError:
+        raise click.ClickException(f"{file}: it is not UTF-8") from None
+    except OSError as error:
+        raise click.ClickException(f"{file}: {error.strerror or error}") from None
+
+
+def _add_expiry(text: str, file: Path, date: str) -> str:
+    """Returns the text with a date in its last table."""
+    from antiphon.app.keys.key_file import parse_key_file  # noqa: PLC0415
+
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)?)?", date):
+        raise click.BadParameter(
+            f"{date!r} is no date such as 2027-01-31, or 2027-01-31T12:00:00Z", param_hint="--expires"
+        )
+    edited = f"{text}expires = {date}\n"
+    parse_key_file(edited, file)
+    return edited
+
+
+def _describe(key: ApiKey) -> tuple[str, ...]:
+    expires = "" if key.expires is None else f"{datetime.fromtimestamp(key.expires, UTC):%Y-%m-%d %H:%M}"
+    if key.is_expired(time.time()):
+        expires += " (expired)"
+    limits = [f"{name}={value}" for name in LIMIT_NAMES if (value := getattr(key.limits, name)) is not None]
+    limits += [
+        f"owner {name}={value}" for name in LIMIT_NAMES if (value := getattr(key.owner_limits, name)) is not None
+    ]
+    if key.store_gib is not None:
+        limits.append(f"store_gib={key.store_gib:g}")
+    models = "all" if key.models is None else ", ".join(sorted(key.models))
+    return key.id, key.name or key.owner, key.role, models, expires, ", ".join(limits)

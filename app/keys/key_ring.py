@@ -1,0 +1,80 @@
+"""The API keys that clients may send now."""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+
+from antiphon.app.base.api_keys import NO_KEY, ApiKey, key_digest
+
+PAGE_KEY_BYTES = 32
+CONTROL_KEY = ApiKey(digest=b"", owner="", role="operator")
+"""Key of requests that the user who runs the server sends with `KeyRing.control_key`."""
+
+
+class KeyRing:
+    """Keys of the start, and keys of a file, which a reload replaces. Without any key at the start none is required."""
+
+    def __init__(self, fixed: Iterable[ApiKey] = (), from_file: Iterable[ApiKey] = ()) -> None:
+        self._fixed = tuple(fixed)
+        self._keys: dict[bytes, ApiKey] = {}
+        self._owners: dict[str, ApiKey] = {}
+        self.on_change: list[Callable[[], None]] = []
+        """Called after the keys have changed."""
+        self.replace(from_file)
+        self.is_required = bool(self._keys)
+        self.page_key = "" if self.is_required else secrets.token_urlsafe(PAGE_KEY_BYTES)
+        """Key of the page and of `/v1/inspect`, new with each start; empty if API keys are required."""
+
+        self.control_key = secrets.token_urlsafe(PAGE_KEY_BYTES)
+        """Key of `/v1/admin`, new with each start, which only the server's runtime file has."""
+
+    def is_control_key(self, sent: bytes) -> bool:
+        """Tells whether a client sent the key of the runtime file."""
+        return hmac.compare_digest(sent, self.control_key.encode())
+
+    def __iter__(self) -> Iterator[ApiKey]:
+        return iter(self._keys.values())
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def replace(self, from_file: Iterable[ApiKey]) -> tuple[ApiKey, ...]:
+        """Replaces the keys of the file. Returns the keys that no client may send any more.
+
+        A key of the file takes the place of the same key of the start, since it may have limits.
+        """
+        before = self._keys
+        self._keys = {key.digest: key for key in (*self._fixed, *from_file)}
+        self._owners = {}
+        for call in self.on_change:
+            call()
+        return tuple(key for digest, key in before.items() if digest not in self._keys)
+
+    def find(self, sent: bytes) -> ApiKey | None:
+        """Returns the key that a client sent; None if there is no such key.
+
+        Clients send a key with non-ASCII characters as UTF-8 or as Latin-1; both match. The look-up is by digest: the
+        time that it takes says nothing about a key, since no client can choose the digest of what it sends.
+        """
+        found = self._keys.get(hashlib.sha256(sent).digest())
+        return found or (None if sent.isascii() else self._keys.get(key_digest(sent.decode("latin-1"))))
+
+    def refresh(self, key: ApiKey) -> ApiKey | None:
+        """Returns the key as it is now; None if no client may send it any more."""
+        return self._keys.get(key.digest) if self.is_required else NO_KEY
+
+    def find_owner(self, owner: str) -> ApiKey:
+        """Returns a key for work that an owner has left to the server, such as a batch.
+
+        It may use all models that one of the owner's keys may use.
+        """
+        found = self._owners.get(owner)
+        if found is None:
+            keys = [key for key in self._keys.values() if key.owner == owner]
+            allowed = [key.models for key in keys]
+            models = None if not keys or None in allowed else frozenset[str]().union(*(each or () for each in allowed))
+            limits = keys[0].owner_limits if keys else NO_KEY.limits
+            name = keys[0].name if keys else ""
+            found = self._owners[owner] = ApiKey(digest=b"", owner=owner, name=name, models=models, owner_limits=limits)
+        return found
