@@ -18,6 +18,8 @@ async function chooseView() {
       return { name: "", view: html`<${(await import("./views/turn.js")).Turn} id=${route.id} />` };
     case "live":
       return { name: "Live", view: html`<${(await import("./views/live.js")).Live} />` };
+    case "compare":
+      return { name: "", view: html`<${(await import("./views/compare.js")).Compare} />` };
     default:
       return { name: "Start", view: html`<${Start} />` };
   }

@@ -12,7 +12,7 @@ export const ROOT_URL = ROOT.href.replace(/\/$/, "");
 /** The server knows these paths, too: it answers them with the document. */
 const TURN_ID = /^[A-Za-z0-9_.-]{1,200}$/;
 
-const VIEW_NAMES = new Set(["turns", "live"]);
+const VIEW_NAMES = new Set(["turns", "live", "compare"]);
 
 /** @typedef {{name: string, id: string}} Route `id`: that of a turn, else empty. */
 
@@ -30,5 +30,9 @@ export function turnAddress(id) {
 }
 
 export const START_ADDRESS = UI.href;
-export const TURNS_ADDRESS = new URL("turns", UI).href;
-export const LIVE_ADDRESS = new URL("live", UI).href;
+
+/** Returns the address of a view with fields of its query. @type {(name: string, fields?: Record<string, string>) => string} */
+export function viewAddress(name, fields = {}) {
+  const query = new URLSearchParams(fields).toString();
+  return new URL(name + (query === "" ? "" : `?${query}`), UI).href;
+}

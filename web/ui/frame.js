@@ -1,5 +1,5 @@
 // What surrounds every view: the name, the links, the state of the server, and the field for the key.
-import { LIVE_ADDRESS, START_ADDRESS, TURNS_ADDRESS } from "../lib/addresses.js";
+import { START_ADDRESS, viewAddress } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { changeKey, keyRefused } from "../lib/session.js";
@@ -15,8 +15,8 @@ export function Frame({ current, children }) {
       <${ServerState} />
       <nav aria-label="Views">
         <${NavLink} href=${START_ADDRESS} name="Start" current=${current} />
-        <${NavLink} href=${TURNS_ADDRESS} name="Turns" current=${current} />
-        <${NavLink} href=${LIVE_ADDRESS} name="Live" current=${current} />
+        <${NavLink} href=${viewAddress("turns")} name="Turns" current=${current} />
+        <${NavLink} href=${viewAddress("live")} name="Live" current=${current} />
       </nav>
     </header>
     <main id="content" tabindex="-1">${needsKey && html`<${KeyForm} />`}${children}</main>`;

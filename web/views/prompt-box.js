@@ -2,6 +2,7 @@
 import { isAbort, postForEvents } from "../lib/api.js";
 import { EventFold } from "../lib/fold.js";
 import { html } from "../lib/html.js";
+import { itemText, listItems } from "../lib/items.js";
 import { showHidden } from "../lib/visible.js";
 import { Announcer } from "../ui/announcer.js";
 import { Failure } from "../ui/frame.js";
@@ -86,19 +87,11 @@ async function readReply(body, signal, report) {
 
 /** @param {{response: Record<string, any>, running: boolean}} props */
 function Output({ response, running }) {
-  /** @type {Record<string, any>[]} */
-  const items = Array.isArray(response["output"]) ? response["output"] : [];
+  const items = listItems(response);
   return html`<section class="output" aria-labelledby="reply">
     <h2 id="reply">Reply <small>${running ? "…" : html`<${ShortText} value=${response["status"]} />`}</small></h2>
     ${items.map((item) => html`<div class="item"><h3><${ShortText} value=${item["type"]} /></h3><p><${Text} value=${itemText(item)} /></p></div>`)}
     ${response["error"] && html`<${Failure} failure=${{ message: String(response["error"]["message"]) }} />`}
     <${Announcer} text=${items.map(itemText).join("\n")} running=${running} />
   </section>`;
-}
-
-/** Returns the text of an item: that of its parts, or what a call says. @type {(item: Record<string, any>) => string} */
-function itemText(item) {
-  const parts = [...(item["content"] ?? []), ...(item["summary"] ?? [])];
-  if (parts.length > 0) return parts.map((part) => part["text"] ?? part["refusal"] ?? "").join("\n");
-  return [item["name"], item["arguments"] ?? item["input"]].filter((text) => typeof text === "string").join(" ");
 }

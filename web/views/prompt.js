@@ -41,7 +41,7 @@ function dropLastToken(runs) {
 }
 
 /** @type {(id: string, limit: number, signal: AbortSignal) => Promise<{runs: Json[], missing: string}>} */
-async function readRuns(id, limit, signal) {
+export async function readRuns(id, limit, signal) {
   /** @type {Json[]} */
   const runs = [];
   for await (const line of fetchLines(`v1/inspect/turns/${encodeURIComponent(id)}/prompt?limit=${limit}`, signal)) {

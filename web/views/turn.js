@@ -1,4 +1,5 @@
 // One turn: how it ended, its times, and its timeline.
+import { viewAddress } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { decodeRate, describeEnding, formatCount, formatSeconds, listPhases, readTurn } from "../lib/turns.js";
@@ -42,7 +43,11 @@ export function Turn({ id }) {
   const findings = Array.isArray(found?.data) ? found.data : [];
   return html`<h1><${ShortText} value=${id} /></h1>
     <${Failure} failure=${failure ?? log.failure} />
-    ${record !== null && html`<${TurnSummary} record=${record} findings=${findings.length} /><${ExportMenu} id=${id} />`}
+    ${
+      record !== null &&
+      html`<${TurnSummary} record=${record} findings=${findings.length} />
+      <p><a href=${viewAddress("compare", { a: id })}>Compare</a></p><${ExportMenu} id=${id} />`
+    }
     <${Parts} current=${part} />
     ${part === "prompt" && html`<${Prompt} id=${id} />`}
     ${part === "output" && html`<${Output} log=${log} />`}

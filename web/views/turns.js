@@ -1,5 +1,5 @@
 // The list of turns, newest first, with filters.
-import { turnAddress } from "../lib/addresses.js";
+import { turnAddress, viewAddress } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { describeEnding, formatCount, formatSeconds, listQuery, readTurn } from "../lib/turns.js";
@@ -43,6 +43,9 @@ function TurnList({ first, filters }) {
   const [more, setMore] = useState(/** @type {any[]} */ ([]));
   const [failure, setFailure] = useState(/** @type {{message: string} | null} */ (null));
   const body = useRef(/** @type {HTMLElement | null} */ (null));
+  const [marked, setMarked] = useState(/** @type {string[]} */ ([]));
+  const mark = (/** @type {string} */ id) =>
+    setMarked(marked.includes(id) ? marked.filter((each) => each !== id) : [...marked.slice(-1), id]);
   useEffect(() => setMore([]), [filters]);
   const pages = [first, ...more];
   const turns = pages.flatMap((page) => (Array.isArray(page?.data) ? page.data : [])).map(readTurn);
@@ -65,18 +68,28 @@ function TurnList({ first, filters }) {
   return html`<div class="wide">
       <table class="turns">
         <caption class="unseen">Turns, newest first</caption>
-        <thead><tr>${["time", "id", "api", "model", "ending", "in (cached)", "out", "time taken", "tools"].map(
-          (name) => html`<th scope="col">${name}</th>`,
-        )}</tr></thead>
-        <tbody ref=${body}>${turns.map((turn) => html`<${TurnRow} key=${turn.id} turn=${turn} />`)}</tbody>
+        <thead><tr>${[
+          "time",
+          "id",
+          "api",
+          "model",
+          "ending",
+          "in (cached)",
+          "out",
+          "time taken",
+          "tools",
+          "compare",
+        ].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+        <tbody ref=${body}>${turns.map((turn) => html`<${TurnRow} key=${turn.id} turn=${turn} marked=${marked.includes(turn.id)} onMark=${mark} />`)}</tbody>
       </table>
     </div>
+    ${marked.length === 2 && html`<p><a href=${viewAddress("compare", { a: marked[0] ?? "", b: marked[1] ?? "" })}>Compare the two marked turns</a></p>`}
     <${Failure} failure=${failure} />
     ${last?.["has_more"] === true && html`<button type="button" onClick=${loadMore}>More</button>`}`;
 }
 
-/** @param {{turn: Turn}} props */
-function TurnRow({ turn }) {
+/** @param {{turn: Turn, marked: boolean, onMark: (id: string) => void}} props */
+function TurnRow({ turn, marked, onMark }) {
   const ending = describeEnding(turn);
   const address = turnAddress(turn.id);
   return html`<tr>
@@ -89,11 +102,13 @@ function TurnRow({ turn }) {
     <td class="number">${formatCount(turn.output)}</td>
     <td class="number">${formatSeconds(turn.seconds)}</td>
     <td><${ShortText} value=${turn.tools.join(", ") || "–"} limit=${40} /></td>
+    <td>${address !== null && html`<input type="checkbox" aria-label=${`Compare ${turn.id}`} checked=${marked} onChange=${() => onMark(turn.id)} />`}</td>
   </tr>`;
 }
 
 /**
- * Moves through the rows with the arrow keys, and to the filters with `/`. Enter on the link of a row opens its turn.
+ * Moves through the rows with the arrow keys, and to the filters with `/`; `c` marks a row. Enter on the link of a row
+ * opens its turn.
  * @param {{current: HTMLElement | null}} body
  */
 function useShortcuts(body) {
@@ -107,6 +122,8 @@ function useShortcuts(body) {
         const current = links.indexOf(/** @type {HTMLAnchorElement} */ (document.activeElement));
         links[current < 0 ? 0 : Math.min(links.length - 1, Math.max(0, current + step))]?.focus();
         event.preventDefault();
+      } else if (event.key === "c" && shortcutsOn()) {
+        document.activeElement?.closest("tr")?.querySelector("input")?.click();
       } else if (event.key === "/" && shortcutsOn()) {
         /** @type {HTMLElement | null} */ (document.querySelector("form.filters select"))?.focus();
         event.preventDefault();
