@@ -35,6 +35,7 @@ CLIENT_TESTS = tests/clients tests/codex tests/web $(addprefix tests/kit/,pytest
 PROCESS_TESTS = tests/app/batches/test_batch_command.py tests/app/batches/test_batch_kills.py \
 	tests/app/observability/test_log_sink.py tests/app/store/test_blob_kills.py tests/app/store/test_durable_changes.py \
 	tests/app/store/test_failover_time.py tests/app/store/test_kill.py tests/app/store/test_postgres_outage.py \
+	tests/app/store/test_record_kills.py \
 	tests/app/store/test_tool_kills.py tests/app/test_engine_process.py tests/app/test_lost_workers_served.py \
 	tests/app/test_without_linux.py tests/app/test_worker_faults.py tests/test_packaging.py
 

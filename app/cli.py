@@ -29,6 +29,7 @@ from antiphon.app.serve_options import (
     ServeError,
     ServeOptions,
     StartOptions,
+    check_inspect_store,
     check_lora_updates,
     check_public_bind,
     check_store_url,
@@ -96,6 +97,7 @@ def serve(**flags: Any) -> None:
         store_url=store_url,
         **pick_fields(Settings, flags),
     )
+    check_inspect_store(settings)
     check_public_bind(settings, insecure=start.insecure)
     check_lora_updates(settings, insecure=start.insecure)
     try:

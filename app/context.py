@@ -119,6 +119,13 @@ def _create_reloader(settings: Settings, keys: KeyRing, turn_manager: TurnManage
     return Reloader(keys, settings.key_file, on_revoked, (*fixed, *grpc, "all other options"))
 
 
+def create_recorder(settings: Settings) -> TurnRecorder | None:
+    """Returns what records turns; None if nothing does."""
+    if settings.inspect_mode == "off":
+        return None
+    return TurnRecorder(settings.inspect_mib << 20, uses_store=settings.inspect_mode == "store")
+
+
 def create_context(
     settings: Settings,
     models: ModelRegistry,
@@ -148,7 +155,7 @@ def create_context(
         tool_host=create_tool_host(settings, store, sealer, new_id, metrics.on_tool_call),
         media=media,
         on_turn_end=metrics.on_turn_end,
-        recorder=TurnRecorder(settings.inspect_mib << 20) if settings.inspect_mode == "memory" else None,
+        recorder=create_recorder(settings),
     )
     return ServerContext(
         settings=settings,

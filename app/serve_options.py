@@ -192,6 +192,13 @@ def check_store_url(url: str, key_file: Path | None, *, is_in_file: bool) -> Non
         raise ServeError(f"store: secrets do not belong into this file; for the password of the database, {remedy}")
 
 
+def check_inspect_store(settings: Settings) -> None:
+    """Raises `ServeError` if turns are to be recorded in a store that ends with the server."""
+    if settings.inspect == "store" and settings.store_file is None and settings.store_url is None:
+        remedy = "name a file or a database with --store, or use --inspect memory"
+        raise ServeError(f"--inspect store cannot be used with --store memory: {remedy}")
+
+
 def check_public_bind(settings: Settings, *, insecure: bool) -> None:
     """Raises `ServeError` if other machines can reach the server and it requires no API key."""
     if settings.requires_key or insecure or is_loopback(settings.host):

@@ -1,4 +1,4 @@
-"""The data with which a response goes on in another process."""
+"""What a store keeps of a turn besides its events: to go on with it in another process, and to look at it."""
 
 from msgspec import Struct
 
@@ -10,3 +10,18 @@ class Continuation(Struct, frozen=True, kw_only=True):
     digest: str
     """Digest of the files of the model, which must be the same there."""
     data: bytes
+
+
+class RecordBlock(Struct, frozen=True):
+    """Content that records of one owner share, kept once: ids of a prompt, or a grammar."""
+
+    key: bytes
+    """16 bytes that stand for the owner and the content; for ids of a prompt, also for all ids before them."""
+    data: bytes
+
+
+class RecordRow(Struct, frozen=True):
+    """The record of a turn, as it is stored: see `app.inspection.record_rows`."""
+
+    data: bytes
+    blocks: tuple[RecordBlock, ...]

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from msgspec import Struct
 
 from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
-from antiphon.app.base.continuation import Continuation
+from antiphon.app.base.continuation import Continuation, RecordRow
 from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.events import sse
@@ -75,6 +75,8 @@ class EventLog:
         """True if a store also keeps the details, because a later reading of the log needs them."""
         self.stats: TurnStats | None = None
         """Figures of the turn, if it runs or ran in this process."""
+        self.pack_record: Callable[[], RecordRow | None] | None = None
+        """Returns the record that a store writes with the last step; any thread may call it. None: it writes none."""
         self.entries: list[LogEntry] = []
         self.ended = False
         self.size = 0

@@ -50,10 +50,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     enable_websocket: Annotated[bool, _server("Serve WebSockets on /v1/responses.", name="websocket")] = True
     enable_batches: Annotated[bool, _server("Run batches: /v1/batches.", name="batches")] = True
     inspect: Annotated[
-        Literal["off", "memory"] | None,
+        Literal["off", "memory", "store"] | None,
         _server(
-            "Place of the turns that the page and /v1/inspect show; default: memory if only this machine reaches the "
-            "server and no API key is required, else off."
+            'Place of the turns that the page and /v1/inspect show; store: those with "store": false stay in memory; '
+            "default: memory if only this machine reaches the server and no API key is required, else off."
         ),
     ] = None
     """See `inspect_mode`."""
@@ -262,7 +262,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return bool(self.fixed_keys or self.file_keys)
 
     @property
-    def inspect_mode(self) -> Literal["off", "memory"]:
+    def inspect_mode(self) -> Literal["off", "memory", "store"]:
         """The mode of recording: the one that was chosen, else the default for this address and these keys."""
         is_private = is_loopback(self.host) and not self.requires_key
         return self.inspect or ("memory" if is_private else "off")

@@ -4,17 +4,25 @@ A record of a running turn refers to its log. Once the turn has ended, the recor
 compressed block, and its prompts blocks of ids that turns of one conversation share.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import zstandard
 from msgspec import Struct, structs
 
+from antiphon.app.base.continuation import RecordBlock
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.base.turn_stats import TurnStats
-from antiphon.app.inspection.prompt_blocks import PromptBlock, join_blocks, split_prompt
+from antiphon.app.inspection.prompt_blocks import (
+    compress,
+    decompress,
+    join_blocks,
+    pack_grammar,
+    split_prompt,
+    unpack_grammar,
+)
 from antiphon.events import stream as ev
 
 MAX_REQUEST_BYTES = 1 << 20
@@ -23,7 +31,6 @@ MAX_GRAMMAR_CHARS = 1 << 20
 """Length of the grammar that a record keeps."""
 RECORD_BYTES = 2048
 """Memory of a record besides its packed parts (measured)."""
-_COMPRESSION_LEVEL = 1
 
 _encode = msgspec.msgpack.Encoder().encode
 _entries_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, TokenDetail | None]])
@@ -51,25 +58,42 @@ class RoundRecord(Struct, frozen=True, kw_only=True):
 
 
 class PackedRound(Struct, frozen=True, kw_only=True):
-    """A round whose prompt is in blocks. `round` has no ids."""
+    """A round whose prompt and grammar are in blocks. `round` has neither."""
 
     round: RoundRecord
-    blocks: tuple[PromptBlock, ...]
+    blocks: tuple[RecordBlock, ...]
+    """Ids of the prompt."""
+    grammar: RecordBlock | None = None
+
+    @property
+    def all_blocks(self) -> tuple[RecordBlock, ...]:
+        """The blocks of the prompt, then that of the grammar, if there is one."""
+        return self.blocks if self.grammar is None else (*self.blocks, self.grammar)
+
+    def replace_blocks(self, blocks: Sequence[RecordBlock]) -> "PackedRound":
+        """Returns the round with blocks that are equal to `all_blocks`, in the same order."""
+        count = len(self.blocks)
+        return structs.replace(self, blocks=tuple(blocks[:count]), grammar=blocks[count] if self.grammar else None)
+
+    def unpack(self) -> RoundRecord:
+        """Returns the round with its prompt and its grammar."""
+        grammar = "" if self.grammar is None else unpack_grammar(self.grammar.data)
+        return structs.replace(self.round, prompt=join_blocks([each.data for each in self.blocks]), grammar=grammar)
 
 
 class PackedTurn(Struct, frozen=True, kw_only=True):
     """The parts of a turn that has ended, compressed."""
 
     entries: bytes
+    """Empty if the log is elsewhere."""
     request: bytes
     rounds: tuple[PackedRound, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the parts, without the blocks of the prompts, which other turns may share."""
-        grammars = sum(len(each.round.grammar) for each in self.rounds)
-        num_blocks = sum(len(each.blocks) for each in self.rounds)
-        return RECORD_BYTES + len(self.entries) + len(self.request) + grammars + 100 * num_blocks
+        """Memory of the parts, without the blocks, which other turns may share."""
+        num_blocks = sum(len(each.all_blocks) for each in self.rounds)
+        return RECORD_BYTES + len(self.entries) + len(self.request) + 100 * num_blocks
 
 
 class TurnRecord:
@@ -85,17 +109,23 @@ class TurnRecord:
         stats: TurnStats,
         *,
         dialect: str,
-        request: bytes,
-        redact: Callable[[bytes], bytes],
-        list_rounds: Callable[[], list[RoundRecord]],
+        request: bytes = b"",
+        redact: Callable[[bytes], bytes] = lambda body: body,
+        list_rounds: Callable[[], list[RoundRecord]] = list,
     ) -> None:
         self.owner, self.id, self.stats = log.owner, log.id, stats
         self.background = log.base_response.background
         self.dialect = dialect
         """Name of the model's dialect."""
+        self.stored_log: EventLog | None = None
+        """The log, if the store writes this record with its last step."""
         self._log: EventLog | None = log
         self._request = request if len(request) <= MAX_REQUEST_BYTES else b""
         self._redact, self._list_rounds = redact, list_rounds
+        self._lock = threading.Lock()
+        self._packed_request: bytes | None = None
+        self._packed_prompts: list[tuple[Sequence[int], PackedRound]] = []
+        """Prompt of each round that is packed so far, and the round as it was then."""
         self.packed: PackedTurn | None = None
         """The parts of a turn that has ended; None until they are packed."""
 
@@ -104,23 +134,46 @@ class TurnRecord:
         """True until the turn has ended."""
         return self.stats.times.ended is None
 
+    def pack_parts(self) -> tuple[bytes, tuple[PackedRound, ...]]:
+        """Returns the request and the rounds so far, packed. What was packed before is used again.
+
+        It takes long: call it in a thread. Several threads may call it.
+        """
+        with self._lock:
+            if self._packed_request is None:
+                self._packed_request = compress(self._redact(self._request))
+            rounds = []
+            for number, each in enumerate(self._list_rounds()):
+                if number == len(self._packed_prompts):
+                    self._packed_prompts.append((each.prompt, _pack_round(self.owner, each)))
+                prompt, packed = self._packed_prompts[number]
+                if prompt is not each.prompt:  # that of a compaction takes the place of the one before
+                    packed = _pack_round(self.owner, each)
+                    self._packed_prompts[number] = each.prompt, packed
+                counts = {"cached_tokens": each.cached_tokens, "output_tokens": each.output_tokens}
+                rounds.append(structs.replace(packed, round=structs.replace(packed.round, **counts)))
+            return self._packed_request, tuple(rounds)
+
     def pack(self) -> PackedTurn:
         """Returns the parts of a turn that has ended. It takes long: call it in a thread."""
         log = self._log
         assert log is not None
-        rounds = tuple(
-            PackedRound(
-                round=structs.replace(each.compare_prompts(), prompt=()), blocks=split_prompt(log.owner, each.prompt)
-            )
-            for each in self._list_rounds()
-        )
+        request, rounds = self.pack_parts()
         entries = _encode([(entry.data, entry.detail) for entry in log.entries])
-        return PackedTurn(entries=_compress(entries), request=_compress(self._redact(self._request)), rounds=rounds)
+        return PackedTurn(entries=compress(entries), request=request, rounds=rounds)
 
     def finish_packing(self, packed: PackedTurn) -> None:
         """Replaces the log by its packed parts."""
         self.packed = packed
         self._log, self._request, self._list_rounds = None, b"", list
+        self._packed_request, self._packed_prompts = None, []
+
+    @classmethod
+    def from_packed(cls, log: EventLog, stats: TurnStats, dialect: str, packed: PackedTurn) -> "TurnRecord":
+        """Returns the record of a turn whose log is elsewhere."""
+        record = cls(log, stats, dialect=dialect)
+        record.packed = packed
+        return record
 
     def open_log(self) -> EventLog:
         """Returns the log: that of a running turn, or a new one with the entries that were kept."""
@@ -133,7 +186,7 @@ class TurnRecord:
         """Returns the body of the request without secrets; empty if it was too long."""
         if self.packed is None:
             return self._redact(self._request)
-        return zstandard.ZstdDecompressor().decompress(self.packed.request)
+        return decompress(self.packed.request)
 
     def count_tokens(self) -> tuple[int, int, int]:
         """Returns the numbers of input, cached and output tokens of a turn that runs, so far."""
@@ -145,10 +198,15 @@ class TurnRecord:
         """Returns the rounds with their prompts. It takes long: call it in a thread."""
         if self.packed is None:
             return [each.compare_prompts() for each in self._list_rounds()]
-        return [
-            structs.replace(each.round, prompt=join_blocks([block.ids for block in each.blocks]))
-            for each in self.packed.rounds
-        ]
+        return [each.unpack() for each in self.packed.rounds]
+
+
+def _pack_round(owner: str, each: RoundRecord) -> PackedRound:
+    return PackedRound(
+        round=structs.replace(each.compare_prompts(), prompt=(), grammar=""),
+        blocks=split_prompt(owner, each.prompt),
+        grammar=pack_grammar(owner, each.grammar) if each.grammar else None,
+    )
 
 
 def find_restored(rendered: Sequence[int], prompt: Sequence[int]) -> tuple[int, int]:
@@ -168,16 +226,10 @@ def find_restored(rendered: Sequence[int], prompt: Sequence[int]) -> tuple[int, 
     return (start, len(prompt) - end)
 
 
-def _compress(data: bytes) -> bytes:
-    """Returns the data compressed, in a copy: what zstandard returns keeps the memory that it might have needed."""
-    return bytes(memoryview(zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(data)))
-
-
 def unpack_log(owner: str, packed: bytes) -> EventLog:
     """Returns the log whose entries were packed, as one that has ended."""
     entries = [
-        LogEntry(ev.decode_event(data), data, detail)
-        for data, detail in _entries_decoder.decode(zstandard.ZstdDecompressor().decompress(packed))
+        LogEntry(ev.decode_event(data), data, detail) for data, detail in _entries_decoder.decode(decompress(packed))
     ]
     first = entries[0].event
     assert isinstance(first, ev.LifecycleEvent)

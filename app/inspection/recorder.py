@@ -1,4 +1,7 @@
-"""Records of turns in memory: a ring that is bounded by bytes, in which no owner has more than half."""
+"""Records of turns in memory: a ring that is bounded by bytes, in which no owner has more than half.
+
+With `uses_store`, the store writes the records of stored turns with their last steps, and the ring has all others.
+"""
 
 import asyncio
 from collections import OrderedDict, defaultdict
@@ -8,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 from msgspec import structs
 
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.inspection.prompt_blocks import SharedBlocks
 from antiphon.app.inspection.record import PackedTurn, TurnRecord
+from antiphon.app.inspection.record_rows import create_packer
 
 OWNER_SHARE = 2
 """One owner has at most this part of the ring: a half."""
@@ -24,8 +29,8 @@ class TurnRecorder:
     Use it on the event loop. A thread packs what has ended.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, *, uses_store: bool = False) -> None:
+        self.max_bytes, self._uses_store = max_bytes, uses_store
         self._records: OrderedDict[_Key, TurnRecord] = OrderedDict()
         self._packed: dict[_Key, None] = {}
         """Keys of the records that are packed, oldest first."""
@@ -34,6 +39,8 @@ class TurnRecorder:
         self._blocks = SharedBlocks()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="inspect")
         self._packing: set[asyncio.Future[PackedTurn]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Tasks that wait until the store has the records of turns that have ended."""
 
     @property
     def num_bytes(self) -> int:
@@ -42,12 +49,15 @@ class TurnRecorder:
 
     @property
     def num_packing(self) -> int:
-        """Number of records that are being packed."""
-        return len(self._packing)
+        """Number of records that are being packed, or written by the store."""
+        return len(self._packing) + len(self._leaving)
 
-    def begin(self, record: TurnRecord) -> None:
-        """Keeps the record of a turn that runs."""
+    def begin(self, record: TurnRecord, log: EventLog) -> None:
+        """Keeps the record of a turn that runs, and makes the store keep it if it keeps the turn."""
         self._records[record.owner, record.id] = record
+        if self._uses_store and log.base_response.store:
+            record.stored_log, log.pack_record, log.keeps_details = log, create_packer(record), True
+            self._executor.submit(record.pack_parts)  # most of the work is then done when the last step is written
 
     def finish(self, owner: str, turn_id: str) -> None:
         """Packs the record of a turn that has ended, if there is one; then drops the oldest ones over a limit."""
@@ -56,6 +66,11 @@ class TurnRecorder:
             return
         if record.stats.status == "refused":
             del self._records[owner, turn_id]
+            return
+        if (log := record.stored_log) is not None:
+            leaving = asyncio.create_task(self._leave_to_store(record, log), name=f"record-{turn_id}")
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
             return
         loop = asyncio.get_running_loop()
         packing = loop.run_in_executor(self._executor, record.pack)
@@ -76,13 +91,24 @@ class TurnRecorder:
 
     def forget(self, owner: str, turn_id: str) -> bool:
         """Drops a record. Returns whether there was one. A turn that runs goes on without it."""
+        record = self._records.get((owner, turn_id))
+        if record is not None and record.stored_log is not None:
+            record.stored_log.pack_record = None
         return self._drop((owner, turn_id))
 
     async def close(self) -> None:
-        """Waits for the thread that packs."""
+        """Waits for the thread that packs. The store still writes the records that it is to keep."""
+        for leaving in list(self._leaving):
+            leaving.cancel()
         if self._packing:
             await asyncio.wait(self._packing)
         self._executor.shutdown()
+
+    async def _leave_to_store(self, record: TurnRecord, log: EventLog) -> None:
+        """Drops a record once the store has it, or will never have it."""
+        await log.wait_kept()
+        if self._records.get((record.owner, record.id)) is record:
+            del self._records[record.owner, record.id]
 
     def _on_packed(self, record: TurnRecord, done: "asyncio.Future[PackedTurn]") -> None:
         self._packing.discard(done)
@@ -96,8 +122,8 @@ class TurnRecorder:
         packed, size = done.result(), 0
         rounds = []
         for each in packed.rounds:
-            blocks, added = self._blocks.share(each.blocks)
-            rounds.append(structs.replace(each, blocks=blocks))
+            blocks, added = self._blocks.share(each.all_blocks)
+            rounds.append(each.replace_blocks(blocks))
             size += added
         record.finish_packing(structs.replace(packed, rounds=tuple(rounds)))
         self._packed[key] = None
@@ -118,7 +144,7 @@ class TurnRecorder:
             return False
         if record.packed is None:
             return True
-        freed = record.packed.num_bytes + sum(self._blocks.release(each.blocks) for each in record.packed.rounds)
+        freed = record.packed.num_bytes + sum(self._blocks.release(each.all_blocks) for each in record.packed.rounds)
         del self._packed[key]
         self._owner_bytes[key[0]] -= freed
         self._num_bytes -= freed

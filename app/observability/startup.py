@@ -249,7 +249,10 @@ def _describe_recording(settings: Settings) -> str:
     """Returns what is kept of turns, and how to change that."""
     if settings.inspect_mode == "off":
         return "off; `--inspect memory` keeps turns for the page"
-    return f"turns in memory, up to {settings.inspect_mib} MiB; `--inspect off` keeps none"
+    memory = f"in memory, up to {settings.inspect_mib} MiB"
+    if settings.inspect_mode == "store":
+        return f"turns in the store, those with `store: false` {memory}; `--inspect off` keeps none"
+    return f"turns {memory}; `--inspect off` keeps none"
 
 
 def _curl_example(url: str, model: str, *, keyed: bool) -> str:

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterable
+from functools import partial
 
+import structlog
 from msgspec import Struct
 
 from antiphon.app.base.errors import clip_text, not_found
@@ -10,17 +12,30 @@ from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.context import AnyRequest, ServerContext, request_owner, server_context
 from antiphon.app.inspection.record import TurnRecord
+from antiphon.app.inspection.record_rows import UnreadableRecordError, unpack_record
 from antiphon.app.inspection.summaries import read_stats
+from antiphon.app.store.database import Database
+from antiphon.app.store.sql_connection import UnreadableRowError
 
 TURN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
+NOT_RECORDED = (
+    "This turn was not recorded: recording was off, the record was deleted or evicted, or another server went on with "
+    "the turn."
+)
+STILL_RUNNING = "This turn runs on another server, or without recording. Its record, if there is one, comes at its end."
+UNREADABLE = "The record of this turn is damaged."
+_log = structlog.get_logger(__name__)
+
+
 class InspectedTurn(Struct, frozen=True, kw_only=True):
-    """A turn of the owner. `record` is None if it was not recorded, or if its record was evicted."""
+    """A turn of the owner. `record` is None if there is none, for the reason `missing`."""
 
     log: EventLog
     stats: TurnStats
     record: TurnRecord | None
+    missing: str = ""
 
 
 async def find_turn(request: AnyRequest, turn_id: str) -> InspectedTurn:
@@ -35,8 +50,34 @@ async def find_turn(request: AnyRequest, turn_id: str) -> InspectedTurn:
         log = await context.store.read_log(owner, turn_id)
         if log is not None:
             stats = log.stats or await context.store.read(lambda database: database.summaries.find(owner, turn_id))
-            return InspectedTurn(log=log, stats=stats or read_stats(log.response), record=None)
+            return await context.store.read(partial(_load_turn, log, stats or read_stats(log.response)))
     raise not_found(f"There is no turn with the id '{clip_text(turn_id)}'.")
+
+
+def _load_turn(log: EventLog, stats: TurnStats, database: Database) -> InspectedTurn:
+    """Returns a turn with its record in the store, if there is one."""
+    record, missing = None, NOT_RECORDED if log.ended else STILL_RUNNING
+    try:
+        row = database.records.find(log.owner, log.id)
+        record = None if row is None else unpack_record(log, stats, row)
+    except (UnreadableRowError, UnreadableRecordError) as error:
+        _log.error("stored record is unreadable", response=log.id, error=str(error))
+        missing = UNREADABLE
+    return InspectedTurn(log=log, stats=stats, record=record, missing=missing)
+
+
+async def forget_turn(context: ServerContext, owner: str, turn_id: str) -> bool:
+    """Deletes the record of a turn, wherever it is. Returns whether there was one. The response stays."""
+    recorder = context.turn_manager.recorder
+    was_in_memory = recorder is not None and recorder.forget(owner, turn_id)
+
+    def delete(database: Database) -> bool:
+        if not database.records.list_data(owner, [turn_id]):
+            return False
+        database.records.delete(turn_id)
+        return True
+
+    return await context.store.change(delete) or was_in_memory
 
 
 def forget_records(context: ServerContext, owner: str, ids: Iterable[str]) -> None:

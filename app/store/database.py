@@ -27,6 +27,7 @@ from antiphon.app.store.blobs.evictions import StoreLimits, evict_responses
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.continuation_tables import ContinuationTables
+from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import (
     EVENT_COLUMNS,
     ITEM_COLUMNS,
@@ -47,6 +48,7 @@ from antiphon.events.response import Response
 _SIZE = """
     length(input_items)
     + coalesce((SELECT length(messages) FROM chat_completions WHERE chat_completions.id = responses.id), 0)
+    + coalesce((SELECT length(data) FROM turn_records WHERE turn_records.id = responses.id), 0)
     + (SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = responses.id)
 """
 """Bytes of a row of `responses` with all that is stored for it."""
@@ -71,8 +73,8 @@ class Database:
     commit_is_uncertain = False
     """Whether the last transaction was interrupted after its COMMIT was sent."""
 
-    def __init__(self, connection: SqlConnection, completions: CompletionTables) -> None:
-        self._connection, self.completions = connection, completions
+    def __init__(self, connection: SqlConnection, completions: CompletionTables, records: RecordTables) -> None:
+        self._connection, self.completions, self.records = connection, completions, records
         self.blobs = BlobTables(connection)
         self.conversations, self.turns = ConversationTables(connection, self.blobs), TurnTables(connection)
         self.continuations, self.summaries = ContinuationTables(connection), SummaryTables(connection)
@@ -89,6 +91,7 @@ class Database:
 
     def commit(self) -> None:
         """Commits the transaction, which makes it visible to other connections."""
+        self.records.write_blocks()
         self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
@@ -129,6 +132,9 @@ class Database:
             (step.owner, item_id, step.response_id) for step in steps for item_id in completed_item_ids(step.entries)
         )
         ended = [step for step in steps if is_terminal(step.entries)]
+        for step in ended:
+            if step.pack_record is not None and (record := step.pack_record()) is not None:
+                self.records.insert(step.owner, step.response_id, record)
         self._release_responses([step.response_id for step in ended])
         rows = [encode_summary(step.owner, step.stats or read_stats(last_response(step))) for step in ended]
         self._insert_rows("turn_summaries", SUMMARY_COLUMNS, rows, "ON CONFLICT (id) DO NOTHING")
@@ -179,11 +185,11 @@ class Database:
     def delete_response(self, response_id: str) -> int:
         """Deletes a response, and with it the whole chat completion that it is a choice of.
 
-        Returns the size of the blobs that no other response refers to.
+        Returns the size of the blobs, and of the blocks of prompts, that no other response refers to.
         """
-        blob_bytes = 0
+        freed_bytes = 0
         for each in self.completions.delete_with_choice(response_id):
-            blob_bytes += self.blobs.delete_references(each)
+            freed_bytes += self.blobs.delete_references(each) + self.records.delete(each)
             self.summaries.delete(each)
             for statement in (
                 "DELETE FROM items WHERE response = ?",
@@ -192,7 +198,7 @@ class Database:
                 "DELETE FROM responses WHERE id = ?",
             ):
                 self._connection.execute(statement, (each,))
-        return blob_bytes
+        return freed_bytes
 
     def start_batch(self, owner: str, batch: StoredBatch, writer: str) -> bool:
         """Inserts a batch. Returns False if its input file does not exist any more."""
@@ -244,7 +250,7 @@ class Database:
         Returns whether none is left to delete.
         """
         limits = StoreLimits(oldest=before, max_bytes=max_bytes, max_responses=self.max_responses)
-        other_bytes = self.blobs.count_bytes() + self.files.count_kept_bytes()
+        other_bytes = self.blobs.count_bytes() + self.records.count_bytes() + self.files.count_kept_bytes()
         return evict_responses(self._connection, limits, other_bytes, self.delete_response)
 
     # Reads

@@ -159,6 +159,7 @@ class TrackedLogs:
             if is_terminal(entries):
                 if log.stats is not None:
                     log.stats.times.durable = time.monotonic()
+                log.pack_record = None
                 self._persisted.discard(log.id)
                 self._repairing.discard(log.id)
                 tracked = self.live.pop((log.owner, log.id), None) or self._failed.pop((log.owner, log.id), None)

@@ -240,7 +240,10 @@ class StoreWriter:
         for op in ops:
             if op.completion is not None:
                 self._database.completions.insert_completion(op.log.owner, *op.completion, op.log.blobs)
-        steps = [NewStep(op.log.owner, op.log.id, op.entries, op.log.keeps_details, op.log.stats) for op in ops]
+        steps = [
+            NewStep(op.log.owner, op.log.id, op.entries, op.log.keeps_details, op.log.stats, op.log.pack_record)
+            for op in ops
+        ]
         lost_ids = self._database.append_steps(steps, self._name)
         for op in ops:
             if is_terminal(op.entries) and op.log.conversation_id and op.log.id not in lost_ids:

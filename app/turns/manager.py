@@ -257,7 +257,7 @@ class TurnManager:
         )
         turn.media = media
         if self.recorder is not None:
-            self.recorder.begin(create_record(turn.log, processor, job, origin, model.format.name))
+            self.recorder.begin(create_record(turn.log, processor, job, origin, model.format.name), turn.log)
         self._track_turn(model, turn, processor, slot)
         return turn
 
@@ -312,5 +312,6 @@ class TurnManager:
 
     async def _abort_turns(self, turns: Iterable[Turn]) -> None:
         for turn in turns:
+            turn.log.mark_given_up()  # the store never gets it
             turn.cancel_turn("client_left")
         await asyncio.gather(*(turn.task for turn in turns), return_exceptions=True)

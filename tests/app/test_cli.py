@@ -92,6 +92,12 @@ def test_store_option_sets_the_store_file(tmp_path: Path, monkeypatch: pytest.Mo
         assert resolve_store(url) == (None, url)
 
 
+def test_records_in_a_store_that_ends_with_the_server_are_refused(script: str) -> None:
+    command = ("--engine", "scripted", "--script", script, "--store", "memory", "--inspect", "store")
+    error = read_error_line(run_serve(*command))
+    assert "--store memory" in error and "--inspect memory" in error
+
+
 def test_store_that_cannot_be_opened_is_an_error(script: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     error = read_error_line(

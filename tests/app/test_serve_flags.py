@@ -161,7 +161,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "store_max_gib": (["--store-max-gib", "0.5"], {"settings.store_max_gib": 0.5}),
     "enable_websocket": (["--no-websocket"], {"settings.enable_websocket": False}),
     "enable_batches": (["--no-batches"], {"settings.enable_batches": False}),
-    "inspect": (["--inspect", "off"], {"settings.inspect": "off"}),
+    "inspect": (["--inspect", "store"], {"settings.inspect": "store"}),
     "inspect_mib": (["--inspect-mib", "8"], {"settings.inspect_mib": 8}),
     "enable_page": (["--no-ui"], {"settings.enable_page": False}),
     "unsupported_media": (["--unsupported-media", "refuse"], {"settings.unsupported_media": "refuse"}),

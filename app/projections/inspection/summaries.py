@@ -10,7 +10,6 @@ from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.inspection.record import MAX_REQUEST_BYTES, RoundRecord, TurnRecord
 
 Json = dict[str, Any]
-NOT_RECORDED = "This turn was not recorded: recording was off, or the record was evicted."
 TOO_LONG = f"The request has more than {MAX_REQUEST_BYTES} bytes."
 
 
@@ -53,9 +52,9 @@ def describe_record(record: TurnRecord) -> Json:
     }
 
 
-def describe_missing() -> Json:
+def describe_missing(reason: str) -> Json:
     """Returns the same fields of a turn without a record, with the reason."""
-    missing = {"missing": NOT_RECORDED}
+    missing = {"missing": reason}
     return {"dialect": missing, "request": missing, "rounds": missing}
 
 

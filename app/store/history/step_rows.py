@@ -1,10 +1,11 @@
 """Steps of responses as rows of the tables `responses`, `events` and `items`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
+from antiphon.app.base.continuation import RecordRow
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.events import stream as ev
@@ -34,6 +35,8 @@ class NewStep(Struct, frozen=True):
     keep_details: bool = False
     stats: TurnStats | None = None
     """Figures of the turn, for its summary; None: those that the response has."""
+    pack_record: Callable[[], RecordRow | None] | None = None
+    """Returns the record of the turn, for its last step."""
 
 
 def encode_response(log: EventLog, writer: str) -> tuple[str, str, int, bytes, bytes, str]:

@@ -31,6 +31,8 @@ SUMMARY_COLUMNS: Mapping[str, str] = {
 """Names of the columns, each with its type in PostgreSQL."""
 LATEST = (math.inf, "")
 """Place before the latest turn."""
+MAX_RUNNING = 1_000
+"""Turns in progress that a list has at most."""
 _APIS = frozenset(get_args(Api))
 _COLUMNS = ", ".join(name for name in SUMMARY_COLUMNS if name != "owner")
 _FILTERED = ("status", "model", "api", "cause", "previous")
@@ -51,6 +53,18 @@ def encode_summary(owner: str, stats: TurnStats) -> tuple[Any, ...]:
         *(stats.input_tokens, stats.cached_tokens, stats.output_tokens),
         msgspec.json.encode(offsets).decode(),
     )
+
+
+class _BegunResponse(msgspec.Struct, frozen=True):
+    """The part of a response that is known when its turn begins."""
+
+    created_at: float = 0.0
+    model: str = ""
+    status: str = "in_progress"
+    previous_response_id: str | None = None
+
+
+_base_decoder = msgspec.json.Decoder(_BegunResponse)
 
 
 class SummaryTables:
@@ -91,6 +105,11 @@ class SummaryTables:
         """  # noqa: S608
         return [_decode_summary(row) for row in self._connection.execute(query, (*values, limit))]
 
+    def list_running(self, owner: str) -> list[TurnStats]:
+        """Returns what is known of the owner's stored turns that have not ended, on all servers of the store."""
+        query = "SELECT id, base_response FROM responses WHERE owner = ? AND writer IS NOT NULL LIMIT ?"
+        return [_read_running(*row) for row in self._connection.execute(query, (owner, MAX_RUNNING))]
+
     def delete(self, turn_id: str) -> None:
         """Deletes the summary of a response that is deleted."""
         self._connection.execute("DELETE FROM turn_summaries WHERE id = ?", (turn_id,))
@@ -98,6 +117,23 @@ class SummaryTables:
 
 def _escape_pattern(text: str) -> str:
     return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
+
+
+def _read_running(turn_id: str, base_response: bytes) -> TurnStats:
+    """Returns the figures of a turn as it began. A damaged response is shown by its id."""
+    try:
+        base = _base_decoder.decode(base_response)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        base = _BegunResponse()
+    api: Api = "chat" if turn_id.startswith("chatcmpl_") else "responses"
+    return TurnStats(
+        response_id=turn_id,
+        model=base.model,
+        api=api,
+        started_at=base.created_at,
+        status=base.status,
+        previous_id=base.previous_response_id or "",
+    )
 
 
 def _decode_summary(row: Any) -> TurnStats:

@@ -19,6 +19,7 @@ from psycopg import sql
 from antiphon.app.base.event_log import is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.database import RELEASE_RESPONSES, Database, OwnedTable
+from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import Columns, NewStep
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection, is_outage
@@ -43,7 +44,7 @@ class PostgresReads(Database):
     """A connection that only reads."""
 
     def __init__(self, connection: SqlConnection) -> None:
-        super().__init__(connection, CompletionTables(connection, "strpos"))
+        super().__init__(connection, CompletionTables(connection, "strpos"), RecordTables(connection))
 
     def has_foreign_key(self, encryption_key: str, lease_s: float) -> bool:
         """Tells whether a live writer has another encryption key."""
@@ -75,11 +76,13 @@ class PostgresDatabase(PostgresReads):
         The database ends it if this process pauses for its lease, so that others can take over the rows that it locks.
         """
         self.commit_is_uncertain = False
+        self.records.forget_changes()
         limit = f"SET LOCAL idle_in_transaction_session_timeout = {int(self._lease_s * 1000)}"
         self._session.run_script(f"BEGIN ISOLATION LEVEL READ COMMITTED; {limit}")
 
     def commit(self) -> None:
         """Commits the transaction with its number and its notification."""
+        self.records.write_blocks()
         script = ["COMMIT"]
         if self._news:
             pairs = ",".join(f"{response_id}:{number}" for response_id, number in self._news.items())

@@ -6,13 +6,13 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MIGRATION_LOCK = 0x616E7469_70686F6E
 """Key of the advisory lock that a server holds while it migrates."""
 TABLES = (
     "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions",
     "chat_choices", "files", "file_pieces", "batches", "batch_lines", "used_approvals", "blobs",
-    "blob_pieces", "blob_references", "uploads", "continuations", "turn_summaries",
+    "blob_pieces", "blob_references", "uploads", "continuations", "turn_summaries", "turn_records", "prompt_blocks",
 )  # fmt: skip
 # Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
 SCHEMA = """
@@ -125,9 +125,20 @@ CREATE TABLE turn_summaries (
 CREATE INDEX summaries_by_time ON turn_summaries (owner, started, id);
 """
 """Causes, times and token counts of the turns of stored responses."""
+RECORD_SCHEMA = """
+CREATE TABLE turn_records (id TEXT PRIMARY KEY, owner TEXT NOT NULL, data BYTEA NOT NULL, blocks BYTEA NOT NULL);
+ALTER TABLE turn_records ALTER COLUMN data SET STORAGE EXTERNAL;
+CREATE TABLE prompt_blocks (
+    key BYTEA PRIMARY KEY, size INTEGER NOT NULL, data BYTEA NOT NULL, uses INTEGER NOT NULL
+);
+ALTER TABLE prompt_blocks ALTER COLUMN data SET STORAGE EXTERNAL;
+CREATE INDEX blocks_by_size ON prompt_blocks (size);
+ALTER TABLE writers ADD COLUMN stats TEXT NOT NULL DEFAULT '';
+"""
+"""Records of turns and the blocks of their prompts, which are compressed before, and the figures of each server."""
 MIGRATIONS: tuple[str, ...] = (
     *(SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA, CONTINUATION_SCHEMA),
-    SUMMARY_SCHEMA,
+    *(SUMMARY_SCHEMA, RECORD_SCHEMA),
 )
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 

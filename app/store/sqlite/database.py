@@ -12,6 +12,7 @@ from typing import Any
 
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.database import RELEASE_RESPONSES, Database
+from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import Columns
 from antiphon.app.store.sql_connection import SqlConnection, StoredRows
 from antiphon.app.store.sqlite.schema import open_memory
@@ -29,10 +30,11 @@ class SqliteDatabase(Database):
     """A connection to the store file."""
 
     def __init__(self, connection: SqlConnection) -> None:
-        super().__init__(connection, CompletionTables(connection, "instr"))
+        super().__init__(connection, CompletionTables(connection, "instr"), RecordTables(connection))
 
     def begin(self, *, sync: bool) -> None:
         """Begins a write transaction."""
+        self.records.forget_changes()
         self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
         self._connection.execute("BEGIN IMMEDIATE")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.app.store.base import StoreError
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 _VERSION_4 = """
 CREATE TABLE chat_completions (
     position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
@@ -93,6 +93,17 @@ CREATE TABLE turn_summaries (
 CREATE INDEX summaries_by_time ON turn_summaries (owner, started, id)
 """
 """Additions of version 9: why, when and with how many tokens the turn of each stored response ended."""
+_VERSION_10 = """
+CREATE TABLE turn_records (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, data BLOB NOT NULL, blocks BLOB NOT NULL
+);
+CREATE TABLE prompt_blocks (
+    key BLOB PRIMARY KEY, size INTEGER NOT NULL, data BLOB NOT NULL, uses INTEGER NOT NULL
+);
+CREATE INDEX blocks_by_size ON prompt_blocks (size);
+ALTER TABLE writers ADD COLUMN stats TEXT NOT NULL DEFAULT ''
+"""
+"""Additions of version 10: records of turns, blocks of their prompts, and the figures of each server."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
@@ -122,7 +133,8 @@ CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT RO
 {_VERSION_6};
 {_VERSION_7};
 {_VERSION_8};
-{_VERSION_9}"""
+{_VERSION_9};
+{_VERSION_10}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -139,6 +151,7 @@ MIGRATIONS: tuple[str, ...] = (
     _VERSION_7,
     _VERSION_8,
     _VERSION_9,
+    _VERSION_10,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 

@@ -58,7 +58,7 @@ def test_blocks_hold_the_ids(length: int) -> None:
     ids = array("I", range(1_000, 1_000 + length))
     blocks = split_prompt("owner", tuple(ids))
     assert len(blocks) == -(-length // BLOCK_IDS)
-    assert join_blocks([block.ids for block in blocks]) == ids
+    assert join_blocks([block.data for block in blocks]) == ids
 
 
 def test_prompts_share_the_blocks_that_they_begin_with() -> None:

@@ -1,6 +1,7 @@
 """Shared by the tests of stores: logs with four steps, a store that is closed at the end, and a server program."""
 
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -43,10 +44,10 @@ from tests.serving import scripted_registry
 OUTPUT = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40
 SCRIPT = [{"name": "long", "output": [OUTPUT], "tokens_per_chunk": 2}]
 
-async def main(path):
+async def main(path, inspect="off"):
     is_url = path.startswith("postgresql:")
     where = {"store_url": path} if is_url else {"store_file": Path(path)}
-    settings = Settings(port=0, shutdown_timeout=0.2, **where)
+    settings = Settings(port=0, shutdown_timeout=0.2, inspect=inspect, **where)
     with bind_socket(settings) as listener:
         store = open_store(settings)
         context = create_context(settings, scripted_registry(SCRIPT, delay=0.003), store=store)
@@ -56,7 +57,7 @@ async def main(path):
 
 uvloop.run(main(*sys.argv[1:]))
 """
-"""Program of a server process over a store, whose file or URL is its only argument. Prints its port."""
+"""Program of a server process over a store, whose file or URL is its first argument, and how it records the second. Prints its port."""
 SYNCHRONOUS_FULL = 2
 """Value of `PRAGMA synchronous` with which SQLite syncs the file at every commit."""
 SHORT_TIMINGS = StoreTimings(heartbeat_s=0.05, lease_s=30.0, sweep_interval_s=0.05)
@@ -219,3 +220,15 @@ def add_log(store: ResponseStore, name: str, count: int = 4, owner: str = "me", 
     if count == 4:
         log.end_log()
     return log
+
+
+def read_uses(place: StorePlace) -> dict[bytes, int]:
+    """Returns the number of uses of each block, and asserts that they are those of the records."""
+    counted: Counter[bytes] = Counter()
+    for (keys,) in place.read_rows("SELECT blocks FROM turn_records"):
+        counted.update(bytes(keys[start : start + 16]) for start in range(0, len(keys), 16))
+    rows = place.read_rows("SELECT key, uses, size, length(data) FROM prompt_blocks")
+    assert all(size == length for _, _, size, length in rows)
+    uses = {bytes(key): number for key, number, _, _ in rows}
+    assert uses == counted
+    return uses

@@ -36,10 +36,10 @@ ReceivedEvents = dict[str, list[str]]
 
 @asynccontextmanager
 async def run_server(
-    place: StorePlace, stop_signal: signal.Signals = signal.SIGKILL
+    place: StorePlace, stop_signal: signal.Signals = signal.SIGKILL, inspect: str = "off"
 ) -> AsyncIterator[tuple[str, Callable[[], None]]]:
     """Runs a server process with that store. Yields its URL and a function that kills it, or sends another signal."""
-    command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), place.name]
+    command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), place.name, inspect]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:

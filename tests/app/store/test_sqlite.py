@@ -78,6 +78,7 @@ CHANGES = {
     "version 5": ";".join((*MIGRATIONS[1:4], "PRAGMA user_version = 5")),
     "version 6": ";".join((*MIGRATIONS[1:5], "PRAGMA user_version = 6")),
     "version 8": ";".join((*MIGRATIONS[1:7], "PRAGMA user_version = 8")),
+    "version 9": ";".join((*MIGRATIONS[1:8], "PRAGMA user_version = 9")),
 }
 """Statements that make a file of version 2 one of another version."""
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from antiphon.app.inspection.record import TurnRecord
+from antiphon.app.replies.inspected_turns import NOT_RECORDED
 from antiphon.kit.snapshot.stream_text import format_stream
 from tests.app.inspection.inspector import Inspector
 from tests.kit.hostile_texts import find_terminal_controls
@@ -303,7 +304,7 @@ def test_turn_without_a_record_says_so(tmp_path: Path, monkeypatch: pytest.Monke
         write_key(server)
         turn_id = inspector.ask("Hi", store=True)
         lines = show(turn_id)
-        reason = "This turn was not recorded: recording was off, or the record was evicted."
+        reason = NOT_RECORDED
         assert lines[0].startswith("completed: stop_token") and lines[5] == reason
         assert {line[:11].strip() for line in lines[7:]} == {"-", ""}, "no time is known"
         assert "state and inputs: not recorded" in show(turn_id, "--at", "2")

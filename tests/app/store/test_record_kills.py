@@ -1,0 +1,42 @@
+"""`kill -9` of servers that record turns in their store: each record has its turn, and each block its users."""
+
+import asyncio
+import random
+
+import httpx
+
+from tests.app.store.store_helpers import StorePlace, read_uses
+from tests.app.store.test_kill import read_until_killed, replay, run_server
+from tests.counts import FULL_COUNTS
+from tests.progress import HANG_TIMEOUT_S
+
+NUM_KILLS = 40 if FULL_COUNTS else 2
+
+
+async def test_kill_leaves_no_orphan_blocks_and_no_record_without_its_turn(place: StorePlace) -> None:
+    dice, limits = random.Random(15), httpx.Limits(max_connections=None)
+    received: dict[str, list[str]] = {}
+    for _ in range(NUM_KILLS):
+        async with (
+            run_server(place, inspect="store") as (url, kill),
+            httpx.AsyncClient(timeout=HANG_TIMEOUT_S, limits=limits) as client,
+        ):
+            readers = [asyncio.create_task(read_until_killed(client, url, received)) for _ in range(4)]
+            asked = [
+                asyncio.create_task(
+                    client.post(f"{url}/responses", json={"model": "scripted", "input": f"hi {number}"})
+                )
+                for number in range(4)
+            ]
+            await asyncio.sleep(dice.uniform(0.2, 0.6))
+            kill()
+            await asyncio.gather(*readers)
+            await asyncio.gather(*asked, return_exceptions=True)
+        read_uses(place)
+        unknown = "SELECT id FROM turn_records WHERE id NOT IN (SELECT id FROM turn_summaries)"
+        running = "SELECT id FROM turn_records WHERE id IN (SELECT id FROM responses WHERE writer IS NOT NULL)"
+        assert place.read_rows(unknown) == [] and place.read_rows(running) == []
+    async with run_server(place, inspect="store") as (url, _), httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as client:
+        for response_id in received:
+            await replay(client, url, response_id)
+    read_uses(place)
