@@ -14,6 +14,7 @@ from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.inspection.recorder import TurnRecorder
+from antiphon.app.inspection.server_figures import FiguresReporter
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.reloader import Reloader
 from antiphon.app.media.budget import MediaLimits
@@ -157,6 +158,7 @@ def create_context(
         on_turn_end=metrics.on_turn_end,
         recorder=create_recorder(settings),
     )
+    store.report_figures(FiguresReporter(settings, models.served, lambda: turn_manager.num_running).report)
     return ServerContext(
         settings=settings,
         models=models,

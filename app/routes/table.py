@@ -21,6 +21,7 @@ from antiphon.app.routes.texts import embeddings, tokenize
 
 ROUTE_HANDLERS = (
     server.describe_inspection,
+    server.list_servers,
     server.retrieve_table,
     server.watch_live,
     server.list_findings,

@@ -231,13 +231,13 @@ class Database:
         """Deletes the records of approvals that were used before `before`."""
         self._connection.execute("DELETE FROM used_approvals WHERE used < ?", (int(before),))
 
-    def save_heartbeat(self, writer: str, now: float) -> None:
-        """Records that this writer is alive at `now`."""
+    def save_heartbeat(self, writer: str, now: float, figures: str) -> None:
+        """Records that this writer is alive at `now`, and the figures of its server."""
         statement = (
-            "INSERT INTO writers (name, heartbeat) VALUES (?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET heartbeat = excluded.heartbeat"
+            "INSERT INTO writers (name, heartbeat, stats) VALUES (?, ?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET heartbeat = excluded.heartbeat, stats = excluded.stats"
         )
-        self._connection.execute(statement, (writer, now))
+        self._connection.execute(statement, (writer, now, figures))
 
     def delete_writer(self, writer: str) -> None:
         """Deletes the heartbeat of a writer that exits."""
@@ -285,6 +285,11 @@ class Database:
             )
             for data, detail in self._connection.execute(query, (response_id, start))
         ]
+
+    def list_servers(self, now: float) -> list[tuple[str, float, str]]:
+        """Returns the name of each writer, the seconds since its latest heartbeat, and the figures of its server."""
+        rows = self._connection.execute("SELECT name, heartbeat, stats FROM writers").fetchall()
+        return [(name, now - heartbeat, figures) for name, heartbeat, figures in rows]
 
     def find_writer(self, response_id: str) -> str | None:
         """Returns the writer of a response; None if the response has ended or was deleted."""

@@ -174,6 +174,14 @@ class ResponseStore:
         """Size of the database in bytes, as its writer measured it a moment ago."""
         return self._writer.num_bytes
 
+    def report_figures(self, report: Callable[[], str]) -> None:
+        """Sets what returns the figures of this server. They are in the store from one of the next heartbeats on."""
+        self._logs.report_figures = report
+
+    def is_server_alive(self, name: str, age_s: float) -> bool:
+        """Tells whether a server is alive whose latest heartbeat is this old."""
+        return self._writer.is_alive(name, time.time() - age_s)
+
     def watch_commits(self, report: Callable[[float], None]) -> None:
         """Sets what receives the duration of each transaction of the writer, in its thread."""
         self._writer.report_commit = report

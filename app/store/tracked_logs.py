@@ -50,6 +50,10 @@ class TrackedLogs:
         self.num_deletions = 0
         self.cancel_turn: Callable[[str], None] = lambda _: None
         """Receives the id of each response here that another process cancels or takes over."""
+        self.report_figures: Callable[[], str] = lambda: ""
+        """Returns the figures of this server, for the next heartbeat."""
+        self.figures = ""
+        """The figures that were reported last. Any thread may read them."""
         self.on_claimed: Callable[[EventLog], None] = lambda _: None
         """Receives each log of a dead process that this one goes on with."""
         self._failed: dict[tuple[str, str], EventLog] = {}
@@ -131,6 +135,7 @@ class TrackedLogs:
                 self.cancel_turn(response_id)
             elif response_id in self._persisted and response_id not in cancel_requested:
                 self._release_log(log)
+        self.figures = self.report_figures()
         for key, log in list(self._failed.items()):
             if not log.ended or log.id in self._repairing:
                 continue

@@ -254,7 +254,7 @@ class StoreWriter:
     def _heartbeat(self) -> None:
         """Writes the heartbeat, cares for rows of dead processes and, every `sweep_interval_s`, for expired ones."""
         self._database.begin(sync=False)
-        self._database.save_heartbeat(self._name, time.time())
+        self._database.save_heartbeat(self._name, time.time(), self._logs.figures)
         self._database.commit()
         self.healthy = True
         self._logs.on_heartbeat(self._database.owned_responses(self._name))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
 
@@ -15,14 +16,18 @@ from litestar.response import Response, Stream
 from antiphon.app.context import AnyRequest, ServerContext, request_owner, server_context
 from antiphon.app.inspection.process_memory import read_resident_bytes
 from antiphon.app.inspection.record import TurnRecord
+from antiphon.app.inspection.server_figures import decode_figures
 from antiphon.app.projections.inspection.live import build_frame
 from antiphon.app.projections.inspection.steps import build_table
 from antiphon.app.replies.inspected_turns import find_turn
 from antiphon.app.routes.inspection.replies import HEADERS, json_page
+from antiphon.app.store.store import ResponseStore
 from antiphon.events import sse
 from antiphon.kit.checker.stream import check_events
 from antiphon.kit.findings import Finding
 
+MAX_SERVERS = 200
+"""Servers in a list."""
 FRAME_INTERVAL_S = 1.0
 """Time between two frames of the live view."""
 
@@ -40,7 +45,7 @@ async def describe_inspection(request: AnyRequest) -> Response[bytes]:
             "max_bytes": settings.inspect_mib << 20,
             "used_bytes": 0 if recorder is None else recorder.num_bytes,
             "api_key_required": settings.requires_key,
-            "links": {name: f"/v1/inspect/{name}" for name in ("turns", "table", "live")},
+            "links": {name: f"/v1/inspect/{name}" for name in ("turns", "table", "live", "servers")},
         }
     )
 
@@ -49,6 +54,32 @@ async def describe_inspection(request: AnyRequest) -> Response[bytes]:
 async def retrieve_table() -> Response[bytes]:
     """Returns the states, inputs and cells of the state machine."""
     return json_page(build_table())
+
+
+@get("/v1/inspect/servers")
+async def list_servers(request: AnyRequest) -> Response[bytes]:
+    """Lists the servers of the store with the figures of their latest heartbeats: this one, the others alive, the dead.
+
+    A server that was killed is listed until its row is deleted.
+    """
+    store = server_context(request).store
+    await store.prepare_read(request_owner(request))
+    rows = await store.read(lambda database: database.list_servers(time.time()))
+    servers = [_describe_server(store, *row) for row in rows]
+    servers.sort(key=lambda each: (not each["here"], not each["alive"], each["heartbeat_seconds"]))
+    return json_page({"object": "list", "data": servers[:MAX_SERVERS], "has_more": len(servers) > MAX_SERVERS})
+
+
+def _describe_server(store: ResponseStore, name: str, age_s: float, data: str) -> dict[str, Any]:
+    figures = decode_figures(data)
+    return {
+        "object": "inspect.server",
+        "id": blake2b(name.encode(), digest_size=8).hexdigest(),
+        "here": name == store.name,
+        "alive": store.is_server_alive(name, age_s),
+        "heartbeat_seconds": round(age_s, 3),
+        "figures": None if figures is None else msgspec.to_builtins(figures),
+    }
 
 
 @get("/v1/inspect/turns/{turn_id:str}/findings")

@@ -54,6 +54,10 @@ class PostgresReads(Database):
         """  # noqa: S608
         return self._connection.execute(query, (lease_s, encryption_key)).fetchone() is not None
 
+    def list_servers(self, now: float) -> list[tuple[str, float, str]]:  # noqa: ARG002  # the database has a clock
+        """Returns the name of each writer, the seconds since its latest heartbeat, and the figures of its server."""
+        return self._connection.execute(f"SELECT name, {_NOW} - heartbeat, stats FROM writers").fetchall()  # noqa: S608
+
 
 class PostgresDatabase(PostgresReads):
     """The connection of a writer. `lease_s` is the time for which other writers are spared after an outage."""
@@ -65,6 +69,8 @@ class PostgresDatabase(PostgresReads):
         super().__init__(self._session)
         self._name, self._encryption_key, self._lease_s = name, encryption_key, lease_s
         self._spared_until = 0.0
+        self._figures: str | None = None
+        """Figures of the server that the next commit saves; None if they have not changed."""
         self.wanted: set[str] = set()
         """Ids of responses that other servers read. Another thread adds to it."""
         self._news: dict[str, int] = {}
@@ -92,7 +98,7 @@ class PostgresDatabase(PostgresReads):
             script.insert(0, self._save_writer(self.commit_number + 1))
         self.commit_is_uncertain = True
         self._session.run_script("; ".join(script))
-        self.commit_is_uncertain = False
+        self.commit_is_uncertain, self._figures = False, None
         self.commit_number += 1
         self._news.clear()
 
@@ -124,11 +130,14 @@ class PostgresDatabase(PostgresReads):
 
     def _save_writer(self, number: int) -> str:
         """Returns a statement that saves the heartbeat of this writer and the number of its transaction."""
-        name, key = self._quote(self._name), self._quote(self._encryption_key)
-        return (
-            f"INSERT INTO writers (name, heartbeat, commits, encryption_key) VALUES ({name}, {_NOW}, {number}, {key}) "  # noqa: S608
-            "ON CONFLICT (name) DO UPDATE SET heartbeat = excluded.heartbeat, commits = excluded.commits"
-        )
+        name, key, figures = map(self._quote, (self._name, self._encryption_key, self._figures or ""))
+        changed = "heartbeat = excluded.heartbeat, commits = excluded.commits"
+        if self._figures is not None:
+            changed += ", stats = excluded.stats"
+        return f"""
+            INSERT INTO writers (name, heartbeat, commits, encryption_key, stats)
+            VALUES ({name}, {_NOW}, {number}, {key}, {figures}) ON CONFLICT (name) DO UPDATE SET {changed}
+        """  # noqa: S608
 
     # Writes, to be called between `begin` and `commit`
 
@@ -174,8 +183,9 @@ class PostgresDatabase(PostgresReads):
         """  # noqa: S608
         return self._connection.execute(statement, (new, row_id, old)).rowcount == 1
 
-    def save_heartbeat(self, writer: str, now: float) -> None:
-        """Does nothing: every commit records that this writer is alive, by the clock of the database."""
+    def save_heartbeat(self, writer: str, now: float, figures: str) -> None:  # noqa: ARG002  # the database has a clock
+        """Makes the commit save the figures. Every commit records that this writer is alive."""
+        self._figures = figures
 
     def delete_writer(self, writer: str) -> None:
         """Deletes the heartbeat of a writer that exits. Its next commit does not save it again."""
