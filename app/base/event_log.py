@@ -130,6 +130,11 @@ class EventLog:
             self.size += len(entry.data)
             self.entries.append(entry)
 
+    def append_stored(self, entries: Sequence[LogEntry]) -> None:
+        """Appends encoded entries that another process has stored, and wakes the readers once."""
+        self.add_stored(entries)
+        self._wake_readers()
+
     def withhold(self, count: int) -> None:
         """Limits readers to the first `count` entries until `publish` is called."""
         self._published_limit = count

@@ -109,15 +109,13 @@ class TrackedLogs:
     def on_remote_entries(self, log: EventLog, entries: Sequence[LogEntry], *, has_writer: bool) -> None:
         """Receives the next events of a remote log. It has ended, or was deleted, if it has no writer."""
         if entries:
-            log.add_stored(entries)
-            log.publish()
+            log.append_stored(entries)
         if has_writer:
             return
         if not is_terminal(log.entries):
             events = [entry.event for entry in log.entries]
             missing = failure_events(events, code="server_error", message=DELETED_MESSAGE)
-            log.add_stored([LogEntry.from_event(event) for event in missing])
-            log.publish()
+            log.append_stored([LogEntry.from_event(event) for event in missing])
         log.end_log()
         if self.remote.pop((log.owner, log.id), None) is not None:
             self.recent.add(log)
