@@ -40,7 +40,7 @@ STRUCTS: dict[type[Struct], str] = {
 """Structs whose annotated fields are options, and what precedes the fields' names in those of the parameters."""
 GROUPS = (
     *("Model", "Server", "Keys and TLS", "Replies", "Images and files", "Engine"),
-    *("Memory", "Storage", "Remote engines", "Adapters", "Tools", "Logging"),
+    *("Memory", "Storage", "Remote engines", "Adapters", "Tools", "Logging", "Traces"),
 )
 """Headings of `--help`, in order."""
 CONFIG_KEYS = "antiphon.config_keys"

@@ -10,6 +10,7 @@ from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.encryption import open_sealer
 from antiphon.app.base.settings import Settings
+from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
@@ -25,6 +26,7 @@ from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import PDF_PACKAGES, can_prepare_images, find_missing_packages
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics.collector import MetricsCollector
+from antiphon.app.observability.tracing.tracer import Tracer, open_tracer
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity
@@ -57,6 +59,8 @@ class ServerContext(Struct, kw_only=True):
     reloader: Reloader
     batches: BatchRunner | None
     """None if the server runs no batches."""
+    tracer: Tracer | None
+    """None if nothing is traced."""
     grpc_ports: tuple[int, ...] = ()
     """Ports of gRPC, once it is served: one for each model that generates text."""
 
@@ -67,6 +71,10 @@ class ServerContext(Struct, kw_only=True):
 
     shutting_down: bool = False
     """True once shutdown has begun: the server accepts no new work."""
+
+    def begin_frame_trace(self, handshake: RequestTrace) -> RequestTrace | None:
+        """Returns the span of a request on a connection, which belongs to the span that the handshake named."""
+        return None if self.tracer is None else self.tracer.begin_span(handshake.parent)
 
 
 def server_context(request: AnyRequest) -> ServerContext:
@@ -134,7 +142,10 @@ def create_context(
     *,
     store: ResponseStore,
 ) -> ServerContext:
-    """Creates a server context. Raises `KeyFileError`, `ToolOptionError` and `MediaOptionError`."""
+    """Creates a server context.
+
+    Raises `KeyFileError`, `ToolOptionError`, `MediaOptionError` and `TraceOptionError`.
+    """
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models, store, settings.store_file)
     capacity = TurnCapacity(model.engine for model in models.served)
@@ -147,6 +158,7 @@ def create_context(
         for model in models.served:
             model.engine.attach_media(media.source)
     keys = KeyRing(settings.fixed_keys, settings.file_keys)
+    tracer = open_tracer(settings, metrics.on_spans_dropped)
     turn_manager = TurnManager(
         store,
         capacity,
@@ -157,6 +169,7 @@ def create_context(
         media=media,
         on_turn_end=metrics.on_turn_end,
         recorder=create_recorder(settings),
+        tracer=tracer,
     )
     store.report_figures(FiguresReporter(settings, models.served, lambda: turn_manager.num_running).report)
     return ServerContext(
@@ -171,4 +184,5 @@ def create_context(
         keys=keys,
         reloader=_create_reloader(settings, keys, turn_manager),
         batches=BatchRunner(store, models, keys=keys) if settings.enable_batches else None,
+        tracer=tracer,
     )

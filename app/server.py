@@ -72,9 +72,15 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
 
     if context.batches is not None:
         context.batches.connect(app)
+    tracer = context.tracer
 
     def on_done(record: AccessRecord) -> None:
         context.metrics.count_request(record)
+        on_turn_done(record)
+
+    def on_turn_done(record: AccessRecord) -> None:
+        if tracer is not None:
+            tracer.end_request(record)
         on_request_done(record)
 
     def check_capacity(path: str) -> None:
@@ -82,16 +88,19 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
             context.capacity.check_any()
 
     break_replies = FaultyReplies if connect_script_faults(context.models) else lambda routes: routes
-    return RequestGuard(
+    guard = RequestGuard(
         break_replies(app),
         context.settings,
         on_done,
         check_capacity=check_capacity,
-        websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S, on_request_done)),
+        websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S, on_turn_done)),
         body_memory=context.body_memory,
         page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
         keys=context.keys,
     )
+    if tracer is not None:
+        guard.begin_trace = tracer.begin_request
+    return guard
 
 
 class AntiphonServer(uvicorn.Server):
@@ -204,6 +213,8 @@ class AntiphonServer(uvicorn.Server):
         await super().shutdown(sockets)
         if grpc_end is not None and not self.force_exit:
             await grpc_end
+        if self._context.tracer is not None:
+            await asyncio.to_thread(self._context.tracer.close)
         await _close_engines(models)
 
 

@@ -87,6 +87,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Pictures in the prompt, in the order of their offsets."""
     texts: tuple[str, ...] = ()
     """Texts around the pictures if `image_form` is `"text"`. `tokens` are theirs, and spans of pictures are empty."""
+    trace_headers: tuple[tuple[str, str], ...] = ()
+    """Headers of requests to other servers that run the job: its place in a trace."""
     encoder_inputs: tuple[EncoderInput, ...] = ()
     """Inputs of a job for an encoder, which generates no tokens and ignores all fields above except `id`."""
     vector_options: VectorOptions = VectorOptions()
@@ -129,6 +131,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prompt tokens read from the cache. Set on the first or the last chunk; the larger number counts."""
     prompt_tokens: int = 0
     """Length of a prompt into which the engine has put tokens of pictures; 0 for others."""
+    replica: str = ""
+    """Server that runs the job, on the first chunk; empty for an engine of this machine."""
+    attempt: int = 0
+    """Number of the try on that server, from 1, on the same chunk."""
     fault: Fault | None = None
     """Error that ended the job; set exactly if `finish` is `"error"`."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()

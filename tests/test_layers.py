@@ -80,6 +80,7 @@ EXTERNAL_IMPORTS = {
 
 ROOM_IMPORTS = {
     "app/media": {"httpx"},
+    "app/observability/tracing": {"opentelemetry"},
     "app/sandbox/media": {"PIL", "numpy", "pypdfium2", "transformers"},
     "app/tools/mcp": {"mcp", "httpx2", "anyio", "pydantic"},
 }

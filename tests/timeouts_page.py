@@ -32,7 +32,7 @@ SECTIONS = {
 """Headings, and the paths of their modules. The first that fits counts."""
 
 TIME_NAME = re.compile(r"(?i).*(?<!buckets)(_s|_seconds|_timeout|_delay)")
-NO_TIMES = {"DAY_SECONDS", "TICKS_PER_STEP_TIMEOUT", "cpu_s"}
+NO_TIMES = {"DAY_SECONDS", "TICKS_PER_STEP_TIMEOUT", "cpu_s", "longest_gap_s"}
 """Names of units, counts and measurements."""
 STRUCTS_OF_OPTIONS = ("Settings", "ServeOptions", "RemoteServeOptions")
 

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.base.turn_stats import TurnStats
 
 
@@ -17,3 +18,10 @@ class AccessRecord(Struct, frozen=True):
     """Code of the error in the response. Its message is not logged: it may quote the request."""
     turns: tuple[TurnStats, ...] = ()
     """Turns that the request has started. One that the client has left ends a moment after the request."""
+    trace: RequestTrace | None = None
+    """The span of the request; None if nothing is traced."""
+    route: str = ""
+    """Template of the path, such as "/v1/responses/{response_id}"; empty for a path that is none of this server's."""
+    scheme: str = "http"
+    rpc_method: str = ""
+    """Full name of the method of a gRPC call."""

@@ -1,9 +1,10 @@
 """Settings that the operator chooses at start. In this package, only the command line reads the environment.
 
-Three modules outside it read some: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
+Some modules outside it read others: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
 vocabulary is loaded if that folder does not contain it; `engine/kernels/compiler.py` reads `XDG_CACHE_HOME` (where
 compiled kernels are stored) and `CC`. `app/tools/hosted_options.py` reads the variables that
-`--tool-server-key` names. The engine's worker process inherits the environment without its secrets.
+`--tool-server-key` names, and `app/observability/tracing/options.py` the standard ones of OpenTelemetry. The engine's
+worker process inherits the environment without its secrets.
 """
 
 from functools import partial
@@ -24,7 +25,7 @@ _server, _keys = partial(Option, "Server"), partial(Option, "Keys and TLS")
 _replies, _storage = partial(Option, "Replies"), partial(Option, "Storage")
 
 
-_tools = partial(Option, "Tools")
+_tools, _traces = partial(Option, "Tools"), partial(Option, "Traces")
 _images = partial(Option, "Images and files")
 
 
@@ -59,6 +60,20 @@ class Settings(Struct, frozen=True, kw_only=True):
     """See `inspect_mode`."""
     inspect_mib: Annotated[int, _server("Memory for the records of turns, in MiB.", minimum=1)] = 64
     enable_page: Annotated[bool, _server("Serve the web page on /ui/.", name="ui")] = True
+    otlp_endpoint: Annotated[
+        str | None,
+        _traces(
+            "Collector to which traces are sent by OTLP over HTTP, such as http://127.0.0.1:4318. Default: as "
+            "OTEL_EXPORTER_OTLP_ENDPOINT says, else no traces."
+        ),
+    ] = None
+    otlp_content: Annotated[
+        Literal["off", "span", "event"],
+        _traces("Prompts and outputs in traces: none, as attributes of spans, or as an event of a span."),
+    ] = "off"
+    otlp_content_of: Annotated[
+        str | None, _traces("Owner whose prompts and outputs --otlp-content sends. Default: the only one.")
+    ] = None
     shutdown_timeout: Annotated[float, _server("Seconds to let running responses finish on shutdown.", minimum=0)] = 5.0
     """Time from the first SIGTERM until streams that are still open are ended."""
     continue_within: Annotated[

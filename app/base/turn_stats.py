@@ -6,6 +6,8 @@ from msgspec import Struct, field
 
 from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.endings import Ending
+from antiphon.app.base.tracing.context import RequestTrace
+from antiphon.app.base.tracing.turn_trace import TurnTrace
 from antiphon.events.response import Response
 
 Api = Literal["responses", "chat", "completions", "messages", "compact"]
@@ -31,6 +33,8 @@ class TurnOrigin(Struct, frozen=True, kw_only=True):
     """The body, decompressed."""
     key: ApiKey = NO_KEY
     """API key of the request."""
+    trace: RequestTrace | None = None
+    """Its span; None if nothing is traced."""
 
 
 NO_ORIGIN = TurnOrigin()
@@ -81,6 +85,13 @@ class JobTimes(Struct, kw_only=True):
     longest_gap_s: float = 0.0
     """Longest time between two outputs of the engine."""
     ended: float | None = None
+    num_steps: int = 0
+    """Number of outputs of the engine."""
+    cached_tokens: int = 0
+    replica: str = ""
+    """Server that has admitted the job, if engines on other servers do."""
+    attempt: int = 0
+    """Number of that try, from 1."""
 
     @property
     def queue_s(self) -> float:
@@ -114,6 +125,8 @@ class TurnStats(Struct, kw_only=True):
     times: TurnTimes = field(default_factory=TurnTimes)
     jobs: list[JobTimes] = []
     """The jobs of the turn: that of a summary, then one for each round."""
+    trace: TurnTrace | None = None
+    """None if nothing is traced."""
     started_at: float = 0.0
     """Time at which the turn began, in seconds since 1970."""
     status: str = "in_progress"
@@ -134,9 +147,11 @@ class TurnStats(Struct, kw_only=True):
         self.jobs.append(JobTimes(submitted=now))
         return self.jobs[-1]
 
-    def admit_job(self, now: float) -> None:
+    def admit_job(self, now: float, replica: str = "", attempt: int = 0) -> None:
         """Records that the engine works on the latest job."""
-        self.times.admitted, self.jobs[-1].admitted = self.times.admitted or now, now
+        job = self.jobs[-1]
+        self.times.admitted, job.admitted = self.times.admitted or now, now
+        job.replica, job.attempt = replica, attempt
 
     def add_tokens(self, now: float) -> None:
         """Records that the engine has sent tokens of the latest job."""
@@ -146,6 +161,7 @@ class TurnStats(Struct, kw_only=True):
         elif now - job.last_token > job.longest_gap_s:
             job.longest_gap_s = now - job.last_token
         job.last_token = now
+        job.num_steps += 1
 
 
 def create_stats(base: Response, origin: TurnOrigin, times: TurnTimes, started_at: float) -> TurnStats:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +21,7 @@ from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.errors import ApiError, internal_error, not_found, report_engine_errors
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext
 from antiphon.app.grpc.descriptors import COMMON_PACKAGE, ENGINE_PACKAGE, ENGINE_SERVICE, message_class
@@ -48,6 +50,8 @@ SERVER_TYPE = "vllm-grpc"
 """Name of this interface, by which routers recognize it."""
 OPEN_METHODS = ("HealthCheck",)
 """Methods that need no key, like `/health` over HTTP."""
+_call_trace: ContextVar[RequestTrace | None] = ContextVar("call_trace", default=None)
+"""Span of the call that a task handles; None if nothing is traced."""
 _log = structlog.get_logger(__name__)
 
 
@@ -96,6 +100,9 @@ class EngineService:
         async def handle(data: bytes, context: grpc.aio.ServicerContext) -> Any:
             headers = {key: str(value) for key, value in context.invocation_metadata() or ()}
             request_id, started = choose_request_id(headers), time.monotonic()
+            tracer = self._context.tracer
+            trace = tracer.begin_request(headers) if tracer is not None and name == "Generate" else None
+            _call_trace.set(trace)
             failure: ApiError | None = CLIENT_GONE  # unless one of the lines below is reached
             try:
                 api_key = NO_KEY if name in OPEN_METHODS else self._authorize(headers)
@@ -110,7 +117,7 @@ class EngineService:
                 failure = internal_error()
             finally:
                 if name == "Generate":
-                    self._record_call(name, failure, time.monotonic() - started, request_id)
+                    self._record_call(name, failure, time.monotonic() - started, request_id, trace)
             if failure is not None:
                 await abort_call(context, failure)
                 return None
@@ -125,11 +132,16 @@ class EngineService:
             self._context.models.restrict(api_key.models).find_model(self._model.names[0])
         return api_key
 
-    def _record_call(self, name: str, failure: ApiError | None, seconds: float, request_id: str) -> None:
+    def _record_call(
+        self, name: str, failure: ApiError | None, seconds: float, request_id: str, trace: RequestTrace | None
+    ) -> None:
         """Adds a line to the access log. gRPC calls are POST requests of HTTP/2 to this path."""
         status, code = (200, "") if failure is None else (failure.status, failure.code or "")
         path = f"/{ENGINE_SERVICE}/{name}"
-        self._guard.on_request_done(AccessRecord("POST", path, status, seconds, request_id, code))
+        rpc_method = f"{ENGINE_SERVICE}/{name}"
+        self._guard.on_request_done(
+            AccessRecord("POST", path, status, seconds, request_id, code, trace=trace, rpc_method=rpc_method)
+        )
 
     async def _get_info(self) -> EngineInfo:
         """Returns the model's properties; loads a model for it that has never been loaded. Raises `ApiError`."""
@@ -164,7 +176,7 @@ class EngineService:
     ) -> None:
         """Starts the turns. Leaves `call.logs` empty if the call is aborted meanwhile."""
         specs = [msgspec.structs.replace(spec, time_limit=deadline) for spec in parsed.specs]
-        origin = TurnOrigin(api="completions", arrived=time.monotonic(), key=api_key)
+        origin = TurnOrigin(api="completions", arrived=time.monotonic(), key=api_key, trace=_call_trace.get())
         starting = self._context.turn_manager.start_prompts(parsed.model, specs, api_key.owner, origin=origin)
         call.starting = asyncio.create_task(starting)
         try:

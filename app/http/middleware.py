@@ -8,7 +8,7 @@ routes except the WebSocket's, those that need no key, and the page's, which are
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import structlog
@@ -17,6 +17,7 @@ from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, internal_error, shape_error
 from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
+from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.cors import (
@@ -79,6 +80,8 @@ class RequestGuard:
         self._page = page
         self._app, self._settings, self._check_capacity = app, settings, check_capacity
         self.on_request_done = on_request_done
+        self.begin_trace: Callable[[Mapping[str, str]], RequestTrace | None] = lambda _: None
+        """Returns the span of a request with these headers."""
         self._websocket_app = websocket_app if settings.enable_websocket else None
         self._allowed_names = (
             LOOPBACK_HOSTS | {settings.host.lower()} | {name.lower() for name in settings.allowed_hosts}
@@ -103,6 +106,7 @@ class RequestGuard:
         response = _ResponseSender(send, self._reply_headers(scope, headers), scope["type"], reservation.release)
         state = request_state(scope)
         state.request_id, state.arrived = response.request_id, time.monotonic()
+        state.trace = self.begin_trace(headers)
         try:
             self._check_head(scope, headers)
             if self._page is not None and is_page(scope):
@@ -147,12 +151,10 @@ class RequestGuard:
         reply_headers = self._reply_headers(head.scope, headers)
         self.on_request_done(
             AccessRecord(
-                head.scope["method"],
-                head.scope["path"],
-                error.status,
-                0.0,
-                _request_id(reply_headers),
+                *(head.scope["method"], head.scope["path"], error.status, 0.0, _request_id(reply_headers)),
                 error.code or "",
+                trace=self.begin_trace(headers),
+                route=head.scope["path"],
             )
         )
         return shape_error(error, head.scope["path"], _request_id(reply_headers), headers), reply_headers

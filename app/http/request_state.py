@@ -9,8 +9,9 @@ from msgspec import Struct
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.errors import clip_text
+from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.base.turn_stats import TurnOrigin, TurnStats, find_api
-from antiphon.app.http.admission import AdmissionPermit
+from antiphon.app.http.admission import GENERATION_PATHS, AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.model_registry import NamedModel
@@ -30,8 +31,8 @@ class TurnAdmission(Protocol):
 class RequestState(Struct, kw_only=True):
     """State of one request.
 
-    `HttpProtocol` sets `permit` and `response`; `RequestGuard` sets `key`, `owner`, `request_id` and `arrived`; the
-    exception handlers set `error_code`.
+    `HttpProtocol` sets `permit` and `response`; `RequestGuard` sets `key`, `owner`, `request_id`, `arrived` and
+    `trace`; the exception handlers set `error_code`.
     """
 
     owner: str = ""
@@ -41,6 +42,8 @@ class RequestState(Struct, kw_only=True):
     request_id: str = ""
     arrived: float | None = None
     """Time of the monotonic clock at which the head of the request had arrived."""
+    trace: RequestTrace | None = None
+    """Span of the request; None if nothing is traced."""
     body_bytes: int = 0
     """Size of the decompressed body, as far as it has been received."""
     error_code: str = ""
@@ -56,7 +59,9 @@ class RequestState(Struct, kw_only=True):
 
     def build_origin(self, path: str) -> TurnOrigin:
         """Returns the origin of the turns that this request to `path` starts."""
-        return TurnOrigin(api=find_api(path), arrived=self.arrived, request_id=self.request_id, key=self.key)
+        return TurnOrigin(
+            api=find_api(path), arrived=self.arrived, request_id=self.request_id, key=self.key, trace=self.trace
+        )
 
     def release_permit(self) -> None:
         """Releases the permit: the request counts as a turn now, or has ended."""
@@ -92,4 +97,14 @@ def build_record(scope: AsgiScope, status: int, error_code: str) -> AccessRecord
         state.request_id,
         error_code or state.error_code,
         state.turns,
+        state.trace,
+        find_route(scope),
+        scope.get("scheme", "http"),
     )
+
+
+def find_route(scope: AsgiScope) -> str:
+    """Returns the template of a request's path; empty if no handler was found, or the request was refused before."""
+    path: str = scope["path"]
+    found: str = scope.get("path_template", "")
+    return found or (path if path in GENERATION_PATHS else "")

@@ -106,6 +106,7 @@ def _turn_fields(turn: TurnStats) -> dict[str, str | int | None]:
         "input_tokens": turn.input_tokens,
         "cached_tokens": turn.cached_tokens,
         "output_tokens": turn.output_tokens,
+        **({} if turn.trace is None or turn.trace.link is None else {"turn_trace_id": turn.trace.ids.trace_hex}),
     }
 
 
@@ -116,6 +117,14 @@ def _list_turns(turns: Sequence[TurnStats]) -> dict[str, Any]:
     return {"turns": [_turn_fields(turn) for turn in turns[:MAX_SHOWN_TURNS]], "num_turns": len(turns)} if turns else {}
 
 
+def _trace_fields(record: AccessRecord) -> dict[str, str]:
+    """Returns the ids of the request's span, and that of the trace of a turn in the background."""
+    if record.trace is None:
+        return {}
+    ids = record.trace.ids
+    return {"trace_id": ids.trace_hex, "span_id": ids.span_hex}
+
+
 def json_format(record: AccessRecord, at: float) -> str:
     """Formats a request as a JSON object with the fields of other log lines (see `app.observability.log_config`)."""
     fields = {
@@ -124,6 +133,7 @@ def json_format(record: AccessRecord, at: float) -> str:
         "status": record.status,
         "seconds": round(record.seconds, 6),
         "request_id": record.request_id,
+        **_trace_fields(record),
         **({"error_code": record.error_code} if record.error_code else {}),
         **_list_turns(record.turns),
         "event": "request",

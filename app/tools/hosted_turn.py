@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError
+from antiphon.app.base.tracing.turn_trace import TurnTrace
 from antiphon.app.tools.runners import CallOutcome, FitOutput, Runners, WebSearchRunner
 from antiphon.app.tools.search.citations import SourceList
 from antiphon.app.tools.tool_search import ToolSearch
 from antiphon.events.hosted import McpListTools, ToolSearchCall, ToolSearchOutput
 from antiphon.harmony.prompt.builtin_items import describe_loaded_tools
 from antiphon.harmony.tools import ToolTable
-from antiphon.state.segments import Call, ServerToolKind
+from antiphon.state.segments import Call, McpResult, ServerToolKind
 
 MAX_TOOL_TIME_S = 600.0
 """Time of the tools of one response after which the model can call no more."""
@@ -60,6 +61,8 @@ class HostedTurn:
         """Returns the id of a request to approve a call, for the label, the name and the arguments."""
         self._runners, self._use_approvals, self._search = runners, use_approvals, search
         self._max_calls, self._num_calls, self._tool_time_s = max_calls, 0, 0.0
+        self.trace: TurnTrace | None = None
+        """Trace of the turn, to which its calls belong; None if nothing is traced."""
         self.num_rounds = 0
         """Number of rounds that have ended with calls."""
 
@@ -108,6 +111,19 @@ class HostedTurn:
         kind: ServerToolKind = call.kind  # type: ignore[assignment]  # the machine runs no others
         started_at = asyncio.get_running_loop().time()
         try:
-            return await self._runners[kind].run_call(call, arguments, fit_output)
+            if self.trace is None:
+                return await self._runners[kind].run_call(call, arguments, fit_output)
+            with self.trace.note_call(kind, call.name, call.call_id or "", call.server_label or "") as noted:
+                outcome = await self._runners[kind].run_call(call, arguments, fit_output)
+                noted.error = _find_error(outcome)
+                return outcome
         finally:
             self._tool_time_s += asyncio.get_running_loop().time() - started_at
+
+
+def _find_error(outcome: CallOutcome) -> str:
+    """Returns the kind of failure of a call; empty if it has succeeded."""
+    result = outcome.result
+    if isinstance(result, McpResult):
+        return "" if result.error is None else str(result.error.__struct_config__.tag)
+    return "tool_error" if result.is_failed else ""

@@ -1,6 +1,7 @@
 """The engine's jobs of a turn, and the key that keeps the jobs of a conversation on one replica of an engine."""
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -86,3 +87,10 @@ def affinity_key(response: Response, owner: str, items: Sequence[AnyInput], stor
     else:
         return ""
     return hashlib.sha256(f"{owner}\0{source}".encode()).hexdigest()[:32]
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits for its end, whatever it is."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task

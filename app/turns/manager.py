@@ -17,6 +17,7 @@ from antiphon.app.base.settings import DEFAULT_SETTINGS
 from antiphon.app.base.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnTimes, create_stats
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.model_registry import ServedModel
+from antiphon.app.observability.tracing.tracer import Tracer
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
@@ -34,9 +35,9 @@ from antiphon.app.turns.prompts.cache_diagnostics import list_settings
 from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn
-from antiphon.app.turns.recording import create_record
+from antiphon.app.turns.recording import TurnTracing, create_record
 from antiphon.app.turns.rounds import RoundPlanner
-from antiphon.app.turns.stored_history import with_ids
+from antiphon.app.turns.stored_history import add_ids
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn
 from antiphon.engine.protocol import Engine
@@ -46,9 +47,6 @@ from antiphon.state.ids import NewId
 
 MAX_PUBLISH_WAIT_S = 2.0
 """Time for which a shutdown waits until the last events of the turns are stored."""
-
-MAX_INLINE_ITEMS = 500
-"""Number of input items that get their ids on the event loop, which takes two milliseconds."""
 
 
 def new_id(prefix: str) -> str:
@@ -73,9 +71,11 @@ class TurnManager:
         media: MediaResolver | None = None,
         on_turn_end: Callable[[TurnStats], None] | None = None,
         recorder: TurnRecorder | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end, self.recorder = capacity, on_turn_end, recorder
+        self._tracing = TurnTracing(tracer)
         self.clock, self._new_id = clock, new_id
         self._output_settings = output_settings
         self._timeouts = timeouts
@@ -123,6 +123,7 @@ class TurnManager:
             for choice, (each, stored_input), slot in zip(choices, identified, slots, strict=True):
                 times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)
                 stats = create_stats(each.base_response, origin, times, self.clock())
+                stats.trace = self._tracing.begin(origin, background=bool(each.base_response.background))
                 turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
             for turn in turns:
                 await asyncio.shield(turn.started)
@@ -210,9 +211,7 @@ class TurnManager:
         spec, items = msgspec.structs.replace(spec, base_response=base_response), spec.input_items
         if not base_response.store:
             return spec, ()
-        if len(items) <= MAX_INLINE_ITEMS:
-            return spec, with_ids(items, response_id)
-        return spec, await asyncio.to_thread(with_ids, items, response_id)
+        return spec, await add_ids(items, response_id)
 
     def _create_turn(
         self,
@@ -256,6 +255,7 @@ class TurnManager:
             None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job),
         )
         turn.media = media
+        self._tracing.connect(stats.trace, model, spec, processor, origin)
         if self.recorder is not None:
             self.recorder.begin(create_record(turn.log, processor, job, origin, model.format.name), turn.log)
         self._track_turn(model, turn, processor, slot)
@@ -284,6 +284,7 @@ class TurnManager:
         self.store.adopt_log(log)
         turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
         turn.is_continued = True
+        turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
         turn.stats.times.parsed, turn.stats.started_at = time.monotonic(), float(log.base_response.created_at)
         self._track_turn(model, turn, rebuilt.processor, slot)
 
@@ -293,6 +294,7 @@ class TurnManager:
         response = processor.machine.response
         if self._report_end is not None:
             self._report_end(turn.stats)
+        self._tracing.end(turn.log, turn.stats)
         if self.recorder is not None:
             self.recorder.finish(turn.log.owner, turn.log.id)
         is_known = processor.has_dialect and not turn.is_continued  # else its conversation is not here

@@ -81,7 +81,7 @@ class OutputProcessor:
         self.recorded_from: float | None = None
         """Time from which the details count, with the machine's inputs; None if they have neither."""
         self._num_steps = 0
-        self._format, self._spec, self._tools = form, spec, tools
+        self._format, self._spec, self.tools = form, spec, tools
         summary_prompt = turn_prompt if spec.compact else turn_prompt.summary
         self._summary = SummaryReader(form, summary_prompt) if summary_prompt else None
         self._is_compacting, self._seal = self._summary is not None, seal
@@ -111,7 +111,7 @@ class OutputProcessor:
         self.machine = self._create_machine(new_id, clock, settings)
 
     def _create_machine(self, new_id: NewId, clock: Callable[[], int], settings: OutputSettings) -> Machine:
-        spec, tools, seal = self._spec, self._tools, self._seal
+        spec, tools, seal = self._spec, self.tools, self._seal
         return Machine(
             spec.base_response,
             new_id=new_id,
@@ -141,7 +141,7 @@ class OutputProcessor:
     @property
     def _can_call(self) -> bool:
         """True if the model may call tools of the server. Not every engine has the grammar that prevents it."""
-        return self._tools is None or self._tools.can_call
+        return self.tools is None or self.tools.can_call
 
     @property
     def rounds(self) -> list[Round]:
@@ -201,7 +201,7 @@ class OutputProcessor:
         """Emits the start of the response and the lists of tools, unless it has started."""
         if self.machine.state in (State.NEW, State.QUEUED):
             self._events += self.machine.begin()
-            for item in self._tools.lists if self._tools is not None else ():
+            for item in self.tools.lists if self.tools is not None else ():
                 self._events += self.machine.feed(CompleteItem(item))
 
     def keepalive(self) -> None:
@@ -413,11 +413,11 @@ class OutputProcessor:
             self._feed_now(segment)
 
     def _feed_now(self, segment: Segment) -> None:
-        if self._tools is None or type(segment) is not Say:
+        if self.tools is None or type(segment) is not Say:
             self._feed_plain(segment)
             return
         if self.machine.state is not State.MESSAGE:
-            self._citations.start_message(self._tools.sources)
+            self._citations.start_message(self.tools.sources)
         for piece in self._citations.read_text(segment):
             self._feed_plain(piece)
 
@@ -456,8 +456,8 @@ class OutputProcessor:
     def _answer_search(self, call: ServerCall) -> None:
         """Emits what a search among deferred tools has found. It takes no time, so that it is never interrupted."""
         item = self.machine.output[-1]
-        assert self._tools is not None and isinstance(item, ToolSearchCall)
-        found = self._tools.load_tools(item)
+        assert self.tools is not None and isinstance(item, ToolSearchCall)
+        found = self.tools.load_tools(item)
         self.round.calls[-1] = ServerCall(call.call, call.arguments, found.output)
         self._events += self.machine.feed(CompleteItem(found.item))
 

@@ -1,15 +1,26 @@
-"""Records of turns in progress: which prompts the engine got, and how it was asked to sample."""
+"""Records and traces of turns in progress: which prompts the engine got, and how it was asked to sample."""
 
+import asyncio
 import contextlib
+from functools import partial
+from typing import Any
 
 import msgspec
 
+from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.turn_stats import TurnOrigin
-from antiphon.app.inspection.record import MAX_GRAMMAR_CHARS, RoundRecord, TurnRecord
+from antiphon.app.base.tracing.turn_trace import TurnDescription, TurnTrace
+from antiphon.app.base.turn_stats import TurnOrigin, TurnStats
+from antiphon.app.inspection.record import MAX_GRAMMAR_CHARS, RoundRecord, TurnRecord, find_restored
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.observability import conventions as names
+from antiphon.app.observability.tracing.content import build_content
+from antiphon.app.observability.tracing.tracer import Tracer
 from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Job
+from antiphon.events.response import ConversationRef
 from antiphon.kit.cassette.redaction import Redactor
 
 
@@ -54,3 +65,113 @@ def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
             )
         )
     return rounds
+
+
+class TurnTracing:
+    """Traces of turns. Does nothing without a tracer."""
+
+    def __init__(self, tracer: Tracer | None) -> None:
+        self._tracer = tracer
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def begin(self, origin: TurnOrigin, *, background: bool) -> TurnTrace | None:
+        """Returns the trace of a turn that begins; None if nothing is traced."""
+        return None if self._tracer is None else self._tracer.begin_turn(origin.trace, background=background)
+
+    def connect(
+        self,
+        trace: TurnTrace | None,
+        model: ServedModel,
+        spec: TurnSpec,
+        processor: OutputProcessor,
+        origin: TurnOrigin,
+    ) -> None:
+        """Connects the parts of a turn with its trace: its tools, and what describes it once it has ended."""
+        if trace is None:
+            return
+        if processor.tools is not None:
+            processor.tools.trace = trace
+        if self._tracer is not None and trace.ids.is_sampled:
+            has_content = self._tracer.exports_content(processor.round.prompt.owner)
+            trace.describe = partial(describe_turn, model, spec, processor, origin, has_content=has_content)
+
+    def end(self, log: EventLog, stats: TurnStats) -> None:
+        """Makes the spans of a turn once its last event is published, since a reader may wait for the store."""
+        if self._tracer is None or stats.trace is None or not stats.trace.ids.is_sampled:
+            return
+        if log.published >= len(log.entries):
+            self._tracer.end_turn(stats)
+            return
+        waiting = asyncio.create_task(log.wait_published(), name=f"trace-{log.id}")
+        self._ending.add(waiting)
+        waiting.add_done_callback(partial(self._end_published, stats))
+
+    def _end_published(self, stats: TurnStats, waiting: asyncio.Task[None]) -> None:
+        self._ending.discard(waiting)
+        if self._tracer is not None:
+            self._tracer.end_turn(stats)
+
+
+def describe_turn(
+    model: ServedModel, spec: TurnSpec, processor: OutputProcessor, origin: TurnOrigin, *, has_content: bool
+) -> TurnDescription:
+    """Returns what the spans of a turn say besides its figures. Counts the cached tokens of each job."""
+    rounds, jobs, prompt = processor.rounds, processor.stats.jobs, processor.round.prompt
+    for job, each in zip(reversed(jobs), reversed(rounds), strict=False):
+        job.cached_tokens = each.cached_tokens
+    first = rounds[0].prompt if rounds else prompt
+    finish_reason = name_finish_reason(processor)
+    base = spec.base_response
+    turn: dict[str, Any] = {
+        name: value for field, name in _SAMPLING.items() if (value := getattr(spec.sampling, field)) not in (None, 0)
+    }
+    turn |= {
+        names.FINISH_REASONS: [finish_reason],
+        names.DIALECT: model.format.name,
+        names.REASONING_TOKENS: processor.build_usage().output_tokens_details.reasoning_tokens,
+    }
+    optional = {
+        names.REQUEST_ID: origin.request_id,
+        names.REQUEST_CHOICES: spec.n if spec.n > 1 else None,
+        names.CONVERSATION_ID: base.conversation.id if isinstance(base.conversation, ConversationRef) else None,
+    }
+    turn |= {name: value for name, value in optional.items() if value}
+    num_restored = 0
+    if first.prompt.tokens is not first.rendered_tokens:
+        start, end = find_restored(first.rendered_tokens, first.prompt.tokens)
+        num_restored = end - start
+    return TurnDescription(
+        turn=turn,
+        render={
+            names.PROMPT_TOKENS: len(first.prompt.tokens),
+            names.RESTORED_TOKENS: num_restored,
+            names.GRAMMAR: first.grammar is not None,
+        },
+        job={names.ENGINE: type(unwrap_engine(model.engine)).__name__.removesuffix("Engine").lower()},
+        content=build_content(spec.prompt_input, processor.machine.output, finish_reason) if has_content else {},
+    )
+
+
+_SAMPLING = {
+    "temperature": names.REQUEST_TEMPERATURE,
+    "top_p": names.REQUEST_TOP_P,
+    "top_k": names.REQUEST_TOP_K,
+    "max_tokens": names.REQUEST_MAX_TOKENS,
+    "seed": names.REQUEST_SEED,
+    "presence_penalty": names.REQUEST_PRESENCE_PENALTY,
+    "frequency_penalty": names.REQUEST_FREQUENCY_PENALTY,
+}
+_LIMITS = frozenset({"max_output_tokens", "context_full"})
+_FAULTS = frozenset({"rejected", "engine_fault", "store_unavailable", "server_bug", "deadline", "stopped_in_call"})
+
+
+def name_finish_reason(processor: OutputProcessor) -> str:
+    """Returns the finish reason of a turn in the words of the conventions."""
+    cause = "server_bug" if processor.stats.ending is None else processor.stats.ending.cause
+    if cause in _LIMITS:
+        return "length"
+    if cause in _FAULTS or processor.stats.status in ("failed", "refused"):
+        return "error"
+    if processor.stats.status == "cancelled":
+        return "cancelled"
+    return "tool_calls" if processor.round.num_client_calls else "stop"

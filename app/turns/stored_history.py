@@ -25,6 +25,8 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 
+MAX_INLINE_ITEMS = 500
+"""Number of items that get their ids on the event loop, which takes two milliseconds."""
 ID_PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -167,3 +169,10 @@ def with_ids(items: tuple[AnyInput, ...], response_id: str) -> tuple[AnyInput, .
         new_id = f"{ID_PREFIXES.get(kind, 'item')}_{suffix}{index:04x}"
         identified.append(item if item.id else msgspec.structs.replace(item, id=new_id))
     return tuple(identified)
+
+
+async def add_ids(items: tuple[AnyInput, ...], response_id: str) -> tuple[AnyInput, ...]:
+    """Does the same, in a thread if there are many items."""
+    if len(items) <= MAX_INLINE_ITEMS:
+        return with_ids(items, response_id)
+    return await asyncio.to_thread(with_ids, items, response_id)

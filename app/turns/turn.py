@@ -9,10 +9,10 @@ an event in the log. In every case, a log with events ends with a terminal event
 """
 
 import asyncio
-import contextlib
 import time
 from functools import partial
 
+import msgspec
 import structlog
 
 from antiphon.app.base.endings import Cause, Ending, ending_of_fault
@@ -20,6 +20,7 @@ from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.continuation.engine_wait import wait_for_engine
+from antiphon.app.turns.jobs import end_task
 from antiphon.app.turns.media.resolver import NO_MEDIA
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_renderer import EmptySummaryError
@@ -187,6 +188,8 @@ class Turn:
 
     async def _run_job(self, job: Job) -> None:
         job_times = self.stats.begin_job(time.monotonic())
+        if self.stats.trace is not None:
+            job = msgspec.structs.replace(job, trace_headers=self.stats.trace.ids.build_headers())
         queued = self._loop.call_later(self._timeouts.queue_after_s, self._announce_queued)
         work = self._work = asyncio.create_task(self.engine.generate(job, self._on_chunk))
         self._is_generating = True
@@ -200,7 +203,7 @@ class Turn:
             queued.cancel()
             job_times.ended = time.monotonic()
             for task in filter(None, (work, self._tools)):
-                await _end_task(task)
+                await end_task(task)
 
     async def _compact(self, compaction: CompactionJob) -> None:
         """Generates the summary, and goes on with the prompt that has it."""
@@ -235,7 +238,7 @@ class Turn:
         now = time.monotonic()
         if not self._admitted:
             self._admitted = True
-            self.stats.admit_job(now)
+            self.stats.admit_job(now, chunk.replica, chunk.attempt)
             self._processor.on_admitted(chunk)
             self._mark_started()
         if chunk.tokens or chunk.finish or chunk.prompt_logprobs:
@@ -273,6 +276,8 @@ class Turn:
     def _write_events(self) -> None:
         if events := self._processor.collect_events():
             now = self._last_write_at = time.monotonic()
+            if self.stats.trace is not None and self.stats.trace.ids.is_sampled:
+                self.stats.trace.note_events(events, now, self._processor.num_generated_tokens)
             if self._processor.is_ended:
                 self._processor.finish_stats(now)  # before the store writes the last step
             self.log.append_step(events, self._processor.take_detail(now))
@@ -311,10 +316,3 @@ class Turn:
             self._last_write_at = time.monotonic()
             self._processor.keepalive()
             self._write_events()
-
-
-async def _end_task(task: asyncio.Task[None]) -> None:
-    """Cancels a task and waits for its end, whatever it is."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
-        await task

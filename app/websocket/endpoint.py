@@ -20,6 +20,7 @@ from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ReplyForm
+from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
@@ -101,7 +102,7 @@ class _Connection:
         on_turn_done: Callable[[AccessRecord], None],
     ) -> None:
         self._context, self._send, self._on_turn_done = context, send, on_turn_done
-        self._key, self._owner, self._request_id = state.key, state.owner, state.request_id
+        self._key, self._owner, self._request_id, self._trace = state.key, state.owner, state.request_id, state.trace
         self._lanes = LaneScheduler(self._run_turn, self._on_idle)
         self._running: dict[str, SteeredResponse] = {}
         """Responses that are being generated, by id."""
@@ -189,7 +190,8 @@ class _Connection:
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
         sent = b"" if context.turn_manager.recorder is None else msgspec.json.encode(frame.body)
-        origin = TurnOrigin(arrived=frame.arrived, request_id=self._request_id, body=sent, key=self._key)
+        trace = None if self._trace is None else context.begin_frame_trace(self._trace)
+        origin = TurnOrigin(arrived=frame.arrived, request_id=self._request_id, body=sent, key=self._key, trace=trace)
         log = await context.turn_manager.start_turn(parsed.model, spec, self._owner, origin)
         turn.steers = None  # they are part of this response now
         if steers is not None:
@@ -203,7 +205,7 @@ class _Connection:
                         await self._send_text(write_event(encode_entry(entry, parsed.form.obfuscate), lane.suffix))
         finally:
             del self._running[log.id]
-            self._record_turn(log, time.monotonic() - frame.arrived)
+            self._record_turn(log, time.monotonic() - frame.arrived, trace)
         ended = log.response
         self._remember_end(response, ended.status)
         if ended.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
@@ -212,11 +214,16 @@ class _Connection:
         if response.steers:
             await self._settle_steers(lane, response, ended)
 
-    def _record_turn(self, log: EventLog, seconds: float) -> None:
+    def _record_turn(self, log: EventLog, seconds: float, trace: RequestTrace | None) -> None:
         """Adds a line to the access log: a connection may have any number of turns."""
         if log.stats is not None:
             self._on_turn_done(
-                AccessRecord("WEBSOCKET", WEBSOCKET_PATH, 200, seconds, self._request_id, turns=(log.stats,))
+                AccessRecord(
+                    *("WEBSOCKET", WEBSOCKET_PATH, 200, seconds, self._request_id),
+                    turns=(log.stats,),
+                    trace=trace,
+                    route=WEBSOCKET_PATH,
+                )
             )
 
     def _remember_end(self, response: SteeredResponse, status: str) -> None:

@@ -24,7 +24,7 @@ run_worker(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
 as its parent."""
 
 _SECRET_NAME = re.compile(
-    r"^ANTIPHON_|(?:^|_)(?:API_?)?(?:KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASS|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|$)",
+    r"^ANTIPHON_|^OTEL_EXPORTER_.*HEADERS$|(?:^|_)(?:API_?)?(?:KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASS|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|$)",
     re.IGNORECASE,
 )
 _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*@")

@@ -59,6 +59,8 @@ class AttemptRunner:
     async def run_attempt(self, run: RemoteJob, replica: Replica, headers: dict[str, str]) -> FailedAttempt | None:
         """Runs the job until its last chunk. Returns the failure that ended the try before."""
         replica.stats.attempts += 1
+        run.replica, run.num_attempts = replica.name, run.num_attempts + 1
+        headers = {**headers, **dict(run.job.trace_headers)}
         mode: GrammarMode = "checked" if run.generated else "followed"
         while not run.is_over:
             profile = replica.profile

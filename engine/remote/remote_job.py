@@ -35,7 +35,9 @@ class RemoteJob:
         self.scope = asyncio.timeout_at(None if job.deadline is None else loop.time() + job.deadline)
         self.finished: asyncio.Future[None] = loop.create_future()
         self.is_admitted = self.is_over = False
-        self.num_tokens = self.cached_tokens = 0
+        self.num_tokens = self.cached_tokens = self.num_attempts = 0
+        self.replica = ""
+        """Name of the server of the latest try."""
         self.generated = list(job.generated or ())
         """Tokens of earlier runs and of this one."""
         self.uncounted: list[str] = []
@@ -47,7 +49,9 @@ class RemoteJob:
         self._cause: EndCause = "deadline"
 
     def receive_chunk(self, chunk: Chunk) -> None:
-        """Passes a chunk to the caller."""
+        """Passes a chunk to the caller. The first one gets the name of its server."""
+        if not self.is_admitted and self.replica:
+            chunk = msgspec.structs.replace(chunk, replica=self.replica, attempt=self.num_attempts)
         self.is_admitted = True
         self.num_tokens += len(chunk.tokens)
         self.generated += chunk.tokens

@@ -163,6 +163,12 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "enable_batches": (["--no-batches"], {"settings.enable_batches": False}),
     "inspect": (["--inspect", "store"], {"settings.inspect": "store"}),
     "inspect_mib": (["--inspect-mib", "8"], {"settings.inspect_mib": 8}),
+    "otlp_endpoint": (
+        ["--otlp-endpoint", "http://127.0.0.1:4318"],
+        {"settings.otlp_endpoint": "http://127.0.0.1:4318"},
+    ),
+    "otlp_content": (["--otlp-content", "event"], {"settings.otlp_content": "event"}),
+    "otlp_content_of": (["--otlp-content-of", "team"], {"settings.otlp_content_of": "team"}),
     "enable_page": (["--no-ui"], {"settings.enable_page": False}),
     "unsupported_media": (["--unsupported-media", "refuse"], {"settings.unsupported_media": "refuse"}),
     "chat_reasoning_field": (

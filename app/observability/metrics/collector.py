@@ -11,10 +11,12 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter
 
 from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.base.tracing.turn_trace import TurnTrace
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.observability.metrics.engines import EngineCollector
 from antiphon.app.observability.metrics.exposition import render_registry
+from antiphon.app.observability.metrics.histograms import Exemplar
 from antiphon.app.observability.metrics.media import MediaMetrics
 from antiphon.app.observability.metrics.process import watch_process
 from antiphon.app.observability.metrics.requests import RequestMetrics
@@ -46,7 +48,7 @@ class MetricsCollector:
 
     def on_turn_end(self, stats: TurnStats) -> None:
         """Records a finished turn."""
-        self.turns.record(stats)
+        self.turns.record(stats, _create_exemplar(stats.trace))
 
     def on_tool_call(self, stats: ToolCallStats) -> None:
         """Records a call of a tool that has ended."""
@@ -63,3 +65,10 @@ class MetricsCollector:
     def render_page(self, accept: str = "") -> tuple[bytes, str]:
         """Returns all metrics, and their media type: as OpenMetrics if the header `accept` names it."""
         return render_registry(self.registry, accept)
+
+
+def _create_exemplar(trace: TurnTrace | None) -> Exemplar | None:
+    """Returns the ids of a turn whose spans are exported."""
+    if trace is None or not trace.ids.is_sampled:
+        return None
+    return {"trace_id": trace.ids.trace_hex, "span_id": trace.ids.span_hex}

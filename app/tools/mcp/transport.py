@@ -13,6 +13,7 @@ from socket import SOCK_STREAM
 
 import httpx2
 
+from antiphon.app.base.tracing.context import outgoing_headers
 from antiphon.app.tools.mcp.address import is_public_address, parse_ip, parse_url
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
@@ -38,7 +39,12 @@ def create_http_client(
     """Creates the client that the SDK sends its requests with. It reads no proxies or passwords of the environment."""
     return httpx2.AsyncClient(
         transport=BoundedTransport(server, limits, record, resolve),
-        headers={"User-Agent": "antiphon", **dict(server.headers), "Accept-Encoding": "identity"},
+        headers={
+            "User-Agent": "antiphon",
+            **dict(outgoing_headers.get()),
+            **dict(server.headers),
+            "Accept-Encoding": "identity",
+        },
         timeout=httpx2.Timeout(limits.call_timeout_s, connect=limits.connect_timeout_s),
         follow_redirects=False,
         trust_env=False,

@@ -27,7 +27,9 @@ class GrpcClient:
         self.database = ProtoReflectionDescriptorDatabase(channel)
         self._pool = descriptor_pool.DescriptorPool(self.database)
 
-    def call(self, method: str, request: Json, *, timeout: float = CALL_TIMEOUT_S, key: str = "") -> Any:
+    def call(
+        self, method: str, request: Json, *, timeout: float = CALL_TIMEOUT_S, key: str = "", **headers: str
+    ) -> Any:
         """Calls `package.Service/Method`: returns the reply, or the call of a stream."""
         service, _, name = method.rpartition("/")
         descriptor = self._pool.FindServiceByName(service).FindMethodByName(name)
@@ -35,7 +37,11 @@ class GrpcClient:
         kind = message_factory.GetMessageClass(descriptor.output_type)
         build = self.channel.unary_stream if descriptor.server_streaming else self.channel.unary_unary
         run = build(f"/{method}", type(message).SerializeToString, kind.FromString)
-        return run(message, timeout=timeout, metadata=(("authorization", f"Bearer {key}"),) if key else ())
+        return run(
+            message,
+            timeout=timeout,
+            metadata=(*((("authorization", f"Bearer {key}"),) if key else ()), *headers.items()),
+        )
 
     def read_error(self, method: str, request: Json, **options: Any) -> tuple[grpc.StatusCode, Json]:
         """Returns the status of a call that fails, and the error in its metadata."""

@@ -77,6 +77,7 @@ def serve_remote(
     default: Reply,
     probes: Callable[[dict[str, Any]], Reply | None] = follow_grammars,
     num_engines: int = 1,
+    settings: dict[str, Any] | None = None,
     **attributes: Any,
 ) -> Iterator[tuple[RunningServer, list[FakeServerThread]]]:
     """Serves the embedded model's format over fake engines."""
@@ -89,7 +90,7 @@ def serve_remote(
     model_format = detect.load_format(MODEL_DIR, "hermes").format
     models = ModelRegistry([ServedModel(names=("tiny",), engine=engine, format=model_format, created=1_700_000_000)])
     try:
-        with serve(models) as server:
+        with serve(models, **(settings or {})) as server:
             yield server, threads
     finally:
         for each in threads:

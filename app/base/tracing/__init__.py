@@ -1,0 +1,1 @@
+"""Traces of requests and turns: their ids, and what is noted while they run."""
