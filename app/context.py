@@ -142,10 +142,7 @@ def create_context(
     *,
     store: ResponseStore,
 ) -> ServerContext:
-    """Creates a server context.
-
-    Raises `KeyFileError`, `ToolOptionError`, `MediaOptionError` and `TraceOptionError`.
-    """
+    """Creates a server context. Raises `KeyFileError`, and the errors of options of tools, media and traces."""
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models, store, settings.store_file)
     capacity = TurnCapacity(model.engine for model in models.served)

@@ -38,6 +38,12 @@ class LogStore:
     def on_cancel_request(self, callback: Callable[[str], None]) -> None:
         """Does nothing: no other process uses it."""
 
+    def watch_commits(self, report: Callable[[float], None]) -> None:
+        """Does nothing: it has no transactions."""
+
+    def report_figures(self, report: object) -> None:
+        """Does nothing: no other server reads them."""
+
 
 def make_log_store() -> ResponseStore:
     """Returns a store with the methods that a turn manager calls."""

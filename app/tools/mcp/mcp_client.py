@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import mcp
 from mcp import types
@@ -148,7 +148,7 @@ async def call_tool(session: ClientSession, name: str, arguments: dict[str, Any]
     Not `session.call_tool`, which fetches the list after a call and runs the server's schema over the result; nor
     `Client.call_tool`, which may call again.
     """
-    meta = types.RequestParamsMeta(**dict(outgoing_headers.get()))  # MCP's place for a trace, over pipes, too
+    meta = cast("types.RequestParamsMeta", dict(outgoing_headers.get()))  # MCP's place for a trace, also over pipes
     params = types.CallToolRequestParams(name=name, arguments=arguments, _meta=meta or None)
     request = types.CallToolRequest(params=params)
     result = await session.send_request(request, _CALL_RESULT)

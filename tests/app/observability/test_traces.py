@@ -522,3 +522,25 @@ def test_bad_endpoint_keeps_the_server_from_starting(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     assert run.returncode == 2 and "--otlp-endpoint" in run.stderr and "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--otlp-endpoint", "http://127.0.0.1:9"), 2)])
+def test_server_without_the_extra(tmp_path: Path, options: tuple[str, ...], code: int) -> None:
+    """The base installation has no packages of OpenTelemetry."""
+    script = tmp_path / "x.toml"
+    script.write_text('[[reply]]\nname = "any"\noutput = ["Yes."]\n', encoding="utf-8")
+    program = "import sys; sys.modules['opentelemetry'] = None; from antiphon.app.cli import main; main()"
+    args = [sys.executable, "-c", program, "serve", "--engine", "scripted", "--script", str(script), "--port", "0"]
+    args += ["--store", "memory", "--log-format", "json", *options]
+    with subprocess.Popen(args, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        if code:
+            assert "antiphon[otel]" in process.stderr.read() and process.wait(HANG_TIMEOUT_S) == code
+            return
+        (url,) = read_until_ready(process.stderr)["base_urls"]
+        reply = httpx.post(
+            f"{url}/responses", json={"model": "scripted", "input": "Hi"}, headers=HEADERS, timeout=HANG_TIMEOUT_S
+        )
+        assert reply.json()["status"] == "completed"
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
