@@ -20,6 +20,8 @@ async function chooseView() {
       return { name: "Live", view: html`<${(await import("./views/live.js")).Live} />` };
     case "compare":
       return { name: "", view: html`<${(await import("./views/compare.js")).Compare} />` };
+    case "play":
+      return { name: "Play", view: html`<${(await import("./views/play.js")).Play} />` };
     default:
       return { name: "Start", view: html`<${Start} />` };
   }

@@ -23,7 +23,7 @@ INDEX_NAME = "index.html"
 ASSETS_PLACEHOLDER = b"assets:"
 """What the document writes before the names of its modules, in place of the path that leads to them."""
 DIGEST_LENGTH = 16
-VIEW_PATH = re.compile(r"/ui/(?:|turns|live|compare|turns/[A-Za-z0-9_.-]{1,200})")
+VIEW_PATH = re.compile(r"/ui/(?:|turns|live|compare|play|turns/[A-Za-z0-9_.-]{1,200})")
 """Paths that the page shows a view at. The server answers all of them with the document."""
 MAX_LEVELS = 2
 """Levels below `/ui/` of a view's path, of which the first is `/ui/` itself and what stands directly in it."""

@@ -21,7 +21,18 @@ SCRIPT = [{"name": "hello", "output": ["Hello."]}]
 SERVER = partial(serve, SCRIPT, allowed_origins=("*",), api_keys=("sk-page",))
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 ASSET = next(path for path in load_page_files().assets if path.endswith("/app.js"))
-PATHS = ("/", "/ui", "/ui/", "/ui/turns", "/ui/turns/resp_1", "/ui/live", "/ui/compare", ASSET, "/ui/none.js")
+PATHS = (
+    "/",
+    "/ui",
+    "/ui/",
+    "/ui/turns",
+    "/ui/turns/resp_1",
+    "/ui/live",
+    "/ui/compare",
+    "/ui/play",
+    ASSET,
+    "/ui/none.js",
+)
 
 
 @pytest.fixture
@@ -79,7 +90,7 @@ def test_assets_are_kept_for_ever_and_the_document_is_asked_for_again(client: ht
             assert client.get(reply.url, headers={"if-none-match": unknown}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/ui/", "/ui/turns", "/ui/turns/resp_1", "/ui/live", "/ui/compare"])
+@pytest.mark.parametrize("path", ["/ui/", "/ui/turns", "/ui/turns/resp_1", "/ui/live", "/ui/compare", "/ui/play"])
 def test_document_names_its_modules_relative_to_its_own_path(client: httpx.Client, path: str) -> None:
     document = client.get(path)
     names = re.findall(r'(?:href|src)="([^"]+)"', document.text)

@@ -29,7 +29,9 @@ def run_node_tests(*files: Path, **variables: str) -> None:
     assert done.returncode == 0 and "# pass 0" not in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["comparison", "lines", "live", "readings", "rows", "streams", "text", "tokens"])
+@pytest.mark.parametrize(
+    "name", ["comparison", "lines", "live", "play", "readings", "rows", "streams", "text", "tokens"]
+)
 def test_module(name: str) -> None:
     run_node_tests(MODULES / f"{name}.test.mjs")
 

@@ -10,6 +10,7 @@ from tests.syntax import ROOT
 from tests.web.vendored import (
     MANIFEST,
     VENDOR,
+    drop_comments,
     find_bare_imports,
     find_faults,
     hash_bytes,
@@ -65,6 +66,18 @@ def test_unrecorded_rewriting_is_found(copied: Path) -> None:
     assert find_faults(copied, read_manifest(changed)) == [
         "hooks.js: differs from the file of its package without a recorded reason"
     ]
+
+
+def test_unrecorded_loss_of_comments_is_found(copied: Path) -> None:
+    changed = MANIFEST.read_text(encoding="utf-8").replace(", uncommented = true", "")
+    assert find_faults(copied, read_manifest(changed)) == [
+        "jsdiff/diff/base.js: differs from the file of its package without a recorded reason"
+    ]
+
+
+def test_lines_that_are_comments_are_dropped() -> None:
+    source = "// first\na(); // kept\n    // second\n'// not a line of its own';\n\n/* kept */\n"
+    assert drop_comments(source) == "a(); // kept\n'// not a line of its own';\n\n/* kept */\n"
 
 
 def test_bare_import_is_found(copied: Path) -> None:

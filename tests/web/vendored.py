@@ -28,6 +28,8 @@ class VendoredFile(Struct, frozen=True):
     source: str = field(name="from")
     imports: dict[str, str] = {}
     """Maps bare names in import statements to what stands in their place."""
+    uncommented: bool = False
+    """Whether lines that are comments are left out: some modules are not minified, and comments are half of their size."""
     original: str = ""
     sha256: str = ""
 
@@ -58,7 +60,7 @@ def find_faults(folder: Path, libraries: list[Library]) -> list[str]:
             faults.append(f"{name}: missing")
         elif hash_bytes((folder / name).read_bytes()) != file.sha256:
             faults.append(f"{name}: is not the file of the manifest")
-        elif (file.original != file.sha256) != bool(file.imports):
+        elif (file.original != file.sha256) != bool(file.imports or file.uncommented):
             faults.append(f"{name}: differs from the file of its package without a recorded reason")
         elif bare := find_bare_imports((folder / name).read_text(encoding="utf-8")) if name.endswith(".js") else []:
             faults.append(f"{name}: imports {', '.join(bare)}, which no browser resolves")
@@ -83,6 +85,11 @@ def rewrite_imports(source: str, imports: dict[str, str]) -> str:
     return _SPECIFIER.sub(replace, source)
 
 
+def drop_comments(source: str) -> str:
+    """Returns a module without the lines that hold a comment of one line and nothing else."""
+    return re.sub(r"^[ \t]*//.*\n", "", source, flags=re.MULTILINE)
+
+
 def hash_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -99,6 +106,12 @@ def fetch_package(library: Library, folder: Path) -> tuple[Path, str]:
     return folder / archive.stem / "package", f"sha512-{digest}"
 
 
+def _rewrite_module(source: str, file: VendoredFile) -> str:
+    """Returns a module as it is vendored."""
+    rewritten = rewrite_imports(source, file.imports)
+    return drop_comments(rewritten) if file.uncommented else rewritten
+
+
 def write_library(library: Library, folder: Path) -> str:
     """Writes the files of a library below `VENDOR`. Returns its table of the manifest."""
     package, integrity = fetch_package(library, folder)
@@ -107,12 +120,13 @@ def write_library(library: Library, folder: Path) -> str:
     lines += [*(f'{key} = "{value}"' for key, value in values.items()), "[library.files]"]
     for name, file in library.files.items():
         data = (package / file.source).read_bytes()
-        written = rewrite_imports(data.decode(), file.imports).encode() if name.endswith(".js") else data
+        written = _rewrite_module(data.decode(), file).encode() if name.endswith(".js") else data
         target = VENDOR / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(written)
         imports = ", ".join(f'{bare} = "{path}"' for bare, path in file.imports.items())
         middle = f", imports = {{ {imports} }}" if imports else ""
+        middle += ", uncommented = true" if file.uncommented else ""
         hashes = f'original = "{hash_bytes(data)}", sha256 = "{hash_bytes(written)}"'
         lines.append(f'"{name}" = {{ from = "{file.source}"{middle}, {hashes} }}')
     return "\n".join(lines)

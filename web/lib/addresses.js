@@ -12,7 +12,7 @@ export const ROOT_URL = ROOT.href.replace(/\/$/, "");
 /** The server knows these paths, too: it answers them with the document. */
 const TURN_ID = /^[A-Za-z0-9_.-]{1,200}$/;
 
-const VIEW_NAMES = new Set(["turns", "live", "compare"]);
+const VIEW_NAMES = new Set(["turns", "live", "compare", "play"]);
 
 /** @typedef {{name: string, id: string}} Route `id`: that of a turn, else empty. */
 

@@ -43,9 +43,14 @@ export async function* fetchLines(path, signal) {
   if (reply.body !== null) yield* readJsonLines(iterate(reply.body));
 }
 
-/** Posts a body of JSON. @type {(path: string, body: unknown) => Promise<any>} */
-export async function postJson(path, body) {
-  return await (await send(path, postInit(body))).json();
+/** Returns the path of a part of a turn. @type {(id: string, part?: string) => string} */
+export function turnPath(id, part = "") {
+  return `v1/inspect/turns/${encodeURIComponent(id)}${part}`;
+}
+
+/** Cancels a turn in the background. @param {string} id */
+export async function cancelTurn(id) {
+  await send(`v1/responses/${encodeURIComponent(id)}/cancel`, postInit({}));
 }
 
 /**

@@ -1,12 +1,5 @@
 // Where each kind of event writes in the response. The names of fields come from here, never from an event.
 
-/** @typedef {string | number} Step */
-/**
- * @typedef {object} TextStream A text that grows by deltas.
- * @property {(event: Record<string, unknown>) => Step[]} path Path of the text below its item.
- * @property {string} whole Field of the `done` event that holds the whole text.
- */
-
 /** @type {(list: string, index: string, field: string) => (event: Record<string, unknown>) => Step[]} */
 const inPart = (list, index, field) => (event) => [list, position(event[index]), field];
 
@@ -34,14 +27,6 @@ const LIFE_CYCLE = new Set(
 const TERMINAL = new Set(["response.completed", "response.incomplete", "response.failed"]);
 /** An index above this one is damage: a list with as many places would fill the memory. */
 const MAX_POSITION = 1_000_000;
-
-/**
- * @typedef {{kind: "response", terminal: boolean}
- *   | {kind: "set", path: Step[], value: unknown}
- *   | {kind: "append", stream: string, path: Step[], text: string, logprobs: unknown[]}
- *   | {kind: "text", stream: string, path: Step[], text: string, logprobs: unknown}
- *   | {kind: "none"}} Change What an event does to the response.
- */
 
 /**
  * Returns what an event does. Throws a `RangeError` for one that names no place in a response.

@@ -1,10 +1,6 @@
 // Rows of the timeline: an event each, or the deltas of one text that follow one another.
 import { TEXT_STREAMS } from "./event-paths.js";
 
-/** @typedef {Record<string, any>} Json */
-/** @typedef {{first: number, last: number}} Row Numbers of the first and the last event of a row. */
-/** @typedef {{merge: boolean, itemsOnly: boolean, search: string}} RowOptions */
-
 const ITEM_EVENTS = new Set(["response.output_item.added", "response.output_item.done"]);
 
 /**

@@ -2,22 +2,6 @@
 // its part of it. All other events are folded again for each question; of those there are few.
 import { readChange } from "./event-paths.js";
 
-/** @typedef {import("./event-paths.js").Step} Step */
-/** @typedef {import("./event-paths.js").Change} Change */
-/** @typedef {Record<string, unknown>} Json */
-
-/**
- * @typedef {object} GrowingText The deltas of one text.
- * @property {Step[]} path
- * @property {number[]} events Numbers of the delta events, ascending.
- * @property {number[]} ends Length of the text after each of them, in UTF-16 units.
- * @property {string[]} pieces
- * @property {string} text The pieces in one string; shorter than they are while more arrive.
- * @property {unknown[]} logprobs
- * @property {number[]} logprobEnds
- * @property {number} sealedAt Number of the event that sets the whole text; infinite before.
- */
-
 /** Returns how many of the ascending numbers are at most `limit`. @type {(numbers: number[], limit: number) => number} */
 export function countUpTo(numbers, limit) {
   let low = 0;

@@ -4,3 +4,6 @@ import { h } from "../vendor/preact.js";
 
 /** @type {(strings: TemplateStringsArray, ...values: unknown[]) => import("../vendor/preact.js").VNode} */
 export const html = /** @type {any} */ (htm.bind(/** @type {any} */ (h)));
+
+/** Returns a listener that takes the value of its field. @type {(take: (value: string) => void) => (event: any) => void} */
+export const takeValue = (take) => (event) => take(event.currentTarget.value);

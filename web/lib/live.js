@@ -1,8 +1,6 @@
 // Frames of `/v1/inspect/live` in the form that the view shows, and what changes from one to the next.
 import { count, text } from "./turns.js";
 
-/** @typedef {Record<string, any>} Json */
-/** @typedef {ReturnType<typeof readFrame>} LiveFrame */
 /** @typedef {keyof LiveFrame["sums"]} SeriesName */
 
 /** Frames that the curves show: five minutes. */

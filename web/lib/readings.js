@@ -1,10 +1,6 @@
 // What each API would have sent for a turn, aligned by the last event that it had read then.
 import { describeRow } from "./event-rows.js";
 
-/** @typedef {Record<string, any>} Json */
-/** @typedef {{name: string, data: unknown}} Frame */
-/** @typedef {ReadonlyMap<number, Frame[]>} Reading Frames by the number of the last event that was read. */
-
 export const READING_APIS = Object.freeze(["responses", "chat", "messages", "completions"]);
 
 /** Adds a line to a reading. A line without a number belongs to the last event. @type {(reading: Map<number, Frame[]>, line: Json) => void} */

@@ -1,7 +1,5 @@
 // The table of the state machine, and which of its cells an event ran.
 
-/** @typedef {{next: string, verbs: string[], guard: string}} Cell */
-/** @typedef {{states: string[], inputs: string[], cells: Map<string, Cell>}} StateTable */
 /** @typedef {{state: string, input: string, verbs: string[], next: string}} Step */
 
 /** @type {(state: string, input: string) => string} */

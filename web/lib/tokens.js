@@ -1,16 +1,5 @@
 // The tokens that a turn generated, by the details of its steps, and how likely each was.
 
-/** @typedef {Record<string, any>} Json */
-/** @typedef {{id: unknown, text: string, logprob: number | null}} Alternative */
-/**
- * @typedef {object} OutputToken
- * @property {unknown} id
- * @property {string} text
- * @property {number | null} logprob
- * @property {Alternative[]} top The most likely tokens, most likely first.
- * @property {number} event Number of the last event of the token's step.
- */
-
 /**
  * Returns the tokens with log-probabilities: those of the steps' details, or else those that events carry. A turn that
  * collects none has none here.

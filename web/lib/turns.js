@@ -1,23 +1,5 @@
-// Summaries and records of turns, as `/v1/inspect/turns` answers them, in the form that views show. Missing values are null:
-// a server that records nothing, or an older one, has fewer.
-
-/** @typedef {Record<string, any>} Json */
-/**
- * @typedef {object} Turn
- * @property {string} id
- * @property {Date | null} at
- * @property {string} api
- * @property {string} model
- * @property {string} status
- * @property {string} cause Why the turn ended; empty while it runs.
- * @property {string} detail Id of the stop token, stop string, limit or code, by the cause.
- * @property {string} sentence Says in a sentence why the turn ended.
- * @property {number | null} input
- * @property {number | null} cached
- * @property {number | null} output
- * @property {number | null} seconds
- * @property {string[]} tools
- */
+// Turns as `/v1/inspect/turns` answers them, and their parts, in the form that views show. Missing values are null: a
+// server that records nothing, or an older one, has fewer.
 
 /** Causes that are a fault, of the model or of the server. A turn with one of them is marked by a sign and in words. */
 const FAULTS = new Set([
@@ -144,4 +126,38 @@ export function count(value) {
 function date(value) {
   const parsed = typeof value === "number" ? new Date(value * 1000) : new Date(text(value));
   return Number.isNaN(parsed.getTime()) ? null : parsed;
+}
+
+/** Returns the value of a JSON text, or null for another text. @type {(text: string) => {value: unknown} | null} */
+export function readJson(text) {
+  try {
+    return { value: JSON.parse(text) };
+  } catch {
+    return null;
+  }
+}
+
+/** Returns why a part is missing; null for a part that is there. @type {(value: unknown) => string | null} */
+export function readMissing(value) {
+  if (typeof value !== "object" || value === null || Object.keys(value).join() !== "missing") return null;
+  const reason = /** @type {{missing: unknown}} */ (value).missing;
+  return typeof reason === "string" ? reason : null;
+}
+
+/** Returns the text of an item: that of its parts, or what a call says. @type {(item: Record<string, any>) => string} */
+export function itemText(item) {
+  const parts = [...listOf(item["content"]), ...listOf(item["summary"])];
+  if (parts.length > 0) return parts.map((part) => part?.["text"] ?? part?.["refusal"] ?? "").join("\n");
+  const texts = [item["name"], item["content"], item["arguments"] ?? item["input"] ?? item["output"]];
+  return texts.filter((text) => typeof text === "string").join(" ");
+}
+
+/** Returns the items of a response. @type {(response: Record<string, any> | null) => Record<string, any>[]} */
+export function listItems(response) {
+  return listOf(response?.["output"]).filter((item) => typeof item === "object" && item !== null);
+}
+
+/** @type {(value: unknown) => any[]} */
+function listOf(value) {
+  return Array.isArray(value) ? value : [];
 }

@@ -17,6 +17,7 @@ export function Frame({ current, children }) {
         <${NavLink} href=${START_ADDRESS} name="Start" current=${current} />
         <${NavLink} href=${viewAddress("turns")} name="Turns" current=${current} />
         <${NavLink} href=${viewAddress("live")} name="Live" current=${current} />
+        <${NavLink} href=${viewAddress("play")} name="Play" current=${current} />
       </nav>
     </header>
     <main id="content" tabindex="-1">${needsKey && html`<${KeyForm} />`}${children}</main>`;
@@ -49,7 +50,7 @@ function KeyForm() {
   </form>`;
 }
 
-/** Shows why something could not be loaded. @param {{failure: {message: string} | null}} props */
+/** Shows why something could not be loaded. @param {{failure: Fault}} props */
 export function Failure({ failure }) {
   return failure && html`<p class="failure" role="alert">■ <${ShortText} value=${failure.message} limit=${500} /></p>`;
 }

@@ -1,7 +1,7 @@
 // Hooks that views share.
 import { ApiFailure, isAbort } from "../lib/api.js";
 import { keyVersion } from "../lib/session.js";
-import { useEffect, useState } from "../vendor/hooks.js";
+import { useEffect, useLayoutEffect, useState } from "../vendor/hooks.js";
 import { effect } from "../vendor/signals-core.js";
 
 /**
@@ -59,4 +59,29 @@ export function useLoaded(load, inputs) {
 /** Returns what to show of an error: of one that is no answer of the server, its own text. @param {unknown} error */
 export function toFailure(error) {
   return error instanceof ApiFailure ? error : new ApiFailure(0, `The reply cannot be read: ${String(error)}`);
+}
+
+/**
+ * Returns the number of the chosen event of a turn, or null, and a function that changes it. It is part of the address,
+ * so that a link or a reload shows the same.
+ * @returns {[number | null, (n: number) => void]}
+ */
+export function useChosenEvent() {
+  const [chosen, setChosen] = useState(eventOfAddress());
+  useLayoutEffect(() => {
+    const onHash = () => setChosen(eventOfAddress());
+    addEventListener("hashchange", onHash);
+    return () => removeEventListener("hashchange", onHash);
+  }, []);
+  const choose = (/** @type {number} */ n) => {
+    setChosen(n);
+    history.replaceState(null, "", `${location.pathname}${location.search}#event=${n}`);
+  };
+  return [chosen, choose];
+}
+
+/** Number -1 names what precedes the first event. */
+function eventOfAddress() {
+  const value = new URLSearchParams(location.hash.slice(1)).get("event") ?? "";
+  return /^(?:-1|[0-9]{1,9})$/.test(value) ? Number(value) : null;
 }

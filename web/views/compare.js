@@ -1,24 +1,29 @@
 // Two turns side by side: their figures, and where their requests, prompts, outputs and events differ.
 import { turnAddress, viewAddress } from "../lib/addresses.js";
-import { fetchJson, fetchText } from "../lib/api.js";
-import { comparePrompts, findParting } from "../lib/comparison.js";
-import { diffJson, diffTexts } from "../lib/differences.js";
+import { fetchJson, fetchText, turnPath } from "../lib/api.js";
+import { clipEqual, comparePrompts, diffJson, diffTexts, findParting } from "../lib/differences.js";
 import { describeRow } from "../lib/event-rows.js";
 import { html } from "../lib/html.js";
-import { itemText, listItems } from "../lib/items.js";
-import { readJson, readMissing } from "../lib/parts.js";
-import { describeEnding, formatCount, formatSeconds, listPhases, readTurn } from "../lib/turns.js";
-import { Differences } from "../ui/differences.js";
+import {
+  describeEnding,
+  formatCount,
+  formatSeconds,
+  itemText,
+  listItems,
+  listPhases,
+  readJson,
+  readMissing,
+  readTurn,
+} from "../lib/turns.js";
 import { Failure } from "../ui/frame.js";
 import { useLoaded } from "../ui/hooks.js";
 import { JsonTree } from "../ui/json-tree.js";
-import { ShortText } from "../ui/text.js";
+import { ShortText, Text } from "../ui/text.js";
 import { useMemo, useState } from "../vendor/hooks.js";
 import { readRuns } from "./prompt.js";
 import { useTurnLog } from "./turn-log.js";
 
-/** @typedef {Record<string, any>} Json */
-/** @typedef {import("../lib/differences.js").Difference[] | null} Changes */
+/** @typedef {Difference[] | null} Changes */
 
 /** Tokens of a prompt that are compared. */
 const MAX_TOKENS = 200_000;
@@ -78,7 +83,7 @@ function Pair({ a, b }) {
 
 /** @param {string} id @param {AbortSignal} signal */
 async function readSide(id, signal) {
-  const path = `v1/inspect/turns/${encodeURIComponent(id)}`;
+  const path = turnPath(id);
   const [record, { text }, { runs, missing }] = await Promise.all([
     fetchJson(path, signal),
     fetchText(`${path}/request`, signal),
@@ -104,7 +109,7 @@ function compute(compare) {
   }
 }
 
-/** @type {(log: import("./turn-log.js").TurnLog) => string} */
+/** @type {(log: TurnLog) => string} */
 function writeOutput({ fold, count }) {
   return listItems(fold.asOf(count - 1))
     .map((item) => `${item["type"]}: ${itemText(item)}\n`)
@@ -154,7 +159,7 @@ function listFigures(record) {
   ]);
 }
 
-/** The first event that differs. @param {{a: string, b: string, logs: import("./turn-log.js").TurnLog[]}} props */
+/** The first event that differs. @param {{a: string, b: string, logs: TurnLog[]}} props */
 function Parting({ a, b, logs }) {
   const all = logs.map((log) => log.fold.events);
   const numbers = useMemo(() => compute(() => findParting(all[0] ?? [], all[1] ?? [])), [all[0], all[1]]);
@@ -171,4 +176,23 @@ function Parting({ a, b, logs }) {
           <div class="mono"><${JsonTree} value=${events[n]} openLevels=${1} /></div></div>`;
       })}</div>`
     }</section>`;
+}
+
+/** Removed and added parts have words and a line, not only a color. @param {{changes: Difference[], label: string}} props */
+function Differences({ changes, label }) {
+  return html`<div class="request mono" tabindex="0" role="region" aria-label=${label}>${changes.map(
+    ({ kind, text }, i) => {
+      if (kind === "same") return html`<${Equal} text=${text} isFirst=${i === 0} isLast=${i === changes.length - 1} />`;
+      const tag = kind === "added" ? "ins" : "del";
+      return html`<${tag}><span class="unseen"> ${kind}: </span><${Text} value=${text} /></${tag}>`;
+    },
+  )}</div>`;
+}
+
+/** @param {{text: string, isFirst: boolean, isLast: boolean}} props */
+function Equal({ text, isFirst, isLast }) {
+  const [whole, setWhole] = useState(false);
+  const { begin, left, end } = clipEqual(text, isFirst, isLast);
+  if (whole || left === 0) return html`<${Text} value=${text} />`;
+  return html`<${Text} value=${begin} /><button type="button" onClick=${() => setWhole(true)}>${left.toLocaleString("en")} equal characters</button><${Text} value=${end} />`;
 }

@@ -1,6 +1,6 @@
 // What the server does now: its turns, engines and memory, once a second.
 import { turnAddress } from "../lib/addresses.js";
-import { fetchEvents, isAbort, postJson } from "../lib/api.js";
+import { cancelTurn, fetchEvents, isAbort } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { extendSeries, formatBytes, formatRate, readFrame } from "../lib/live.js";
 import { keyVersion } from "../lib/session.js";
@@ -8,13 +8,14 @@ import { formatCount, formatSeconds } from "../lib/turns.js";
 import { Failure } from "../ui/frame.js";
 import { toFailure, useSignal } from "../ui/hooks.js";
 import { JsonTree } from "../ui/json-tree.js";
-import { Sparkline } from "../ui/sparkline.js";
 import { ShortText } from "../ui/text.js";
-import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 
-/** @typedef {import("../lib/live.js").LiveFrame} LiveFrame */
 /** @typedef {LiveFrame["sums"][]} Series */
 
+/** Size of a curve, in pixels. */
+const WIDTH = 300;
+const HEIGHT = 32;
 /** Time before the next attempt, after the stream has ended, in milliseconds. */
 const RETRY_MS = 2000;
 /** @type {[import("../lib/live.js").SeriesName, string, (value: number) => string][]} */
@@ -51,7 +52,7 @@ function useFrames(on) {
   const version = useSignal(keyVersion);
   const [frame, setFrame] = useState(/** @type {LiveFrame | null} */ (null));
   const [series, setSeries] = useState(/** @type {Series} */ ([]));
-  const [failure, setFailure] = useState(/** @type {{message: string} | null} */ (null));
+  const [failure, setFailure] = useState(/** @type {Fault} */ (null));
   const [round, setRound] = useState(0);
   const before = useRef(/** @type {Record<string, any> | null} */ (null));
   useEffect(() => {
@@ -83,10 +84,10 @@ function useFrames(on) {
 
 /** @param {{frame: LiveFrame}} props */
 function Turns({ frame }) {
-  const [failure, setFailure] = useState(/** @type {{message: string} | null} */ (null));
+  const [failure, setFailure] = useState(/** @type {Fault} */ (null));
   const cancel = (/** @type {string} */ id) => {
     setFailure(null);
-    postJson(`v1/responses/${encodeURIComponent(id)}/cancel`, {}).catch((error) => setFailure(toFailure(error)));
+    cancelTurn(id).catch((error) => setFailure(toFailure(error)));
   };
   const names = ["id", "api", "model", "stage", "in (cached)", "out", "time so far", "tokens a second", "background"];
   return html`<h2>Turns</h2>
@@ -141,4 +142,22 @@ function Processes({ processes }) {
 function Table({ caption, names, rows }) {
   return html`<div class="wide"><table class="turns"><caption>${caption}</caption>
     <thead><tr>${names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead><tbody>${rows}</tbody></table></div>`;
+}
+
+/** A curve, a second a pixel. Its label says the last and the highest value. @param {{values: number[], label: string, format: (value: number) => string}} props */
+function Sparkline({ values, label, format }) {
+  const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
+  const most = Math.max(0, ...values);
+  useLayoutEffect(() => {
+    const pen = canvas.current?.getContext("2d");
+    if (!pen) return;
+    pen.clearRect(0, 0, WIDTH, HEIGHT);
+    pen.strokeStyle = getComputedStyle(pen.canvas).color;
+    pen.beginPath();
+    for (const [i, value] of values.entries())
+      pen.lineTo(WIDTH - values.length + i, HEIGHT - 1 - (value / (most || 1)) * (HEIGHT - 2));
+    pen.stroke();
+  });
+  return html`<canvas ref=${canvas} class="sparkline" width=${WIDTH} height=${HEIGHT} role="img"
+    aria-label=${`${label}, ${values.length} s: now ${format(values.at(-1) ?? 0)}, at most ${format(most)}`}></canvas>`;
 }

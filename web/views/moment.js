@@ -8,13 +8,10 @@ import { JsonTree } from "../ui/json-tree.js";
 import { ShortText } from "../ui/text.js";
 import { useLayoutEffect, useMemo, useRef } from "../vendor/hooks.js";
 
-/** @typedef {Record<string, any>} Json */
-/** @typedef {import("../lib/state-table.js").StateTable} Table */
-
 /** Of the response, its output is open at first: the list, the items, their content and its parts. */
 const OPEN_CHILDREN = new Map([["output", 4]]);
 
-/** @param {{log: import("./turn-log.js").TurnLog, cursor: number}} props */
+/** @param {{log: TurnLog, cursor: number}} props */
 export function Moment({ log, cursor }) {
   const { value } = useLoaded((signal) => fetchJson("v1/inspect/table", signal), []);
   const table = useMemo(() => (value === null ? null : readTable(value)), [value]);
@@ -30,7 +27,7 @@ export function Moment({ log, cursor }) {
     </div>`;
 }
 
-/** @param {{change: import("../lib/event-paths.js").Change, cursor: number}} props */
+/** @param {{change: Change, cursor: number}} props */
 function Changed({ change, cursor }) {
   if (change.kind === "response") return html`<p id="changed">Event ${cursor} carries the whole response.</p>`;
   if (change.kind === "none") return html`<p id="changed">Event ${cursor} changes nothing in the response.</p>`;
@@ -40,7 +37,7 @@ function Changed({ change, cursor }) {
   return html`<p id="changed">Event ${cursor} sets ${path}.</p>`;
 }
 
-/** @param {{table: Table, line: Json}} props */
+/** @param {{table: StateTable, line: Json}} props */
 function Machine({ table, line }) {
   const steps = readSteps(table, line["cells"]);
   const box = useRef(/** @type {HTMLElement | null} */ (null));
@@ -63,7 +60,7 @@ function Machine({ table, line }) {
     </div>`;
 }
 
-/** @param {Table} table @param {ReadonlyMap<string, number>} ran */
+/** @param {StateTable} table @param {ReadonlyMap<string, number>} ran */
 function drawCells(table, ran) {
   return html`<table class="cells"><caption class="unseen">Verbs by input and state; the cells that ran are marked</caption>
     <thead><tr><th scope="col">in \\ on</th>${table.states.map((state) => html`<th scope="col">${state}</th>`)}</tr></thead>
@@ -85,7 +82,7 @@ function showCell(box) {
   box.scrollLeft = Math.max(0, cell.offsetLeft - box.clientWidth / 2);
 }
 
-/** @param {{cell: import("../lib/state-table.js").Cell | null, state: string, order: number | undefined}} props */
+/** @param {{cell: Cell | null, state: string, order: number | undefined}} props */
 function CellView({ cell, state, order }) {
   if (cell === null)
     return html`<td class="illegal"><span aria-hidden="true">✕</span><span class="unseen">illegal</span></td>`;

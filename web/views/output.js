@@ -11,13 +11,10 @@ import {
   SHADES,
   shadeOf,
 } from "../lib/tokens.js";
-import { useChosenEvent } from "../ui/chosen-event.js";
+import { useChosenEvent } from "../ui/hooks.js";
 import { ShortText } from "../ui/text.js";
 import { VirtualList } from "../ui/virtual-list.js";
 import { useLayoutEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
-
-/** @typedef {import("../lib/tokens.js").OutputToken} OutputToken */
-/** @typedef {import("./turn-log.js").TurnLog} TurnLog */
 
 /** Tokens that are drawn at once. */
 const PAGE_SIZE = 1000;

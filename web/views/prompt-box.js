@@ -1,10 +1,9 @@
 // A field for one prompt, and the streamed reply to it.
 import { isAbort, postForEvents } from "../lib/api.js";
 import { EventFold } from "../lib/fold.js";
-import { html } from "../lib/html.js";
-import { itemText, listItems } from "../lib/items.js";
+import { html, takeValue } from "../lib/html.js";
+import { itemText, listItems } from "../lib/turns.js";
 import { showHidden } from "../lib/visible.js";
-import { Announcer } from "../ui/announcer.js";
 import { Failure } from "../ui/frame.js";
 import { toFailure } from "../ui/hooks.js";
 import { ShortText, Text } from "../ui/text.js";
@@ -12,13 +11,8 @@ import { useEffect, useRef, useState } from "../vendor/hooks.js";
 
 /** Time between two drawings of a reply that streams, in milliseconds. */
 const DRAW_MS = 50;
-
-/**
- * @typedef {object} Reply
- * @property {Record<string, any> | null} response
- * @property {boolean} running
- * @property {{message: string} | null} failure
- */
+/** Least time between two announcements, in milliseconds: each piece of a text would interrupt the one before. */
+const ANNOUNCE_MS = 2000;
 
 /** @param {{models: {id: string}[], model: string, onModel: (id: string) => void}} props */
 export function PromptBox({ models, model, onModel }) {
@@ -45,7 +39,7 @@ export function PromptBox({ models, model, onModel }) {
   };
 
   return html`<form class="prompt" onSubmit=${submit}>
-      <label>Model <select value=${model} onChange=${(/** @type {any} */ event) => onModel(event.currentTarget.value)}>${models.map(
+      <label>Model <select value=${model} onChange=${takeValue(onModel)}>${models.map(
         ({ id }) => html`<option value=${id}>${showHidden(id)}</option>`,
       )}</select></label>
       <label class="grow">Prompt <textarea name="prompt" rows="2" placeholder="Say something …" onKeyDown=${sendOnEnter}></textarea></label>
@@ -53,7 +47,7 @@ export function PromptBox({ models, model, onModel }) {
       <button type="button" disabled=${!reply.running} onClick=${() => abort.current?.abort()}>Stop</button>
     </form>
     <${Failure} failure=${reply.failure} />
-    ${reply.response !== null && html`<${Output} response=${reply.response} running=${reply.running} />`}`;
+    ${reply.response !== null && html`<${Output} title="Reply" response=${reply.response} running=${reply.running} />`}`;
 }
 
 /**
@@ -62,7 +56,7 @@ export function PromptBox({ models, model, onModel }) {
  * @param {AbortSignal} signal
  * @param {(reply: Reply) => void} report
  */
-async function readReply(body, signal, report) {
+export async function readReply(body, signal, report) {
   const fold = new EventFold();
   const current = () => fold.asOf(fold.events.length - 1);
   let timer = 0;
@@ -71,7 +65,7 @@ async function readReply(body, signal, report) {
     report({ response: current(), running: true, failure: null });
   };
   draw();
-  /** @type {{message: string} | null} */
+  /** @type {Fault} */
   let failure = null;
   try {
     for await (const event of postForEvents("v1/responses", body, signal)) {
@@ -85,13 +79,32 @@ async function readReply(body, signal, report) {
   report({ response: current(), running: false, failure });
 }
 
-/** @param {{response: Record<string, any>, running: boolean}} props */
-function Output({ response, running }) {
+/** @param {{title: string, response: Record<string, any>, running: boolean}} props */
+export function Output({ title, response, running }) {
   const items = listItems(response);
-  return html`<section class="output" aria-labelledby="reply">
-    <h2 id="reply">Reply <small>${running ? "…" : html`<${ShortText} value=${response["status"]} />`}</small></h2>
+  return html`<section class="output" aria-label=${title}>
+    <h2><${ShortText} value=${title} /> <small>${running ? "…" : html`<${ShortText} value=${response["status"]} />`}</small></h2>
     ${items.map((item) => html`<div class="item"><h3><${ShortText} value=${item["type"]} /></h3><p><${Text} value=${itemText(item)} /></p></div>`)}
     ${response["error"] && html`<${Failure} failure=${{ message: String(response["error"]["message"]) }} />`}
     <${Announcer} text=${items.map(itemText).join("\n")} running=${running} />
   </section>`;
+}
+
+/** Tells screen readers what a text has gained. @param {{text: string, running: boolean}} props */
+function Announcer({ text, running }) {
+  const [message, setMessage] = useState("");
+  const latest = useRef(text);
+  const announced = useRef(0);
+  latest.current = text;
+  useEffect(() => {
+    const announce = () => {
+      if (latest.current.length < announced.current) announced.current = 0;
+      if (latest.current.length > announced.current) setMessage(latest.current.slice(announced.current));
+      announced.current = latest.current.length;
+    };
+    if (!running) return announce();
+    const timer = setInterval(announce, ANNOUNCE_MS);
+    return () => clearInterval(timer);
+  }, [running]);
+  return html`<div class="unseen" role="status">${message}</div>`;
 }

@@ -1,12 +1,10 @@
 // What the model read, token by token: control tokens, what a cache held, and what history restored.
-import { fetchLines } from "../lib/api.js";
+import { fetchLines, turnPath } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { Failure } from "../ui/frame.js";
 import { useLoaded } from "../ui/hooks.js";
 import { ShortText, Text } from "../ui/text.js";
 import { useState } from "../vendor/hooks.js";
-
-/** @typedef {Record<string, any>} Json */
 
 /** Tokens that are read, and drawn, at once. */
 const PAGE_SIZE = 2000;
@@ -44,7 +42,7 @@ function dropLastToken(runs) {
 export async function readRuns(id, limit, signal) {
   /** @type {Json[]} */
   const runs = [];
-  for await (const line of fetchLines(`v1/inspect/turns/${encodeURIComponent(id)}/prompt?limit=${limit}`, signal)) {
+  for await (const line of fetchLines(turnPath(id, `/prompt?limit=${limit}`), signal)) {
     if (line["missing"] !== undefined) return { runs: [], missing: String(line["missing"]) };
     if (Array.isArray(line["ids"])) runs.push(line);
   }

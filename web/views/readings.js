@@ -1,17 +1,15 @@
 // One turn as each API would have sent it, side by side: a row for each event after which one of them sends something.
-import { fetchLines, isAbort } from "../lib/api.js";
-import { html } from "../lib/html.js";
+import { fetchLines, isAbort, turnPath } from "../lib/api.js";
+import { html, takeValue } from "../lib/html.js";
 import { addFrame, alignReadings, describeFrames, findNumber, READING_APIS } from "../lib/readings.js";
-import { useChosenEvent } from "../ui/chosen-event.js";
 import { Failure } from "../ui/frame.js";
-import { toFailure, useLoaded, useMedia } from "../ui/hooks.js";
+import { toFailure, useChosenEvent, useLoaded, useMedia } from "../ui/hooks.js";
 import { JsonTree } from "../ui/json-tree.js";
 import { ShortText } from "../ui/text.js";
 import { VirtualList } from "../ui/virtual-list.js";
 import { useMemo, useState } from "../vendor/hooks.js";
 
-/** @typedef {import("../lib/readings.js").Frame} Frame */
-/** @typedef {{api: string, frames: ReadonlyMap<number, Frame[]>, failure: {message: string} | null}} Column */
+/** @typedef {{api: string, frames: ReadonlyMap<number, Frame[]>, failure: Fault}} Column */
 
 /** Below this width there is room for one column. */
 const NARROW = "(max-width: 40rem)";
@@ -34,7 +32,7 @@ export function Readings({ id, reading }) {
   return html`<section aria-label="Readings">
     <p class="switches">${
       narrow
-        ? html`<label>API <select value=${single} onChange=${(/** @type {any} */ event) => setSingle(event.currentTarget.value)}>
+        ? html`<label>API <select value=${single} onChange=${takeValue(setSingle)}>
             ${READING_APIS.map((api) => html`<option value=${api}>${api}</option>`)}</select></label>`
         : READING_APIS.map(
             (api) =>
@@ -94,7 +92,7 @@ async function readColumn(id, api, signal) {
   /** @type {Map<number, Frame[]>} */
   const frames = new Map();
   try {
-    for await (const line of fetchLines(`v1/inspect/turns/${encodeURIComponent(id)}/readings/${api}`, signal)) {
+    for await (const line of fetchLines(turnPath(id, `/readings/${api}`), signal)) {
       if (line?.["error"] !== undefined)
         throw new Error(String(line["error"]?.["message"] ?? "the reading ends with an error"));
       addFrame(frames, line);

@@ -1,7 +1,7 @@
 // The body of the request as it was received, without secrets.
-import { fetchText } from "../lib/api.js";
+import { fetchText, turnPath } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { readJson, readMissing } from "../lib/parts.js";
+import { readJson, readMissing } from "../lib/turns.js";
 import { Failure } from "../ui/frame.js";
 import { useLoaded } from "../ui/hooks.js";
 import { JsonTree } from "../ui/json-tree.js";
@@ -12,7 +12,7 @@ import { useMemo, useState } from "../vendor/hooks.js";
 export function RequestBody({ id }) {
   const [asText, setAsText] = useState(false);
   const { value, failure } = useLoaded(
-    async (signal) => (await fetchText(`v1/inspect/turns/${encodeURIComponent(id)}/request`, signal)).text,
+    async (signal) => (await fetchText(turnPath(id, "/request"), signal)).text,
     [id],
   );
   const parsed = useMemo(() => readJson(value ?? ""), [value]);

@@ -62,7 +62,7 @@ function Clients({ model }) {
 function LastTurns() {
   const options = { asksForKey: false };
   const { value } = useLoaded((signal) => fetchJson("v1/inspect/turns?limit=5", signal, options), []);
-  /** @type {import("../lib/turns.js").Turn[]} */
+  /** @type {Turn[]} */
   const turns = Array.isArray(value?.data) ? value.data.map(readTurn) : [];
   return (
     turns.length > 0 &&

@@ -4,15 +4,12 @@ import { html } from "../lib/html.js";
 import { findStep } from "../lib/state-table.js";
 import { describeFinding } from "../lib/turns.js";
 import { showHidden } from "../lib/visible.js";
-import { useChosenEvent } from "../ui/chosen-event.js";
+import { useChosenEvent } from "../ui/hooks.js";
 import { ShortcutSwitch, shortcutsOn } from "../ui/shortcuts.js";
 import { ShortText } from "../ui/text.js";
 import { VirtualList } from "../ui/virtual-list.js";
 import { useLayoutEffect, useMemo, useState } from "../vendor/hooks.js";
 import { Moment } from "./moment.js";
-
-/** @typedef {Record<string, any>} Json */
-/** @typedef {import("./turn-log.js").TurnLog} TurnLog */
 
 /** @param {{log: TurnLog, findings: Json[]}} props */
 export function Timeline({ log, findings }) {
@@ -43,8 +40,8 @@ export function Timeline({ log, findings }) {
 }
 
 /**
- * @param {{log: TurnLog, cursor: number, last: number, options: import("../lib/event-rows.js").RowOptions,
- *   onChoose: (n: number) => void, onOptions: (options: import("../lib/event-rows.js").RowOptions) => void}} props
+ * @param {{log: TurnLog, cursor: number, last: number, options: RowOptions,
+ *   onChoose: (n: number) => void, onOptions: (options: RowOptions) => void}} props
  */
 function Controls({ log, cursor, last, options, onChoose, onOptions }) {
   const line = findStep(log.lines, cursor);
@@ -82,7 +79,7 @@ function Controls({ log, cursor, last, options, onChoose, onOptions }) {
   </form>`;
 }
 
-/** @param {{log: TurnLog, row: import("../lib/event-rows.js").Row | undefined, marks: Map<number, string[]>}} props */
+/** @param {{log: TurnLog, row: Row | undefined, marks: Map<number, string[]>}} props */
 function EventRow({ log, row, marks }) {
   if (row === undefined) return "";
   const { name, place, text } = describeRow(log.fold.events, row);

@@ -1,19 +1,9 @@
 // The log of a turn as it is read: all lines that the server has, then those that come while the turn runs.
-import { fetchLines, isAbort } from "../lib/api.js";
+import { fetchLines, isAbort, turnPath } from "../lib/api.js";
 import { EventFold } from "../lib/fold.js";
 import { keyVersion } from "../lib/session.js";
 import { toFailure, useSignal } from "../ui/hooks.js";
 import { useEffect, useState } from "../vendor/hooks.js";
-
-/** @typedef {Record<string, any>} Json */
-/**
- * @typedef {object} TurnLog
- * @property {EventFold} fold
- * @property {Json[]} lines Each line of the log without its event, which the fold has.
- * @property {number} count Number of lines so far.
- * @property {boolean} reading
- * @property {{message: string} | null} failure
- */
 
 const PAGE_SIZE = 5000;
 /** Time between two drawings while lines come, in milliseconds. */
@@ -51,7 +41,7 @@ async function readLog(id, follow, signal, report) {
     for (;;) {
       const before = lines.length;
       const query = `after=${before - 1}&limit=${PAGE_SIZE}&follow=${follow}`;
-      for await (const line of fetchLines(`v1/inspect/turns/${encodeURIComponent(id)}/events?${query}`, signal)) {
+      for await (const line of fetchLines(turnPath(id, `/events?${query}`), signal)) {
         if (line["error"] !== undefined)
           throw new Error(String(line["error"]?.["message"] ?? "the log ends with an error"));
         const { event, ...rest } = line;

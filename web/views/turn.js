@@ -1,21 +1,27 @@
 // One turn: how it ended, its times, and its timeline.
 import { viewAddress } from "../lib/addresses.js";
-import { fetchJson } from "../lib/api.js";
+import { ApiFailure, fetchJson, fetchText, turnPath } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { decodeRate, describeEnding, formatCount, formatSeconds, listPhases, readTurn } from "../lib/turns.js";
+import {
+  decodeRate,
+  describeEnding,
+  formatCount,
+  formatSeconds,
+  listPhases,
+  readJson,
+  readMissing,
+  readTurn,
+} from "../lib/turns.js";
 import { Failure } from "../ui/frame.js";
-import { useLoaded } from "../ui/hooks.js";
+import { toFailure, useLoaded } from "../ui/hooks.js";
 import { ShortText } from "../ui/text.js";
 import { useEffect, useState } from "../vendor/hooks.js";
-import { ExportMenu } from "./export-menu.js";
 import { Output } from "./output.js";
 import { Prompt } from "./prompt.js";
 import { Readings } from "./readings.js";
 import { RequestBody } from "./request.js";
 import { Timeline } from "./timeline.js";
 import { useTurnLog } from "./turn-log.js";
-
-/** @typedef {Record<string, any>} Json */
 
 /** Parts of the page, by the name that the address has for them. @type {readonly [string, string][]} */
 const PARTS = [
@@ -26,11 +32,25 @@ const PARTS = [
   ["readings", "Readings"],
 ];
 
+/** @typedef {{form: string, label: string, file: (id: string) => string}} ExportForm */
+
+/** @type {readonly ExportForm[]} */
+const EXPORT_FORMS = Object.freeze([
+  { form: "script", label: "Script of the scripted engine", file: (id) => `${id}.toml` },
+  { form: "cassette", label: "Cassette", file: (id) => `${id}.cassette.toml` },
+  { form: "test", label: "Test for pytest", file: (id) => `test_${id}.py` },
+  { form: "curl", label: "Request for curl", file: (id) => `${id}.sh` },
+  { form: "python", label: "Request for Python", file: (id) => `${id}.py` },
+]);
+
+/** Time after which the browser has taken a file, in milliseconds. */
+const TAKEN_MS = 10_000;
+
 /** @param {{id: string}} props */
 export function Turn({ id }) {
   const view = new URLSearchParams(location.search).get("view");
   const part = PARTS.find(([name]) => name === view)?.[0] ?? "timeline";
-  const path = `v1/inspect/turns/${encodeURIComponent(id)}`;
+  const path = turnPath(id);
   const [follow, setFollow] = useState(/** @type {boolean | null} */ (null));
   const log = useTurnLog(id, follow);
   // Read again when the log has ended: the ending is known then.
@@ -46,7 +66,7 @@ export function Turn({ id }) {
     ${
       record !== null &&
       html`<${TurnSummary} record=${record} findings=${findings.length} />
-      <p><a href=${viewAddress("compare", { a: id })}>Compare</a></p><${ExportMenu} id=${id} />`
+      <p class="switches"><a href=${viewAddress("play", { fork: id })}>Fork</a> <a href=${viewAddress("compare", { a: id })}>Compare</a></p><${ExportMenu} id=${id} />`
     }
     <${Parts} current=${part} />
     ${part === "prompt" && html`<${Prompt} id=${id} />`}
@@ -96,4 +116,45 @@ function TurnSummary({ record, findings }) {
 /** @param {{name: string, children?: unknown}} props */
 function Figure({ name, children }) {
   return html`<div><dt>${name}</dt><dd>${children}</dd></div>`;
+}
+
+/** Saves a turn as a file. It is fetched by script, since a link cannot send the key. @param {{id: string}} props */
+function ExportMenu({ id }) {
+  const [saved, setSaved] = useState("");
+  const [failure, setFailure] = useState(/** @type {Fault} */ (null));
+  /** @param {ExportForm} form */
+  const save = async ({ form, file }) => {
+    setSaved("");
+    setFailure(null);
+    try {
+      saveFile(await fetchExport(id, form), file(id));
+      setSaved(`Saved as ${file(id)}.`);
+    } catch (error) {
+      setFailure(toFailure(error));
+    }
+  };
+  return html`<details class="export"><summary>Export</summary>
+    <ul>${EXPORT_FORMS.map((each) => html`<li><button type="button" onClick=${() => save(each)}>${each.label}</button></li>`)}</ul>
+    <p role="status">${saved}</p>
+    <${Failure} failure=${failure} />
+  </details>`;
+}
+
+/** Returns the content of a file. Throws an error that says why there is none. @type {(id: string, form: string) => Promise<string>} */
+async function fetchExport(id, form) {
+  const path = turnPath(id, `/export/${form}`);
+  const { text, type } = await fetchText(path, new AbortController().signal);
+  const missing = type === "application/json" ? readMissing(readJson(text)?.value) : null;
+  if (missing !== null) throw new ApiFailure(200, missing);
+  return text;
+}
+
+/** @param {string} content @param {string} name */
+function saveFile(content, name) {
+  const address = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), TAKEN_MS);
 }

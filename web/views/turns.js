@@ -2,18 +2,36 @@
 import { turnAddress, viewAddress } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { describeEnding, formatCount, formatSeconds, listQuery, readTurn } from "../lib/turns.js";
+import {
+  APIS,
+  CAUSES,
+  describeEnding,
+  formatCount,
+  formatSeconds,
+  listQuery,
+  readTurn,
+  STATUSES,
+} from "../lib/turns.js";
 import { Failure } from "../ui/frame.js";
 import { toFailure, useLoaded } from "../ui/hooks.js";
 import { ShortcutSwitch, shortcutsOn } from "../ui/shortcuts.js";
 import { ShortText } from "../ui/text.js";
 import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
-import { Filters, readFilters } from "./turn-filters.js";
-
-/** @typedef {import("../lib/turns.js").Turn} Turn */
 
 /** Time between two readings of a live list, in milliseconds. */
 const LIVE_MS = 2000;
+/** Filters are part of the address, so that a filtered list can be linked to. */
+const NAMES = Object.freeze(["status", "api", "ending", "model", "tool", "since"]);
+/** @type {Record<string, readonly string[]>} */
+const CHOICES = { status: STATUSES, api: APIS, ending: CAUSES };
+/** @type {[string, number][]} */
+const PERIODS = [
+  ["any time", 0],
+  ["10 minutes", 600],
+  ["1 hour", 3600],
+  ["1 day", 86_400],
+  ["1 week", 604_800],
+];
 
 export function Turns() {
   const [filters, setFilters] = useState(readFilters());
@@ -41,7 +59,7 @@ export function Turns() {
 /** @param {{first: any, filters: Record<string, string>}} props */
 function TurnList({ first, filters }) {
   const [more, setMore] = useState(/** @type {any[]} */ ([]));
-  const [failure, setFailure] = useState(/** @type {{message: string} | null} */ (null));
+  const [failure, setFailure] = useState(/** @type {Fault} */ (null));
   const body = useRef(/** @type {HTMLElement | null} */ (null));
   const [marked, setMarked] = useState(/** @type {string[]} */ ([]));
   const mark = (/** @type {string} */ id) =>
@@ -137,4 +155,44 @@ function useShortcuts(body) {
 /** @type {(event: KeyboardEvent) => boolean} */
 function isTyping(event) {
   return event.target instanceof HTMLElement && event.target.matches("input, select, textarea");
+}
+
+/** Returns the filters of the address. @returns {Record<string, string>} */
+function readFilters() {
+  const fields = new URLSearchParams(location.search);
+  return Object.fromEntries(NAMES.map((name) => [name, fields.get(name) ?? ""]));
+}
+
+/** @param {{filters: Record<string, string>, onChange: (filters: Record<string, string>) => void}} props */
+function Filters({ filters, onChange }) {
+  /** @param {string} name @param {string} value */
+  const change = (name, value) => {
+    const next = { ...filters, [name]: value };
+    const query = new URLSearchParams(Object.entries(next).filter(([, text]) => text !== "")).toString();
+    history.replaceState(null, "", location.pathname + (query === "" ? "" : `?${query}`));
+    onChange(next);
+  };
+  return html`<form class="filters" role="search" aria-label="Filter turns" onSubmit=${(/** @type {Event} */ event) => event.preventDefault()}>
+    ${Object.entries(CHOICES).map(
+      ([name, choices]) => html`<label>${name}
+        <select value=${filters[name]} onChange=${(/** @type {any} */ event) => change(name, event.currentTarget.value)}>
+          <option value="">any</option>
+          ${choices.map((choice) => html`<option value=${choice}>${choice.replaceAll("_", " ")}</option>`)}
+        </select></label>`,
+    )}
+    ${["model", "tool"].map(
+      (name) => html`<label>${name}
+        <input value=${filters[name]} spellcheck=${false} onChange=${(/** @type {any} */ event) => change(name, event.currentTarget.value.trim())} /></label>`,
+    )}
+    <label>since
+      <select value=${filters["since"] === "" ? "0" : ""} onChange=${(/** @type {any} */ event) => change("since", sinceTime(Number(event.currentTarget.value)))}>
+        ${filters["since"] !== "" && html`<option value="">chosen time</option>`}
+        ${PERIODS.map(([name, seconds]) => html`<option value=${String(seconds)}>${name}</option>`)}
+      </select></label>
+  </form>`;
+}
+
+/** Returns the time that lies so many seconds back, in seconds since 1970. @type {(seconds: number) => string} */
+function sinceTime(seconds) {
+  return seconds === 0 ? "" : String(Math.floor(Date.now() / 1000) - seconds);
 }

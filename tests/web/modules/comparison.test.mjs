@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { clipEqual, comparePrompts, countCommon, findParting } from "../../../web/lib/comparison.js";
+import { clipEqual, comparePrompts, countCommon, findParting } from "../../../web/lib/differences.js";
 
 const created = (id, fields = {}) => ({ type: "response.created", sequence_number: 0, response: { id, status: "in_progress", ...fields } });
 const deltas = (...texts) =>
