@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 
 from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.encryption import open_sealer
+from antiphon.app.base.encryption import Sealer, open_sealer
 from antiphon.app.base.settings import Settings
 from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.batches.runner import BatchRunner
@@ -33,6 +33,9 @@ from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager, new_id
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.timeouts import TurnTimeouts
+from antiphon.app.usage.limits import RateLimits
+from antiphon.app.usage.meter import UsageMeter
+from antiphon.app.usage.recorder import UsageRecorder
 from antiphon.state.drafts import OutputSettings
 
 AnyRequest = Request[Any, Any, Any]
@@ -56,6 +59,8 @@ class ServerContext(Struct, kw_only=True):
     adapter_updates: AdapterUpdates
     body_memory: BodyMemory
     keys: KeyRing
+    meter: UsageMeter
+    usage: UsageRecorder
     reloader: Reloader
     batches: BatchRunner | None
     """None if the server runs no batches."""
@@ -135,6 +140,18 @@ def create_recorder(settings: Settings) -> TurnRecorder | None:
     return TurnRecorder(settings.inspect_mib << 20, uses_store=settings.inspect_mode == "store")
 
 
+def _create_media_resolver(
+    settings: Settings, metrics: MetricsCollector, store: ResponseStore, sealer: Sealer
+) -> tuple[Settings, MediaResolver]:
+    """Returns the settings, without images if they cannot be prepared, and what finds the images of requests."""
+    preparer, reader = _open_media(settings, metrics)
+    if preparer is None:
+        settings = structs.replace(settings, images="off")
+    fetcher = MediaFetcher(read_allowed_hosts(settings))
+    secret = sealer.derive_key("image names")
+    return settings, MediaResolver(store, settings, preparer, reader, fetcher, secret=secret)
+
+
 def create_context(
     settings: Settings,
     models: ModelRegistry,
@@ -146,16 +163,14 @@ def create_context(
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models, store, settings.store_file)
     capacity = TurnCapacity(model.engine for model in models.served)
-    preparer, reader = _open_media(settings, metrics)
-    if preparer is None:
-        settings = structs.replace(settings, images="off")
-    fetcher = MediaFetcher(read_allowed_hosts(settings))
-    media = MediaResolver(store, settings, preparer, reader, fetcher, secret=sealer.derive_key("image names"))
+    settings, media = _create_media_resolver(settings, metrics, store, sealer)
     if media.source is not None:
         for model in models.served:
             model.engine.attach_media(media.source)
     keys = KeyRing(settings.fixed_keys, settings.file_keys)
     tracer = open_tracer(settings, metrics.on_spans_dropped)
+    usage = UsageRecorder(store)
+    meter = UsageMeter(keys, RateLimits(usage.used_tokens, count_servers=lambda: usage.num_servers), usage)
     turn_manager = TurnManager(
         store,
         capacity,
@@ -165,6 +180,7 @@ def create_context(
         tool_host=create_tool_host(settings, store, sealer, new_id, metrics.on_tool_call),
         media=media,
         on_turn_end=metrics.on_turn_end,
+        meter=meter,
         recorder=create_recorder(settings),
         tracer=tracer,
     )
@@ -179,6 +195,8 @@ def create_context(
         adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
         body_memory=BodyMemory(settings.max_body_bytes),
         keys=keys,
+        meter=meter,
+        usage=usage,
         reloader=_create_reloader(settings, keys, turn_manager),
         batches=BatchRunner(store, models, keys=keys) if settings.enable_batches else None,
         tracer=tracer,

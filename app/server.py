@@ -22,11 +22,12 @@ from litestar import Litestar
 from litestar.datastructures import State
 
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.errors import from_engine
+from antiphon.app.base.api_keys import ApiKey
+from antiphon.app.base.errors import MESSAGES_PATH, ApiError, from_engine
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext
 from antiphon.app.http.admission import GENERATION_PATHS, AdmissionController
-from antiphon.app.http.asgi import AsgiApp
+from antiphon.app.http.asgi import AsgiApp, AsgiScope, HeaderPairs
 from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
 ACCEPT_SOCKETS = 16
 """Number of listening descriptors for one address. The event loop accepts one connection per descriptor and iteration,
 and an iteration is long while many streams run: after a burst of 1 000 connections the next one would wait seconds."""
+LIMITED_PATHS = frozenset(
+    {*GENERATION_PATHS, "/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"}
+)
+"""Paths on which a POST counts as a request of its API key."""
 CLOSE_GRACE_SECONDS = 2.0
 """Seconds after the drain in which the last bytes are sent and the connections close."""
 
@@ -83,16 +88,12 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
             tracer.end_request(record)
         on_request_done(record)
 
-    def check_capacity(path: str) -> None:
-        if path in GENERATION_PATHS:
-            context.capacity.check_any()
-
     break_replies = FaultyReplies if connect_script_faults(context.models) else lambda routes: routes
     guard = RequestGuard(
         break_replies(app),
         context.settings,
         on_done,
-        check_capacity=check_capacity,
+        check_capacity=_create_capacity_check(context),
         websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S, on_turn_done)),
         body_memory=context.body_memory,
         page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
@@ -101,6 +102,24 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
     if tracer is not None:
         guard.begin_trace = tracer.begin_request
     return guard
+
+
+def _create_capacity_check(context: ServerContext) -> Callable[[AsgiScope, ApiKey], HeaderPairs]:
+    """Returns the check of a request whose body has not been read: it returns headers, or raises `ApiError` 429."""
+
+    def check_capacity(scope: AsgiScope, key: ApiKey) -> HeaderPairs:
+        path = scope["path"]
+        if path in GENERATION_PATHS:
+            try:
+                context.capacity.check_any()
+            except ApiError:
+                context.meter.count_rejection(key)
+                raise
+        if path in LIMITED_PATHS:
+            return context.meter.begin_request(key, api="anthropic" if path == MESSAGES_PATH else "openai")
+        return ()
+
+    return check_capacity
 
 
 class AntiphonServer(uvicorn.Server):
@@ -156,6 +175,7 @@ class AntiphonServer(uvicorn.Server):
         """Starts to listen, then reports the port."""
         self._bind_grpc()
         context = self._context
+        context.usage.start()
         context.turn_manager.continuer.start(context.models.served, context.settings.continue_within)
         listeners = [
             listener
@@ -211,6 +231,7 @@ class AntiphonServer(uvicorn.Server):
             await asyncio.wait({drain}, timeout=0.1)
         drain.cancel()
         await super().shutdown(sockets)
+        await self._context.usage.close()
         if grpc_end is not None and not self.force_exit:
             await grpc_end
         if self._context.tracer is not None:

@@ -135,6 +135,14 @@ class TurnStats(Struct, kw_only=True):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Part of the output."""
+    counts_input: bool = True
+    """False for a further choice of a prompt, which the usage of the reply has once."""
+    counts_request: bool = True
+    """False for a further turn of the same request."""
+    charged_tokens: int = 0
+    """Tokens that are charged to the limits of the key already."""
     previous_id: str = ""
     """Id of the response that the turn continues."""
     error_code: str = ""

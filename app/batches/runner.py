@@ -190,5 +190,5 @@ def _read_line_body(content: bytes) -> bytes:
 def _is_temporary(reply: LineReply, tries: int) -> bool:
     """Tells whether a reply says nothing about the line, because the server cannot run it now."""
     if reply.status == 429:
-        return tries < MAX_BUSY_TRIES
+        return tries < MAX_BUSY_TRIES and read_error_code(reply.body) != "insufficient_quota"
     return reply.status == 503 and read_error_code(reply.body) in TEMPORARY_CODES

@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from antiphon.app.base.errors import ApiError, clip_text
 from antiphon.app.http.asgi import AsgiScope, HeaderPairs
 
-EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after", "openai-processing-ms", "www-authenticate", "allow")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+    "openai-processing-ms",
+    "www-authenticate",
+    "allow",
+    *(f"x-ratelimit-{name}-{unit}" for unit in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
+)
 """Response headers that pages may read: those that the server sends to clients, and `openai-processing-ms`, which
 OpenAI's clients read and a gateway may add."""
 PREFLIGHT_MAX_AGE_S = 86_400

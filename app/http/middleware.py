@@ -60,9 +60,9 @@ _log = structlog.get_logger(__name__)
 class RequestGuard:
     """Wraps `app`. `on_request_done` is called once per request, when its response has ended.
 
-    `check_capacity` is called with the path of a request that passed all checks and may have a body; it may raise
-    `ApiError`. In a burst, excess requests must be cheap to reject, so that all of them get a prompt answer and delay
-    no other request.
+    `check_capacity` is called with a request that passed all checks and may have a body, and its key. It returns
+    headers of the reply, and may raise `ApiError`. In a burst, excess requests must be cheap to reject, so that all of
+    them get a prompt answer and delay no other request.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RequestGuard:
         app: AsgiApp,
         settings: Settings,
         on_request_done: Callable[[AccessRecord], None] = lambda _: None,
-        check_capacity: Callable[[str], None] = lambda _: None,
+        check_capacity: Callable[[AsgiScope, ApiKey], HeaderPairs] = lambda *_: (),
         websocket_app: AsgiApp | None = None,
         body_memory: BodyMemory | None = None,
         page: AsgiApp | None = None,
@@ -118,7 +118,7 @@ class RequestGuard:
             state.key = self._authorize(scope, headers)
             state.owner = state.key.owner
             if scope.get("method") in METHODS_WITH_BODY:
-                self._check_capacity(scope["path"])
+                response.reply_headers += self._check_capacity(scope, state.key)
             if scope["type"] == "websocket" and self._websocket_app is not None:
                 await self._websocket_app(scope, receive, response.send)
                 return
@@ -263,7 +263,7 @@ class _ResponseSender:
     def __init__(
         self, send: AsgiSend, reply_headers: HeaderPairs, kind: str, on_start: Callable[[], None] = lambda: None
     ) -> None:
-        self._send, self._reply_headers, self._kind, self._on_start = send, reply_headers, kind, on_start
+        self._send, self.reply_headers, self._kind, self._on_start = send, reply_headers, kind, on_start
         self.request_id = _request_id(reply_headers)
         self.status = 499
         """Status for the access log. 499 until the response starts: the client disconnected before."""
@@ -275,7 +275,7 @@ class _ResponseSender:
         if message["type"] in START_MESSAGES:
             self._on_start()
             self._begun, self.status = True, message.get("status", 101)
-            message = {**message, "headers": [*message.get("headers", ()), *self._reply_headers]}
+            message = {**message, "headers": [*message.get("headers", ()), *self.reply_headers]}
         await self._send(message)
 
     async def send_empty(self, status: int, headers: HeaderPairs) -> None:

@@ -100,6 +100,23 @@ _INCLUDE = (
 )
 QUERY_PARAMETERS: dict[str, tuple[tuple[str, Json, str], ...]] = {
     "list_batches": _PAGE[:2],
+    "list_usage": (
+        ("start_time", {"type": "integer", "minimum": 0}, "Start in seconds since 1970; required."),
+        ("end_time", {"type": "integer", "minimum": 0}, "End, exclusive. Default: now."),
+        ("bucket_width", {"type": "string", "enum": ["1m", "1h", "1d"], "default": "1d"}, "Period of a bucket."),
+        (
+            "limit",
+            {"type": "integer", "minimum": 1, "maximum": 1440},
+            "Most buckets: 31 days, 168 hours, 1440 minutes.",
+        ),
+        ("page", _STRING, "The `next_page` of the page before."),
+        (
+            "group_by",
+            {"type": "array", "items": {"enum": ["model", "api_key_id", "user_id"]}},
+            "Sums of each of these.",
+        ),
+        *((name, {"type": "array", "items": _STRING}, "Only these.") for name in ("models", "api_key_ids", "user_ids")),
+    ),
     "list_files": (
         ("limit", {"type": "integer", "minimum": 1, "maximum": MAX_FILES_LIMIT, "default": MAX_FILES_LIMIT}, "Most."),
         *_PAGE[1:],
@@ -264,7 +281,7 @@ def _error_statuses(route: HTTPRoute, name: str, method: str, fields: frozenset[
     conditions = {
         400: has_body or name in QUERY_PARAMETERS or method == "post",
         401: True,
-        403: path.startswith("/v1/admin/"),
+        403: path.startswith("/v1/admin/") or name == "list_usage",
         404: bool(route.path_parameters) or bool({"model", "lora_name"} & fields),
         409: "lora_path" in fields or name == "delete_file",
         413: has_body,

@@ -2,7 +2,6 @@
 
 from antiphon.app.routes import (
     adapters,
-    admin,
     batches,
     chat,
     compact,
@@ -17,6 +16,7 @@ from antiphon.app.routes import (
 )
 from antiphon.app.routes.files import files, uploads
 from antiphon.app.routes.inspection import server, turns
+from antiphon.app.routes.operations import admin, usage
 from antiphon.app.routes.texts import embeddings, tokenize
 
 ROUTE_HANDLERS = (
@@ -82,6 +82,7 @@ ROUTE_HANDLERS = (
     embeddings.create_embeddings,
     embeddings.rerank_documents,
     embeddings.score_pairs,
+    usage.list_usage,
     tokenize.tokenize_prompt,
     tokenize.detokenize_tokens,
     tokenize.get_server_version,

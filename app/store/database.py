@@ -41,6 +41,7 @@ from antiphon.app.store.history.step_rows import (
 )
 from antiphon.app.store.history.summary_tables import SUMMARY_COLUMNS, SummaryTables, encode_summary
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
+from antiphon.app.store.history.usage_tables import UsageTable
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
 from antiphon.events import stream as ev
 from antiphon.events.response import Response
@@ -79,7 +80,7 @@ class Database:
         self.conversations, self.turns = ConversationTables(connection, self.blobs), TurnTables(connection)
         self.continuations, self.summaries = ContinuationTables(connection), SummaryTables(connection)
         self.files, self.batches = FileTables(connection), BatchTables(connection)
-        self.uploads = UploadTables(connection, self.files)
+        self.uploads, self.usage = UploadTables(connection, self.files), UsageTable(connection)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -238,6 +239,11 @@ class Database:
             "ON CONFLICT (name) DO UPDATE SET heartbeat = excluded.heartbeat, stats = excluded.stats"
         )
         self._connection.execute(statement, (writer, now, figures))
+
+    def count_writers(self, after: float) -> int:
+        """Returns the number of writers with a heartbeat after this time."""
+        query = "SELECT count(*) FROM writers WHERE heartbeat > ?"
+        return int(self._connection.execute(query, (after,)).fetchone()[0])
 
     def delete_writer(self, writer: str) -> None:
         """Deletes the heartbeat of a writer that exits."""

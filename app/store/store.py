@@ -165,6 +165,11 @@ class ResponseStore:
         return not self._is_volatile
 
     @property
+    def lease_s(self) -> float:
+        """Time without a heartbeat after which a writer is considered dead."""
+        return self._timings.lease_s
+
+    @property
     def num_waiting(self) -> int:
         """Number of steps and changes that wait for the writer."""
         return self._queue.qsize()

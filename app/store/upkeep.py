@@ -25,6 +25,8 @@ MAX_PURGED_LINES = 1000
 """Lines of ended batches to delete in one transaction."""
 UPLOAD_RECORD_S = 86_400
 """Time for which an upload is known after it could take its last part."""
+USAGE_RETENTION_S = 400 * 86_400
+"""Age at which the sums of an hour are deleted."""
 MAX_CLOCK_DIFFERENCE_S = 86_400
 """Time for which the record of a used approval is kept after the approval has expired by this server's clock."""
 
@@ -121,6 +123,7 @@ class StoreUpkeep:
         self._database.files.delete_older(oldest)
         self._database.uploads.delete_expired(now - UPLOAD_RECORD_S)
         self._database.batches.delete_expired(oldest)
+        self._database.usage.delete_before(int(now - USAGE_RETENTION_S))
         self._database.delete_used_approvals(now - MAX_APPROVAL_AGE_S - MAX_CLOCK_DIFFERENCE_S)
         self._database.commit()
         return is_done

@@ -6,7 +6,7 @@ too late, so every earlier check uses this count.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from antiphon.app.base.errors import ApiError, from_engine
 from antiphon.engine.protocol import BATCH_PRIORITY, Engine, overloaded_error
@@ -21,6 +21,8 @@ class TurnSlot:
     def __init__(self, open_turns: Counter[Engine], engine: Engine) -> None:
         self._open_turns, self._engine = open_turns, engine
         self._is_held = True
+        self.on_release: Callable[[], None] | None = None
+        """Called when the slot is freed."""
         open_turns[engine] += 1
 
     def release(self) -> None:
@@ -28,6 +30,8 @@ class TurnSlot:
         if self._is_held:
             self._is_held = False
             self._open_turns[self._engine] -= 1
+            if self.on_release is not None:
+                self.on_release()
 
 
 class TurnCapacity:

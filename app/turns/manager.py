@@ -31,15 +31,14 @@ from antiphon.app.turns.first_step import store_logs, wait_stored
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.output_processor import OutputProcessor
-from antiphon.app.turns.prompts.cache_diagnostics import list_settings
 from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
-from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn
-from antiphon.app.turns.recording import TurnTracing, create_record
+from antiphon.app.turns.recording import TurnTracing, create_record, describe_finished
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import add_ids
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn
+from antiphon.app.usage.meter import UsageMeter
 from antiphon.engine.protocol import Engine
 from antiphon.events.inputs import AnyInput
 from antiphon.state.drafts import OutputSettings
@@ -72,7 +71,9 @@ class TurnManager:
         on_turn_end: Callable[[TurnStats], None] | None = None,
         recorder: TurnRecorder | None = None,
         tracer: Tracer | None = None,
+        meter: UsageMeter | None = None,
     ) -> None:
+        self._meter = meter or UsageMeter()
         self.store, self.sealer = store, sealer or Sealer()
         self._capacity, self._report_end, self.recorder = capacity, on_turn_end, recorder
         self._tracing = TurnTracing(tracer)
@@ -116,6 +117,7 @@ class TurnManager:
         slots = self._capacity.acquire(model.engine, sum(each.n for each in specs), spec.priority)
         turns: list[Turn] = []
         try:
+            self._meter.hold_turns(origin.key, slots)
             on_admitted()
             choices = await self.preparer.prepare_choices(model, specs, owner, is_large=is_large)
             rendered = time.monotonic()
@@ -124,6 +126,9 @@ class TurnManager:
                 times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)
                 stats = create_stats(each.base_response, origin, times, self.clock())
                 stats.trace = self._tracing.begin(origin, background=bool(each.base_response.background))
+                stats.counts_input, stats.counts_request = choice.number == 0, not turns
+                if choice.number == 0:
+                    self._meter.charge_prompt(stats, choice.prompt.prompt.num_tokens)
                 turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
             for turn in turns:
                 await asyncio.shield(turn.started)
@@ -285,12 +290,14 @@ class TurnManager:
         turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
         turn.is_continued = True
         turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
+        turn.stats.key = self._meter.find_owner_key(log.owner)
         turn.stats.times.parsed, turn.stats.started_at = time.monotonic(), float(log.base_response.created_at)
         self._track_turn(model, turn, rebuilt.processor, slot)
 
     def _on_turn_end(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:
         slot.release()
         del self._running[turn.log.id]
+        self._meter.end_turn(turn.stats, turn.log.owner)
         response = processor.machine.response
         if self._report_end is not None:
             self._report_end(turn.stats)
@@ -299,17 +306,7 @@ class TurnManager:
             self.recorder.finish(turn.log.owner, turn.log.id)
         is_known = processor.has_dialect and not turn.is_continued  # else its conversation is not here
         if response.status in ("completed", "incomplete") and is_known:
-            request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
-            last = processor.round
-            settings = list_settings(model.names[0], turn.log.base_response.text)
-            finished = FinishedTurn(
-                last.prompt,
-                tuple(last.generated_tokens),
-                last.list_spoken(response.output),
-                request_bytes,
-                turn.log.id,
-                settings,
-            )
+            finished = describe_finished(turn.log, processor, response, model.names[0])
             self._renderer.token_history.add_turn(finished)
 
     async def _abort_turns(self, turns: Iterable[Turn]) -> None:

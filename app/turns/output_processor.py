@@ -265,6 +265,7 @@ class OutputProcessor:
         stats.status = "refused" if self.machine.state is State.NEW else str(response.status)
         stats.input_tokens, stats.output_tokens = usage.input_tokens, usage.output_tokens
         stats.cached_tokens = usage.input_tokens_details.cached_tokens
+        stats.reasoning_tokens = usage.output_tokens_details.reasoning_tokens
         stats.error_code = "" if response.error is None else response.error.code
         stats.tools = list_called_tools(self.machine.output)
 

@@ -19,8 +19,10 @@ from antiphon.app.observability.tracing.tracer import Tracer
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.output_processor import OutputProcessor
+from antiphon.app.turns.prompts.cache_diagnostics import list_settings
+from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn
 from antiphon.engine.protocol import Job
-from antiphon.events.response import ConversationRef
+from antiphon.events.response import ConversationRef, Response
 from antiphon.kit.cassette.redaction import Redactor
 
 
@@ -175,3 +177,16 @@ def name_finish_reason(processor: OutputProcessor) -> str:
     if processor.stats.status == "cancelled":
         return "cancelled"
     return "tool_calls" if processor.round.num_client_calls else "stop"
+
+
+def describe_finished(log: EventLog, processor: OutputProcessor, response: Response, model: str) -> FinishedTurn:
+    """Returns what later turns of the conversation use of a turn that has ended: its tokens and its output."""
+    last = processor.round
+    return FinishedTurn(
+        last.prompt,
+        tuple(last.generated_tokens),
+        last.list_spoken(response.output),
+        len(log.entries[0].data) if log.entries else 0,
+        log.id,
+        list_settings(model, log.base_response.text),
+    )

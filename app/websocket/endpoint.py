@@ -173,7 +173,9 @@ class _Connection:
     async def _generate(self, turn: WaitingTurn) -> None:
         """Generates a response, and sends its events."""
         context, lane, frame = self._context, turn.lane, turn.frame
-        models = context.models.restrict(refresh_key(context.keys, self._key).models)
+        self._key = refresh_key(context.keys, self._key)
+        context.meter.begin_request(self._key)
+        models = context.models.restrict(self._key.models)
         previous = turn.previous or self._lanes.find_response(frame.body.get("previous_response_id"))
         steers = turn.steers or lane.held_steers.get(frame.body.get("previous_response_id"))
         body = _add_steers(frame.body, steers)

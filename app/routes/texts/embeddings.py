@@ -7,8 +7,8 @@ from litestar import post
 from litestar.response import Response
 
 from antiphon.app.base.errors import report_engine_errors
-from antiphon.app.context import AnyRequest, request_models
-from antiphon.app.encoders.jobs import run_request
+from antiphon.app.context import AnyRequest, request_models, server_context
+from antiphon.app.encoders.jobs import EncoderResult, run_request
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
@@ -16,6 +16,7 @@ from antiphon.app.models.status import blocked_reason
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.replies.engine_ready import wait_until_known
 from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
+from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
 from antiphon.app.requests.embeddings.request import read_embeddings_request
 from antiphon.engine.embeddings.repository import EncoderKind
@@ -27,7 +28,7 @@ T = TypeVar("T")
 async def create_embeddings(request: AnyRequest) -> Response[Any]:
     """Returns a vector for each input."""
     body, parsed = await _read_request(request, "embedding", read_embeddings_request)
-    result = await cancel_on_disconnect(request, run_request(parsed))
+    result = await _run(request, parsed)
     as_base64 = body.get("encoding_format") == "base64"
     return json_reply(await embeddings_body(result, parsed.model.names[0], as_base64=as_base64))
 
@@ -36,7 +37,7 @@ async def create_embeddings(request: AnyRequest) -> Response[Any]:
 async def rerank_documents(request: AnyRequest) -> Response[Any]:
     """Returns documents in the order of their relevance to a query."""
     body, (parsed, texts) = await _read_request(request, "rerank", read_rerank_request)
-    result = await cancel_on_disconnect(request, run_request(parsed))
+    result = await _run(request, parsed)
     shown = None if body.get("return_documents") is False else texts
     request_id = request_state(request.scope).request_id
     return json_reply(rerank_body(result, parsed.model.names[0], request_id, shown, body.get("top_n") or 0))
@@ -46,8 +47,16 @@ async def rerank_documents(request: AnyRequest) -> Response[Any]:
 async def score_pairs(request: AnyRequest) -> Response[Any]:
     """Returns a score for each pair of texts."""
     _, parsed = await _read_request(request, "rerank", read_score_request)
-    result = await cancel_on_disconnect(request, run_request(parsed))
+    result = await _run(request, parsed)
     return json_reply(score_body(result, parsed.model.names[0], request_state(request.scope).request_id))
+
+
+async def _run(request: AnyRequest, parsed: EncoderRequest) -> EncoderResult:
+    """Runs a request, and charges its tokens to the API key."""
+    result = await cancel_on_disconnect(request, run_request(parsed))
+    key = request_state(request.scope).key
+    server_context(request).meter.charge_input(key, parsed.model.names[0], result.num_tokens)
+    return result
 
 
 async def _read_request(

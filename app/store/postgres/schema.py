@@ -6,13 +6,14 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 MIGRATION_LOCK = 0x616E7469_70686F6E
 """Key of the advisory lock that a server holds while it migrates."""
 TABLES = (
     "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions",
     "chat_choices", "files", "file_pieces", "batches", "batch_lines", "used_approvals", "blobs",
     "blob_pieces", "blob_references", "uploads", "continuations", "turn_summaries", "turn_records", "prompt_blocks",
+    "usage_hours",
 )  # fmt: skip
 # Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
 SCHEMA = """
@@ -136,9 +137,19 @@ CREATE INDEX blocks_by_size ON prompt_blocks (size);
 ALTER TABLE writers ADD COLUMN stats TEXT NOT NULL DEFAULT '';
 """
 """Records of turns and the blocks of their prompts, which are compressed before, and the figures of each server."""
+USAGE_SCHEMA = """
+CREATE TABLE usage_hours (
+    hour BIGINT NOT NULL, owner TEXT NOT NULL, key_id TEXT NOT NULL, model TEXT NOT NULL, writer TEXT NOT NULL,
+    requests BIGINT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
+    output_tokens BIGINT NOT NULL, reasoning_tokens BIGINT NOT NULL, failures BIGINT NOT NULL,
+    rejections BIGINT NOT NULL,
+    PRIMARY KEY (hour, owner, key_id, model, writer)
+);
+"""
+"""What API keys have used in each hour, as each process has counted it."""
 MIGRATIONS: tuple[str, ...] = (
     *(SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA, CONTINUATION_SCHEMA),
-    *(SUMMARY_SCHEMA, RECORD_SCHEMA),
+    *(SUMMARY_SCHEMA, RECORD_SCHEMA, USAGE_SCHEMA),
 )
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 

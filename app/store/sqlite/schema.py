@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.app.store.base import StoreError
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 _VERSION_4 = """
 CREATE TABLE chat_completions (
     position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
@@ -104,6 +104,16 @@ CREATE INDEX blocks_by_size ON prompt_blocks (size);
 ALTER TABLE writers ADD COLUMN stats TEXT NOT NULL DEFAULT ''
 """
 """Additions of version 10: records of turns, blocks of their prompts, and the figures of each server."""
+_VERSION_11 = """
+CREATE TABLE usage_hours (
+    hour INTEGER NOT NULL, owner TEXT NOT NULL, key_id TEXT NOT NULL, model TEXT NOT NULL, writer TEXT NOT NULL,
+    requests INTEGER NOT NULL, input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, failures INTEGER NOT NULL,
+    rejections INTEGER NOT NULL,
+    PRIMARY KEY (hour, owner, key_id, model, writer)
+) WITHOUT ROWID
+"""
+"""Additions of version 11: what API keys have used in each hour, as each process has counted it."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
@@ -134,7 +144,8 @@ CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT RO
 {_VERSION_7};
 {_VERSION_8};
 {_VERSION_9};
-{_VERSION_10}"""
+{_VERSION_10};
+{_VERSION_11}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -152,6 +163,7 @@ MIGRATIONS: tuple[str, ...] = (
     _VERSION_8,
     _VERSION_9,
     _VERSION_10,
+    _VERSION_11,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 

@@ -79,6 +79,7 @@ CHANGES = {
     "version 6": ";".join((*MIGRATIONS[1:5], "PRAGMA user_version = 6")),
     "version 8": ";".join((*MIGRATIONS[1:7], "PRAGMA user_version = 8")),
     "version 9": ";".join((*MIGRATIONS[1:8], "PRAGMA user_version = 9")),
+    "version 10": ";".join((*MIGRATIONS[1:9], "PRAGMA user_version = 10")),
 }
 """Statements that make a file of version 2 one of another version."""
 

@@ -1,0 +1,1 @@
+"""Endpoints for operators: reloads, and what keys have used."""

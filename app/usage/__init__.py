@@ -1,0 +1,1 @@
+"""Limits of API keys, and the sums of what they use."""

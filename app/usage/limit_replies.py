@@ -1,0 +1,82 @@
+"""Errors and headers of limits, in the forms of OpenAI's and Anthropic's APIs."""
+
+import math
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+from antiphon.app.base.errors import RATE_LIMIT, ApiError
+from antiphon.app.http.asgi import HeaderPairs
+
+
+class LimitLevel(Struct, frozen=True):
+    """State of a limit: of `limit` units a minute, `remaining` may be used now, and all in `reset_s` seconds."""
+
+    unit: str
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+def list_openai_headers(levels: list[LimitLevel]) -> HeaderPairs:
+    """Returns `x-ratelimit-*`. Times are durations such as `1.5s` or `6m0s`."""
+    pairs: list[tuple[bytes, bytes]] = []
+    for level in levels:
+        for name, value in (
+            ("limit", str(level.limit)),
+            ("remaining", str(level.remaining)),
+            ("reset", format_duration(level.reset_s)),
+        ):
+            pairs.append((f"x-ratelimit-{name}-{level.unit}".encode(), value.encode()))
+    return tuple(pairs)
+
+
+def list_anthropic_headers(levels: list[LimitLevel], now: float) -> HeaderPairs:
+    """Returns `anthropic-ratelimit-*`. Times are in RFC 3339; `now` is in seconds since 1970."""
+    pairs: list[tuple[bytes, bytes]] = []
+    for level in levels:
+        reset = datetime.fromtimestamp(math.ceil(now + level.reset_s), UTC)
+        for name, value in (
+            ("limit", str(level.limit)),
+            ("remaining", str(level.remaining)),
+            ("reset", f"{reset:%Y-%m-%dT%H:%M:%SZ}"),
+        ):
+            pairs.append((f"anthropic-ratelimit-{level.unit}-{name}".encode(), value.encode()))
+    return tuple(pairs)
+
+
+def format_duration(seconds: float) -> str:
+    """Returns a duration as OpenAI writes it: `0s`, `250ms`, `1.5s`, `6m0s`, `1h0m0s`.
+
+    It is rounded up, so that a client which waits for it is not early.
+    """
+    if seconds < 1:
+        millis = math.ceil(seconds * 1000 - 1e-6)
+        return f"{millis}ms" if 0 < millis < 1000 else ("1s" if millis else "0s")
+    if seconds < 60:
+        return f"{math.ceil(seconds * 1000 - 1e-6) / 1000:g}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
+
+
+def rate_limit_error(cause: str, wait_s: float) -> ApiError:
+    """Returns the error of a limit that has room again after a time. Codex reads the time in the message."""
+    wait_s = max(wait_s, 0.001)
+    message = f"Rate limit reached: {cause}. Please try again in {format_seconds(wait_s)}."
+    headers = (("retry-after", str(math.ceil(wait_s))), ("retry-after-ms", str(math.ceil(wait_s * 1000))))
+    return ApiError(429, "rate_limit_exceeded", message, kind=RATE_LIMIT, headers=headers)
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a time in seconds with at most three decimals, rounded up: `1.5s`."""
+    return f"{math.ceil(seconds * 1000 - 1e-6) / 1000:g}s"
+
+
+def quota_error(limit: int, window: str, ends_at: float) -> ApiError:
+    """Returns the error of a budget that is used up. A retry does not help before `ends_at`, in seconds since 1970."""
+    end = f"{datetime.fromtimestamp(ends_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    message = f"You exceeded your current quota: {limit} tokens a {window}. The next {window} begins at {end}."
+    return ApiError(
+        429, "insufficient_quota", message, kind="insufficient_quota", headers=(("x-should-retry", "false"),)
+    )

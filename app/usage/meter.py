@@ -1,0 +1,78 @@
+"""Connects the limits of API keys and the sums of what they use with requests and turns."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from antiphon.app.base.api_keys import ApiKey
+from antiphon.app.base.errors import ApiError
+from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.http.asgi import HeaderPairs
+from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.store.history.usage_tables import UsageCounts
+from antiphon.app.usage.limits import RateLimits, TurnPlace
+from antiphon.app.usage.recorder import UsageRecorder
+
+REJECTION = UsageCounts(rejections=1)
+
+
+class UsageMeter:
+    """Asked before a request is parsed, when its turns begin, when a prompt is rendered, and when a turn has ended."""
+
+    def __init__(
+        self, keys: KeyRing | None = None, limits: RateLimits | None = None, recorder: UsageRecorder | None = None
+    ) -> None:
+        self._keys = KeyRing() if keys is None else keys
+        self._limits = RateLimits() if limits is None else limits
+        self.recorder = recorder
+
+    def begin_request(self, key: ApiKey, *, api: Literal["openai", "anthropic"] = "openai") -> HeaderPairs:
+        """Counts a request. Returns the headers of its reply; raises `ApiError` 429."""
+        try:
+            return self._limits.begin_request(key, is_anthropic=api == "anthropic")
+        except ApiError:
+            self.count_rejection(key)
+            raise
+
+    def count_rejection(self, key: ApiKey) -> None:
+        """Counts a request that is answered 429. Its body, which names the model, may not have been read."""
+        if self.recorder is not None:
+            self.recorder.add(key.owner, key.id, "", REJECTION)
+
+    def hold_turns(self, key: ApiKey, places: Sequence[TurnPlace]) -> None:
+        """Counts turns until their places are released. Raises `ApiError`; then none counts."""
+        try:
+            self._limits.hold_turns(key, places)
+        except ApiError as error:
+            if error.status == 429:
+                self.count_rejection(key)
+            raise
+
+    def find_owner_key(self, owner: str) -> ApiKey:
+        """Returns a key for a turn of an owner that another process has begun."""
+        return self._keys.find_owner(owner)
+
+    def charge_prompt(self, stats: TurnStats, num_tokens: int) -> None:
+        """Charges the prompt of a turn, which waits for the engine now."""
+        stats.charged_tokens = num_tokens
+        self._limits.charge_tokens(stats.key, num_tokens)
+
+    def end_turn(self, stats: TurnStats, owner: str) -> None:
+        """Charges what a turn has used beside its prompt, and adds the turn to the sums of its key."""
+        num_input = stats.input_tokens if stats.counts_input else 0
+        self._limits.charge_tokens(stats.key, num_input + stats.output_tokens - stats.charged_tokens)
+        if self.recorder is not None:
+            counts = UsageCounts(
+                requests=int(stats.counts_request),
+                input_tokens=num_input,
+                cached_tokens=stats.cached_tokens if stats.counts_input else 0,
+                output_tokens=stats.output_tokens,
+                reasoning_tokens=stats.reasoning_tokens,
+                failures=int(stats.status in ("failed", "refused")),
+            )
+            self.recorder.add(owner, stats.key.id, stats.model, counts)
+
+    def charge_input(self, key: ApiKey, model: str, num_tokens: int) -> None:
+        """Charges and adds up a request that generates no text, such as one for embeddings."""
+        self._limits.charge_tokens(key, num_tokens)
+        if self.recorder is not None:
+            self.recorder.add(key.owner, key.id, model, UsageCounts(requests=1, input_tokens=num_tokens))

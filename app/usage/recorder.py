@@ -1,0 +1,172 @@
+"""Adds up what API keys use, and writes the sums of each hour to the store.
+
+A row has the totals of one process for an hour, an owner, a key and a model, and each write replaces it: a write that
+is repeated counts nothing twice. Of a process that is killed, what it has not written is missing: 10 seconds at most.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+from msgspec import Struct
+
+from antiphon.app.base.errors import ApiError
+from antiphon.app.store.history.usage_tables import UsageCounts, UsageQuery, UsageRow
+from antiphon.app.store.store import ResponseStore
+from antiphon.app.usage.limits import BudgetWindow, find_window_start
+
+FLUSH_INTERVAL_S = 10.0
+"""Time between two writes of the sums."""
+HOUR_S = 3600
+"""Period of the sums that are stored."""
+MINUTE_S = 60
+"""Period of the sums that are kept in memory."""
+KEPT_HOURS = 24
+"""Number of hours whose totals stay in memory: after a clock was set back, they are added to."""
+KEPT_MINUTES = 60
+"""Number of minutes whose sums are kept one by one, in memory only."""
+_log = structlog.get_logger(__name__)
+
+Spender = tuple[str, str]
+"""Owner and key id. The tokens of all keys of an owner have the key id ""."""
+
+
+class _Budgets(Struct):
+    """Tokens that spenders have used, as the store knows them, and since then."""
+
+    day_start: float = 0.0
+    month_start: float = 0.0
+    day: Mapping[Spender, int] = {}
+    month: Mapping[Spender, int] = {}
+
+
+class UsageRecorder:
+    """Sums of this process. `clock` returns seconds since 1970."""
+
+    def __init__(self, store: ResponseStore, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._hours: dict[tuple[int, str, str, str], UsageCounts] = {}
+        """Totals by the start of the hour, owner, key id and model, of the last hours."""
+        self._changed: set[tuple[int, str, str, str]] = set()
+        self._minutes: deque[tuple[int, dict[tuple[str, str, str], UsageCounts]]] = deque(maxlen=KEPT_MINUTES + 1)
+        self._budgets = _Budgets()
+        self._pending: Counter[Spender] = Counter()
+        self._in_flight: Counter[Spender] = Counter()
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self.num_servers = 1
+        """Number of servers of the store that are alive."""
+
+    def add(self, owner: str, key_id: str, model: str, counts: UsageCounts) -> None:
+        """Adds to the sums of now."""
+        now = int(self._clock())
+        row = (now - now % HOUR_S, owner, key_id, model)
+        total = self._hours.get(row)
+        if total is None:
+            total = self._hours[row] = UsageCounts()
+        total.add(counts)
+        self._changed.add(row)
+        self._find_minute(now - now % MINUTE_S).setdefault((owner, key_id, model), UsageCounts()).add(counts)
+        num_tokens = counts.input_tokens + counts.output_tokens
+        if num_tokens:
+            self._pending[owner, ""] += num_tokens
+            if key_id:
+                self._pending[owner, key_id] += num_tokens
+
+    def _find_minute(self, start: int) -> dict[tuple[str, str, str], UsageCounts]:
+        if not self._minutes or self._minutes[-1][0] != start:
+            self._minutes.append((start, {}))
+        return self._minutes[-1][1]
+
+    def used_tokens(self, owner: str, key_id: str | None, window: BudgetWindow) -> int:
+        """Returns the tokens that an owner, or one of its keys, has used in the current day or month (UTC)."""
+        spender, budgets, now = (owner, key_id or ""), self._budgets, self._clock()
+        start, sums = (budgets.day_start, budgets.day) if window == "day" else (budgets.month_start, budgets.month)
+        known = sums.get(spender, 0) if find_window_start(window, now) == start else 0
+        return known + self._in_flight[spender] + self._pending[spender]
+
+    async def read_periods(self, query: UsageQuery) -> list[UsageRow]:
+        """Returns sums of all servers; those of other servers are at most `FLUSH_INTERVAL_S` old."""
+        await self.flush()
+        return await self._store.read(lambda database: database.usage.sum_periods(query))
+
+    def list_minutes(self) -> list[UsageRow]:
+        """Returns the sums of this process for each of the last minutes."""
+        return [
+            UsageRow(start, owner, key_id, model, counts)
+            for start, rows in self._minutes
+            for (owner, key_id, model), counts in rows.items()
+        ]
+
+    def start(self) -> None:
+        """Begins to write the sums, after the tokens of this month are known."""
+        self._task = asyncio.create_task(self._run(), name="usage")
+
+    async def close(self) -> None:
+        """Writes the sums a last time."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self.flush()
+
+    async def flush(self) -> bool:
+        """Writes the sums that have changed, then reads what all servers have used. Returns False if the store fails.
+
+        Rejections and failures are written, too, but only of keys that are valid: others never get here.
+        """
+        async with self._lock:
+            return await self._flush()
+
+    async def _flush(self) -> bool:
+        changed, self._changed = self._changed, set()
+        self._in_flight, self._pending = self._in_flight + self._pending, Counter()
+        rows = [UsageRow(*name, self._hours[name].copy()) for name in changed]
+        now = self._clock()
+        try:
+            if rows:
+                await self._store.change(lambda database: database.usage.save_rows(self._store.name, rows))
+            await self._read_budgets(now)
+        except ApiError:
+            self._changed |= changed
+            return False
+        self._in_flight = Counter()
+        self._forget_hours(int(now))
+        return True
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.flush()
+            except Exception:  # noqa: BLE001  # a bug; the next round begins again
+                _log.exception("usage could not be written")
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+
+    async def _read_budgets(self, now: float) -> None:
+        day_start, month_start = find_window_start("day", now), find_window_start("month", now)
+        *sums, num_servers = await self._store.read(
+            lambda database: (
+                database.usage.sum_tokens(int(day_start)),
+                database.usage.sum_tokens(int(month_start)),
+                database.count_writers(time.time() - self._store.lease_s),
+            )
+        )
+        self.num_servers = max(num_servers, 1)
+        self._budgets = _Budgets(day_start, month_start, _add_owners(sums[0]), _add_owners(sums[1]))
+
+    def _forget_hours(self, now: int) -> None:
+        """Forgets hours that are written and long gone, also by a clock that is set back."""
+        oldest = now - KEPT_HOURS * HOUR_S
+        for name in [name for name in self._hours if name[0] < oldest and name not in self._changed]:
+            del self._hours[name]
+
+
+def _add_owners(sums: Iterable[tuple[str, str, int]]) -> dict[Spender, int]:
+    """Returns the tokens of each key, and of all keys of each owner."""
+    found: Counter[Spender] = Counter()
+    for owner, key_id, num_tokens in sums:
+        found[owner, ""] += num_tokens
+        if key_id:
+            found[owner, key_id] += num_tokens
+    return found

@@ -1,0 +1,105 @@
+"""Cost of API keys: look-up, limits, sums of usage, and a reload with 10 000 keys: `python -m bench.keys`.
+
+Times are medians over rounds, in one process. The reload is measured on the event loop, as the longest time for which
+a task that only sleeps was late, and in the thread that reads the file.
+"""
+
+import asyncio
+import hashlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from antiphon.app.base.api_keys import ApiKey, KeyLimits
+from antiphon.app.keys import reloader
+from antiphon.app.keys.key_file import read_key_file
+from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.store.history.usage_tables import UsageCounts
+from antiphon.app.usage.limits import RateLimits
+from antiphon.app.usage.recorder import UsageRecorder
+from tests.log_store import make_log_store
+
+NUM_ROUNDS, CALLS_PER_ROUND = 15, 5_000
+MANY_KEYS = 10_000
+
+
+def make_keys(count: int) -> list[ApiKey]:
+    limits = KeyLimits(requests_per_minute=10**9, tokens_per_minute=10**9, max_concurrent=100, tokens_per_day=10**9)
+    return [
+        ApiKey(digest=hashlib.sha256(f"sk-{n}".encode()).digest(), owner=f"owner-{n}", limits=limits)
+        for n in range(count)
+    ]
+
+
+def measure_call(call: Callable[[], object]) -> float:
+    """Returns the microseconds of a call."""
+    times = []
+    for _ in range(NUM_ROUNDS):
+        start = time.perf_counter()
+        for _ in range(CALLS_PER_ROUND):
+            call()
+        times.append((time.perf_counter() - start) / CALLS_PER_ROUND * 1e6)
+    return statistics.median(times)
+
+
+def write_keys(path: Path, count: int, version: int) -> None:
+    tables = (
+        f'[[key]]\nowner = "owner-{n}"\nsha256 = "{hashlib.sha256(f"{version}-{n}".encode()).hexdigest()}"\n'
+        "requests_per_minute = 60\nmax_concurrent = 4\n"
+        for n in range(count)
+    )
+    path.write_text("\n".join(tables), encoding="utf-8")
+
+
+async def measure_reload(count: int) -> tuple[float, float, float]:
+    """Returns milliseconds: reading the file, replacing the keys, and the longest delay of another task meanwhile."""
+    reloader.STABLE_S = 0.0
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "keys.toml"
+        write_keys(path, count, 0)
+        keys = KeyRing((), read_key_file(path))
+        longest = 0.0
+
+        async def watch() -> None:
+            nonlocal longest
+            while True:
+                start = time.perf_counter()
+                await asyncio.sleep(0.001)
+                longest = max(longest, time.perf_counter() - start - 0.001)
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0.1)
+        longest = 0.0
+        write_keys(path, count, 1)
+        await reloader.Reloader(keys, path).reload()
+        watching.cancel()
+        start = time.perf_counter()
+        again = read_key_file(path)
+        read_s = time.perf_counter() - start
+        start = time.perf_counter()
+        keys.replace(again)
+        return read_s * 1e3, (time.perf_counter() - start) * 1e3, longest * 1e3
+
+
+def main() -> None:
+    for count in (10, MANY_KEYS):
+        ring = KeyRing(make_keys(count))
+        sys.stdout.write(f"look-up, {count:6} keys: {measure_call(lambda ring=ring: ring.find(b'sk-7')):.2f} µs\n")  # type: ignore[misc]
+    free, limited = ApiKey(digest=b"1" * 32, owner="a"), make_keys(1)[0]
+    limits, usage = RateLimits(), UsageRecorder(make_log_store())  # type: ignore[arg-type]
+    counts = UsageCounts(requests=1, input_tokens=10, output_tokens=10)
+    sys.stdout.write(f"limits, key without: {measure_call(lambda: limits.begin_request(free)):.2f} µs\n")
+    sys.stdout.write(f"limits, key with four: {measure_call(lambda: limits.begin_request(limited)):.2f} µs\n")
+    sys.stdout.write(f"usage, a turn: {measure_call(lambda: usage.add('a', 'key_1', 'm', counts)):.2f} µs\n")
+    read_ms, replace_ms, longest_ms = asyncio.run(measure_reload(MANY_KEYS))
+    sys.stdout.write(
+        f"reload of {MANY_KEYS} keys: {read_ms:.0f} ms in a thread, {replace_ms:.1f} ms on the event loop; "
+        f"another task was late by {longest_ms:.1f} ms at most\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
