@@ -24,6 +24,7 @@ from antiphon.app.inspection.prompt_blocks import (
     unpack_grammar,
 )
 from antiphon.events import stream as ev
+from antiphon.state.drafts import OutputSettings
 
 MAX_REQUEST_BYTES = 1 << 20
 """Size of the request that a record keeps. Of a longer one, it keeps none."""
@@ -36,7 +37,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _entries_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, TokenDetail | None]])
 
 
-class RoundRecord(Struct, frozen=True, kw_only=True):
+class RoundRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One job of the engine: its prompt and how it was sampled."""
 
     prompt: Sequence[int]
@@ -49,6 +50,10 @@ class RoundRecord(Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     sampling: dict[str, Any] = {}
     """As used, with the seed that was drawn."""
+    in_reasoning: bool = False
+    """True if the answer begins inside reasoning, because the prompt ends there."""
+    in_text: bool = False
+    """True if the answer begins inside text for the user."""
     grammar: str = ""
     """Grammar of the output; empty if there is none, or if it is too long."""
 
@@ -109,6 +114,7 @@ class TurnRecord:
         stats: TurnStats,
         *,
         dialect: str,
+        settings: OutputSettings = OutputSettings(),  # noqa: B008  # it is frozen
         request: bytes = b"",
         redact: Callable[[bytes], bytes] = lambda body: body,
         list_rounds: Callable[[], list[RoundRecord]] = list,
@@ -117,6 +123,8 @@ class TurnRecord:
         self.background = log.base_response.background
         self.dialect = dialect
         """Name of the model's dialect."""
+        self.settings = settings
+        """Settings of the server with which the events were made."""
         self.stored_log: EventLog | None = None
         """The log, if the store writes this record with its last step."""
         self._log: EventLog | None = log
@@ -169,9 +177,11 @@ class TurnRecord:
         self._packed_request, self._packed_prompts = None, []
 
     @classmethod
-    def from_packed(cls, log: EventLog, stats: TurnStats, dialect: str, packed: PackedTurn) -> "TurnRecord":
+    def from_packed(
+        cls, log: EventLog, stats: TurnStats, dialect: str, settings: OutputSettings, packed: PackedTurn
+    ) -> "TurnRecord":
         """Returns the record of a turn whose log is elsewhere."""
-        record = cls(log, stats, dialect=dialect)
+        record = cls(log, stats, dialect=dialect, settings=settings)
         record.packed = packed
         return record
 

@@ -12,6 +12,7 @@ from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.inspection.prompt_blocks import decompress
 from antiphon.app.inspection.record import PackedRound, PackedTurn, RoundRecord, TurnRecord
+from antiphon.state.drafts import OutputSettings
 
 _logger = structlog.get_logger(__name__)
 
@@ -31,6 +32,7 @@ class _TurnRow(Struct, frozen=True, array_like=True):
     dialect: str
     request: bytes
     rounds: tuple[_RoundRow, ...]
+    settings: OutputSettings = OutputSettings()
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,7 +57,7 @@ def pack_record(record: TurnRecord) -> RecordRow:
     request, rounds = record.pack_parts()
     rows = tuple(_RoundRow(each.round, len(each.blocks), each.grammar is not None) for each in rounds)
     blocks = tuple(block for each in rounds for block in each.all_blocks)
-    return RecordRow(_encode(_TurnRow(record.dialect, request, rows)), blocks)
+    return RecordRow(_encode(_TurnRow(record.dialect, request, rows, record.settings)), blocks)
 
 
 def read_stored_request(data: bytes) -> bytes:
@@ -77,7 +79,8 @@ def unpack_record(log: EventLog, stats: TurnStats, row: RecordRow) -> TurnRecord
             rounds.append(PackedRound(round=each.round, blocks=row.blocks[start:end], grammar=grammar))
             start = end + each.has_grammar
         record = TurnRecord.from_packed(
-            log, stats, turn.dialect, PackedTurn(entries=b"", request=turn.request, rounds=tuple(rounds))
+            *(log, stats, turn.dialect, turn.settings),
+            PackedTurn(entries=b"", request=turn.request, rounds=tuple(rounds)),
         )
         record.read_request()
     except (msgspec.DecodeError, IndexError, zstandard.ZstdError) as error:

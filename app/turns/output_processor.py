@@ -108,6 +108,7 @@ class OutputProcessor:
         """True if the turn goes on with another round."""
         self._steer_requested = self._steer_if_called = False
         self._events: list[Event] = []
+        self.output_settings = settings
         self.machine = self._create_machine(new_id, clock, settings)
 
     def _create_machine(self, new_id: NewId, clock: Callable[[], int], settings: OutputSettings) -> Machine:

@@ -34,6 +34,7 @@ def create_record(log: EventLog, processor: OutputProcessor, job: Job, origin: T
         log,
         processor.stats,
         dialect=dialect,
+        settings=processor.output_settings,
         request=origin.body,
         redact=redact_request,
         list_rounds=lambda: list_rounds(processor, job),
@@ -63,6 +64,8 @@ def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
                 cached_tokens=each.cached_tokens,
                 output_tokens=len(each.generated_tokens),
                 sampling=sampling,
+                in_reasoning=prompt.prompt.in_reasoning,
+                in_text=prompt.prompt.in_text,
                 grammar=grammar if len(grammar) <= MAX_GRAMMAR_CHARS else "",
             )
         )

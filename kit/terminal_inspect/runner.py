@@ -114,6 +114,10 @@ async def _verify_turn(api: InspectApi, turn_id: str, output: LineOutput) -> int
         output.write_wrapped(_describe_finding(each))
     num_errors = sum(each.get("level") == "error" for each in findings)
     note = "" if found.get("complete") is True else "; the turn has not ended"
+    replay = found.get("replay")
+    if isinstance(replay, dict) and found.get("complete") is True:
+        is_checked = replay.get("checked") is True
+        note += "; the tokens were replayed" if is_checked else f"; not replayed: {replay.get('reason')}"
     output.write_line(f"{len(findings)} findings, {num_errors} errors{note}", "bad" if num_errors else "good")
     return 1 if num_errors else 0
 

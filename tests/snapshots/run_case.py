@@ -12,7 +12,9 @@ import msgspec
 from antiphon.app.base.encryption import KEY_BYTES, Purpose, Sealer
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.turn_stats import Api, TurnOrigin
 from antiphon.app.http.stream_writer import StreamEncoder, pump
+from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections import responses
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
@@ -199,6 +201,11 @@ def make_case_manager(case: Case, options: dict[str, Any]) -> TurnManager:
     )
 
 
+def make_origin(api: Api, body: dict[str, Any]) -> TurnOrigin:
+    """Returns the origin of a turn that a request with this body starts."""
+    return TurnOrigin(api=api, body=json.dumps(body).encode())
+
+
 async def read_responses(case: Case, **options: Any) -> CaseResult:
     """Runs the case through `/v1/responses`, streamed and unstreamed."""
     body = {"model": "scripted", "input": USER_TEXT, "tools": TOOLS, "stream": True} | case.request | case.responses
@@ -206,7 +213,7 @@ async def read_responses(case: Case, **options: Any) -> CaseResult:
     manager = make_case_manager(case, options)
     blocker = await _start_blocker(parsed.model, manager) if case.waits else None
     try:
-        log = await manager.start_turn(parsed.model, parsed.spec)
+        log = await manager.start_turn(parsed.model, parsed.spec, "", make_origin("responses", body))
     except ApiError as error:
         return CaseResult(b"", error, None)
     if blocker is not None:
@@ -236,10 +243,10 @@ async def run_messages_request(case: Case, **options: Any) -> EventLog:
         "tools": [_anthropic_tool(tool) for tool in TOOLS if tool["type"] != "namespace"],
         "stream": True,
     }
-    registry = make_single_case_registry(case)
-    parsed = read_messages_request(body | _anthropic_fields(case.request) | case.messages, registry, lambda _: None)
+    body = body | _anthropic_fields(case.request) | case.messages
+    parsed = read_messages_request(body, make_single_case_registry(case), lambda _: None)
     manager = make_case_manager(case, options)
-    log = await manager.start_turn(parsed.model, parsed.spec)
+    log = await manager.start_turn(parsed.model, parsed.spec, "", make_origin("messages", body))
     await _cancel_stalled_turn(case, manager, [log])
     await log.wait_finished()
     return log
@@ -255,10 +262,11 @@ async def read_chat(case: Case, **options: Any) -> CaseResult:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    parsed = chat_request.read_chat_request(body | case.request | case.chat, make_single_case_registry(case))
+    body = body | case.request | case.chat
+    parsed = chat_request.read_chat_request(body, make_single_case_registry(case))
     manager = make_case_manager(case, options)
     try:
-        logs = await manager.start_prompts(parsed.model, (parsed.spec,))
+        logs = await manager.start_prompts(parsed.model, (parsed.spec,), origin=make_origin("chat", body))
     except ApiError as error:
         return CaseResult(b"", error, None)
     await _cancel_stalled_turn(case, manager, logs)
@@ -269,15 +277,14 @@ async def read_chat(case: Case, **options: Any) -> CaseResult:
         return CaseResult(frames, error, logs[0])
 
 
-async def read_completion(case: Case, **fields: Any) -> CaseResult:
+async def read_completion(case: Case, recorder: TurnRecorder | None = None, **fields: Any) -> CaseResult:
     """Runs the output of a case as a text completion, streamed and unstreamed."""
     body = {"model": "scripted", "prompt": USER_TEXT, "max_tokens": 10_000, "stream": True}
-    parsed = read_completion_request(
-        body | {"stream_options": {"include_usage": True}} | fields, make_single_case_registry(case)
-    )
-    manager = make_case_manager(case, {})
+    body = body | {"stream_options": {"include_usage": True}} | fields
+    parsed = read_completion_request(body, make_single_case_registry(case))
+    manager = make_case_manager(case, {"recorder": recorder})
     try:
-        logs = await manager.start_prompts(parsed.model, parsed.specs)
+        logs = await manager.start_prompts(parsed.model, parsed.specs, origin=make_origin("completions", body))
     except ApiError as error:
         return CaseResult(b"", error, None)
     await _cancel_stalled_turn(case, manager, logs)

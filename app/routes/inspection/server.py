@@ -19,13 +19,18 @@ from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.server_figures import decode_figures
 from antiphon.app.projections.inspection.live import build_frame
 from antiphon.app.projections.inspection.steps import build_table
-from antiphon.app.replies.inspected_turns import find_turn
+from antiphon.app.replies.inspected_turns import InspectedTurn, find_turn
 from antiphon.app.routes.inspection.replies import HEADERS, json_page
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turns.continuation.replay_check import UncheckableTurnError, check_replay
 from antiphon.events import sse
 from antiphon.kit.checker.stream import check_events
 from antiphon.kit.findings import Finding
 
+REPLAY_CODE = "replay"
+REPLAY_REASON = (
+    "The recorded tokens give another event: the log was changed, or this version reads the output differently."
+)
 MAX_SERVERS = 200
 """Servers in a list."""
 FRAME_INTERVAL_S = 1.0
@@ -84,12 +89,28 @@ def _describe_server(store: ResponseStore, name: str, age_s: float, data: str) -
 
 @get("/v1/inspect/turns/{turn_id:str}/findings")
 async def list_findings(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
-    """Checks the events of a turn as `antiphon check` would, and returns what is found."""
+    """Checks the events of a turn as `antiphon check` would, and whether its tokens give them."""
     turn = await find_turn(request, turn_id)
-    entries = turn.log.entries[: turn.log.published]
+    entries, is_whole = turn.log.entries[: turn.log.published], turn.log.ended
     found = await asyncio.to_thread(_check, [entry.data for entry in entries], turn.record)
-    is_whole = turn.log.ended
-    return json_page({"object": "list", "data": [_describe(each) for each in found], "complete": is_whole})
+    replay, differences = await asyncio.to_thread(_replay, turn, server_context(request))
+    data = [*(_describe(each) for each in found), *differences]
+    return json_page({"object": "list", "data": data, "complete": is_whole, "replay": replay})
+
+
+def _replay(turn: InspectedTurn, context: ServerContext) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns whether the tokens of a turn were replayed, and the difference that was found, as a finding."""
+    if turn.record is None or not turn.log.ended:
+        return {"checked": False, "reason": turn.missing or "the turn has not ended"}, []
+    try:
+        found = check_replay(turn.record, turn.log, context.models, context.settings)
+    except UncheckableTurnError as error:
+        return {"checked": False, "reason": str(error)}, []
+    finding = {"code": REPLAY_CODE, "level": "error", "count": 1, "why": REPLAY_REASON}
+    differences = [] if found is None else [finding | {"event": found.position} | msgspec.to_builtins(found)]
+    for each in differences:
+        del each["position"]
+    return {"checked": True, "reason": None}, differences
 
 
 def _check(events: list[bytes], record: TurnRecord | None) -> list[Finding]:

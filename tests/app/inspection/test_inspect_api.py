@@ -104,7 +104,10 @@ def test_grammar_of_a_forced_call(inspector: Inspector) -> None:
 
 def test_findings_are_those_of_the_checker(inspector: Inspector, monkeypatch: pytest.MonkeyPatch) -> None:
     turn_id = inspector.ask("Search", tools=TOOLS)
-    assert inspector.get(f"/turns/{turn_id}/findings").json() == {"object": "list", "data": [], "complete": True}
+    replayed = {"checked": True, "reason": None}
+    assert inspector.get(f"/turns/{turn_id}/findings").json() == {
+        "object": "list", "data": [], "complete": True, "replay": replayed
+    }  # fmt: skip
     open_log = TurnRecord.open_log
 
     def open_damaged(record: TurnRecord) -> Any:
@@ -115,6 +118,7 @@ def test_findings_are_those_of_the_checker(inspector: Inspector, monkeypatch: py
     monkeypatch.setattr(TurnRecord, "open_log", open_damaged)
     found = inspector.get(f"/turns/{turn_id}/findings").json()["data"]
     assert any(each["event"] == 3 and each["level"] == "error" for each in found)
+    assert [each["event"] for each in found if each["code"] == "replay"] == [3]
 
 
 def test_turn_that_runs_is_followed_and_ends_although_it_is_watched(inspector: Inspector) -> None:

@@ -168,6 +168,23 @@ def test_damaged_record_is_missing(inspector: Inspector, place: StorePlace, stat
     assert inspector.get("/turns", text="nothing").json()["data"] == []
 
 
+def test_changed_byte_in_a_stored_event_is_a_finding(place: StorePlace) -> None:
+    options = {"inspect": "store", **place.settings()}
+    with serve(SCRIPT, **options) as server, Inspector(server) as inspector:
+        turn_id = inspector.ask("Search", tools=TOOLS, store=True)
+        found = inspector.get(f"/turns/{turn_id}/findings").json()
+        assert found["data"] == [] and found["replay"] == {"checked": True, "reason": None}
+    rows = place.read_rows("SELECT number, data FROM events ORDER BY number")
+    number, data = next((number, bytes(data)) for number, data in rows if b'"delta":"' in data)
+    changed = data.replace(b'"delta":"', b'"delta":"X').decode().replace("'", "''")
+    place.read_rows(f"UPDATE events SET data = {place.quote_bytes(changed)} WHERE number = {number}")
+    with serve(SCRIPT, **options) as server, Inspector(server) as inspector:
+        found = inspector.get(f"/turns/{turn_id}/findings").json()
+        [replay] = [each for each in found["data"] if each["code"] == "replay"]
+        assert (replay["event"], replay["level"], replay["subject"]) == (number, "error", "delta")
+        assert replay["actual"] == replay["expected"].replace('"', '"X', 1)
+
+
 def test_turn_that_is_not_stored_is_in_no_table_and_no_file(
     place: StorePlace, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

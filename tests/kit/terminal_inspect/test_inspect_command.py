@@ -175,7 +175,7 @@ def test_encryption_is_no_difference(inspector: Inspector) -> None:
 
 def test_verify_has_the_findings_and_their_status(inspector: Inspector, monkeypatch: pytest.MonkeyPatch) -> None:
     turn_id = inspector.ask("Search", tools=TOOLS)
-    assert show(turn_id, "--verify") == ["0 findings, 0 errors"]
+    assert show(turn_id, "--verify") == ["0 findings, 0 errors; the tokens were replayed"]
     open_log = TurnRecord.open_log
 
     def open_damaged(record: TurnRecord) -> Any:
@@ -186,7 +186,7 @@ def test_verify_has_the_findings_and_their_status(inspector: Inspector, monkeypa
     monkeypatch.setattr(TurnRecord, "open_log", open_damaged)
     *findings, total = show(turn_id, "--verify", status=1)
     assert any(re.match(r"error \S+ at event 3: ", line) for line in findings) and "why" not in findings[0]
-    assert re.fullmatch(rf"{len(findings)} findings, [1-9]\d* errors", total)
+    assert re.fullmatch(rf"{len(findings)} findings, [1-9]\d* errors; the tokens were replayed", total)
 
 
 @pytest.mark.parametrize("option", [(), ("--prompt",), ("--at", "0"), ("--as", "chat"), ("--verify",), ("--follow",)])
