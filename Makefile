@@ -109,9 +109,9 @@ bench: $(TEST)  ## run every benchmark against the installed peers: over an hour
 	$(BIN)/python -m bench.embeddings
 	$(BIN)/python -m bench.memory
 
-prove: $(TEST)  ## install vLLM's CPU build and llama.cpp, and test against them: about 20 minutes
+prove: $(TEST)  ## install vLLM's CPU build and llama.cpp, and test against them; the alerts, if promtool exists: about 20 minutes
 	$(BIN)/python -m bench.install vllm
-	ANTIPHON_PROVE=1 $(BIN)/python -m pytest -q --timeout 1800 tests/prove $(ARGS)
+	ANTIPHON_PROVE=1 $(BIN)/python -m pytest -q --timeout 1800 tests/prove tests/app/observability/test_dashboards.py $(ARGS)
 
 bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in its own environment
 	$(BIN)/python -m bench.install $(ARGS)

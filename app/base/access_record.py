@@ -25,3 +25,5 @@ class AccessRecord(Struct, frozen=True):
     scheme: str = "http"
     rpc_method: str = ""
     """Full name of the method of a gRPC call."""
+    rpc_status: str = ""
+    """Name of the status of that call, such as "OK"."""

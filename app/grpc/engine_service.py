@@ -33,6 +33,7 @@ from antiphon.app.grpc.statuses import (
     abort_call,
     hold_time_limit,
     send_metadata,
+    status_code,
     time_limit,
     write_message,
 )
@@ -138,10 +139,13 @@ class EngineService:
         """Adds a line to the access log. gRPC calls are POST requests of HTTP/2 to this path."""
         status, code = (200, "") if failure is None else (failure.status, failure.code or "")
         path = f"/{ENGINE_SERVICE}/{name}"
-        rpc_method = f"{ENGINE_SERVICE}/{name}"
-        self._guard.on_request_done(
-            AccessRecord("POST", path, status, seconds, request_id, code, trace=trace, rpc_method=rpc_method)
+        record = AccessRecord(
+            *("POST", path, status, seconds, request_id, code),
+            trace=trace,
+            rpc_method=path.removeprefix("/"),
+            rpc_status="OK" if failure is None else status_code(failure.status, failure.code).name,
         )
+        self._guard.on_request_done(record)
 
     async def _get_info(self) -> EngineInfo:
         """Returns the model's properties; loads a model for it that has never been loaded. Raises `ApiError`."""

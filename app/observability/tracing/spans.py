@@ -99,7 +99,7 @@ class SpanBuilder:
         attributes: dict[str, Any] = {names.REQUEST_ID: record.request_id}
         if record.rpc_method:
             name = record.rpc_method
-            attributes |= {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: name, names.RPC_STATUS: str(record.status)}
+            attributes |= {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: name, names.RPC_STATUS: record.rpc_status}
         else:
             method = record.method if record.method in _METHODS else "_OTHER"
             name = f"{'HTTP' if method == '_OTHER' else method} {route}".rstrip()

@@ -356,6 +356,7 @@ def test_grpc_call(collector: SpanCollector, start_server: StartServer) -> None:
     assert (call.name, call.kind) == (f"{SERVICE}/Generate", "server")
     assert (call.trace_id, call.parent_id, turn.parent_id) == (TRACE, CALLER, call.span_id)
     assert (call.attributes["rpc.system.name"], call.attributes["rpc.method"]) == ("grpc", f"{SERVICE}/Generate")
+    assert call.attributes["rpc.response.status_code"] == "OK" and "error.type" not in call.attributes
     check_tree(collector, call)
 
 
