@@ -19,6 +19,7 @@ import uvloop
 from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from antiphon.app.application import build_app
 from antiphon.app.assembly.models import create_models
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import Settings
@@ -29,7 +30,6 @@ from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_piec
 from antiphon.app.context import ServerContext, create_context
 from antiphon.app.requests.batches.body import BatchEndpoint
 from antiphon.app.serve_options import ServeError, ServeOptions
-from antiphon.app.server import build_app
 from antiphon.app.store.batches.records import ENDED_STATUSES, PIECE_BYTES, StoredBatch, StoredFile
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.store import ResponseStore

@@ -41,7 +41,7 @@ from antiphon.kit.cli.cassettes import record, replay
 from antiphon.kit.cli.chat import chat
 from antiphon.kit.cli.check import check
 from antiphon.kit.cli.inspect import inspect
-from antiphon.kit.cli.reload import reload
+from antiphon.kit.cli.reload import drain, reload
 from antiphon.kit.cli.top import top
 from antiphon.kit.terminal_text import show_controls
 
@@ -107,7 +107,7 @@ def serve(**flags: Any) -> None:
 
             gc.freeze()
             gc.enable()
-            run_until_signal(options, settings, start.log_format, spawn)
+            run_until_signal(options, settings, start.log_format, spawn, replace=start.replace)
     except KeyboardInterrupt:  # during the imports; click would print "Aborted!"
         sys.exit(130)
 
@@ -144,6 +144,7 @@ def _spawn_worker(options: ServeOptions) -> AbstractContextManager[SpawnWorker]:
 
 main.add_command(chat)
 main.add_command(check)
+main.add_command(drain)
 main.add_command(inspect)
 main.add_command(keys)
 main.add_command(record)

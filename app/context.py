@@ -1,6 +1,6 @@
 """The server context: objects that every route uses, created once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from litestar import Request
@@ -74,6 +74,10 @@ class ServerContext(Struct, kw_only=True):
         """Key of the page and of `/v1/inspect`; empty if API keys are required."""
         return self.keys.page_key
 
+    draining: bool = False
+    """True once shutdown will begin: the server is not ready any more."""
+    begin_drain: Callable[[], None] = lambda: None
+    """Begins a graceful shutdown."""
     shutting_down: bool = False
     """True once shutdown has begun: the server accepts no new work."""
 

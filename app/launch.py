@@ -19,6 +19,7 @@ from antiphon.app.assembly.models import create_models
 from antiphon.app.base.encryption import KeyFileError
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import MediaOptionError, ServerContext, create_context, read_allowed_hosts
+from antiphon.app.lifecycle.process import open_process
 from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages
 from antiphon.app.models.status import loaded_info
 from antiphon.app.observability import log_config, startup
@@ -49,13 +50,15 @@ GC_THRESHOLD = 20_000
 """Number of new objects that triggers a collection of the youngest generation: a millisecond of work."""
 
 
-def run_until_signal(options: ServeOptions, settings: Settings, style: LogFormat, spawn: SpawnWorker) -> None:
+def run_until_signal(
+    options: ServeOptions, settings: Settings, style: LogFormat, spawn: SpawnWorker, *, replace: bool = False
+) -> None:
     """Serves until a signal arrives. `spawn` starts the engine's worker process. Raises `ServeError`."""
     open_missing_descriptors()
     sink = LogSink(describe=log_config.describe_dropped_json if style == "json" else describe_dropped)
     log_config.configure_logging(style, sink)
     try:
-        exit_signal = uvloop.run(_run_server(options, settings, style, spawn, sink))
+        exit_signal = uvloop.run(_run_server(options, settings, style, spawn, sink, replace))
     except START_ERRORS as error:
         raise ServeError(str(error)) from None
     except KeyboardInterrupt:
@@ -70,7 +73,7 @@ def run_until_signal(options: ServeOptions, settings: Settings, style: LogFormat
 
 
 async def _run_server(
-    options: ServeOptions, settings: Settings, style: LogFormat, spawn: SpawnWorker, sink: LogSink
+    options: ServeOptions, settings: Settings, style: LogFormat, spawn: SpawnWorker, sink: LogSink, replace: bool
 ) -> int | None:
     screen = startup.create_console(sink)
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
@@ -78,7 +81,8 @@ async def _run_server(
     check_tool_options(settings)
     read_allowed_hosts(settings)
     load_ssl_context(settings)  # first, so that an unusable certificate fails immediately
-    with server.bind_socket(settings) as listener:  # early, too, so that a port in use fails immediately
+    process, listener = open_process(settings, replace=replace)  # early, too: a port in use fails immediately
+    with listener:
         port, store = listener.getsockname()[1], open_store(settings)
         try:
             with display:
@@ -93,6 +97,7 @@ async def _run_server(
                         listener,
                         on_ready=partial(_on_ready, display, context, notes),
                         on_request_done=access_log.add_record,
+                        process=process,
                     )
                 finally:
                     access_log.flush_lines()

@@ -50,6 +50,10 @@ class StartOptions(Struct, frozen=True, kw_only=True):
         _keys("File with API keys: one per line, or TOML. It is read again when it changes.", syntax="file"),
     ] = None
     insecure: Annotated[bool, _keys("Allow a non-loopback address without an API key.")] = False
+    replace: Annotated[
+        bool,
+        Option("Server", "Take the place of the server of this user on the port, which ends its responses and exits."),
+    ] = False
     store: Annotated[
         str | None,
         Option(

@@ -8,40 +8,31 @@ A second signal exits immediately.
 import asyncio
 import signal
 import socket
-import sys
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
-from litestar import Litestar
-from litestar.datastructures import State
 
+from antiphon.app.application import build_app
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import MESSAGES_PATH, ApiError, from_engine
-from antiphon.app.base.settings import Settings
+from antiphon.app.base.errors import from_engine
 from antiphon.app.context import ServerContext
-from antiphon.app.http.admission import GENERATION_PATHS, AdmissionController
-from antiphon.app.http.asgi import AsgiApp, AsgiScope, HeaderPairs
+from antiphon.app.http.admission import AdmissionController
+from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
-from antiphon.app.keys.reloader import Reloader, ReloadReport
+from antiphon.app.lifecycle.handover import HandoverListener
+from antiphon.app.lifecycle.process import ServerProcess
+from antiphon.app.lifecycle.service_manager import ServiceManager
+from antiphon.app.lifecycle.signals import handle_hangup
 from antiphon.app.model_registry import NamedModel
-from antiphon.app.page.endpoint import PageEndpoint
-from antiphon.app.replies.faulty_replies import FaultyReplies
-from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
-from antiphon.app.routes.table import ROUTE_HANDLERS
 from antiphon.app.sandbox.report import schedule_proof
-from antiphon.app.scripted.faults import connect_script_faults
 from antiphon.app.serve_options import ServeError
 from antiphon.app.tls import load_ssl_context, reload_certificate
-from antiphon.app.websocket.endpoint import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.engine.protocol import EngineError, overloaded_error
 
 if TYPE_CHECKING:
@@ -50,76 +41,13 @@ if TYPE_CHECKING:
 ACCEPT_SOCKETS = 16
 """Number of listening descriptors for one address. The event loop accepts one connection per descriptor and iteration,
 and an iteration is long while many streams run: after a burst of 1 000 connections the next one would wait seconds."""
-LIMITED_PATHS = frozenset(
-    {*GENERATION_PATHS, "/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"}
-)
-"""Paths on which a POST counts as a request of its API key."""
+HANDOVER_DELAY_S = 1.0
+"""Time for which requests on open connections are answered after another process has begun to accept new ones. Each
+answer closes its connection."""
 CLOSE_GRACE_SECONDS = 2.0
 """Seconds after the drain in which the last bytes are sent and the connections close."""
 
 _log = structlog.get_logger(__name__)
-
-
-def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], None] = lambda _: None) -> RequestGuard:
-    """Builds the ASGI application. `on_request_done` receives a record of every request when it ends.
-
-    Raises `ScriptError` for a fault that a script describes wrongly.
-    """
-    app = Litestar(
-        route_handlers=ROUTE_HANDLERS,
-        state=State({"context": context}),
-        exception_handlers=EXCEPTION_HANDLERS,
-        request_max_body_size=None,  # the request guard limits it
-        openapi_config=None,
-        logging_config=None,
-        debug=False,
-    )
-
-    if context.batches is not None:
-        context.batches.connect(app)
-    tracer = context.tracer
-
-    def on_done(record: AccessRecord) -> None:
-        context.metrics.count_request(record)
-        on_turn_done(record)
-
-    def on_turn_done(record: AccessRecord) -> None:
-        if tracer is not None:
-            tracer.end_request(record)
-        on_request_done(record)
-
-    break_replies = FaultyReplies if connect_script_faults(context.models) else lambda routes: routes
-    guard = RequestGuard(
-        break_replies(app),
-        context.settings,
-        on_done,
-        check_capacity=_create_capacity_check(context),
-        websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S, on_turn_done)),
-        body_memory=context.body_memory,
-        page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
-        keys=context.keys,
-    )
-    if tracer is not None:
-        guard.begin_trace = tracer.begin_request
-    return guard
-
-
-def _create_capacity_check(context: ServerContext) -> Callable[[AsgiScope, ApiKey], HeaderPairs]:
-    """Returns the check of a request whose body has not been read: it returns headers, or raises `ApiError` 429."""
-
-    def check_capacity(scope: AsgiScope, key: ApiKey) -> HeaderPairs:
-        path = scope["path"]
-        if path in GENERATION_PATHS:
-            try:
-                context.capacity.check_any()
-            except ApiError:
-                context.meter.count_rejection(key)
-                raise
-        if path in LIMITED_PATHS:
-            return context.meter.begin_request(key, api="anthropic" if path == MESSAGES_PATH else "openai")
-        return ()
-
-    return check_capacity
 
 
 class AntiphonServer(uvicorn.Server):
@@ -170,6 +98,10 @@ class AntiphonServer(uvicorn.Server):
         self._grpc: GrpcServer | None = None
         self.exit_signal: int | None = None
         """The signal that ended the server."""
+        self.shares_socket = False
+        """Whether another process accepts connections from the same socket, now or as soon as this one ends."""
+        self.manager = ServiceManager()
+        context.begin_drain = self.begin_drain
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Starts to listen, then reports the port."""
@@ -208,15 +140,47 @@ class AntiphonServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as in uvicorn
         """Handles a signal: the first begins a graceful shutdown, the second forces the exit."""
         # uvicorn's own handler notes the signal, to raise it at the end of `serve`: the store would not be closed.
-        self._context.shutting_down = True
-        self.force_exit = self.should_exit
-        self.should_exit, self.exit_signal = True, self.exit_signal or sig
+        if self.exit_signal is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self.exit_signal = sig
+        self.begin_drain()
+
+    def begin_drain(self) -> None:
+        """Begins a graceful shutdown: `/ready` answers 503 from now on, and after the delay no connection is accepted.
+
+        Another process may accept connections from the socket that this one was given. It does at once.
+        """
+        if self._context.draining:
+            return
+        self._context.draining = True
+        self.manager.report_stopping()
+        delay = self._context.settings.drain_delay
+        if self.shares_socket:
+            self._stop_accepting()
+            delay = max(delay, HANDOVER_DELAY_S)
+        self._guard.closes_connections = delay > 0  # a client that connects again reaches another server
+        if delay:
+            asyncio.get_running_loop().call_later(delay, self._begin_exit)
+        else:
+            self._begin_exit()
+
+    def hand_over(self) -> None:
+        """Begins a graceful shutdown, since another process accepts connections from the same socket now."""
+        self.shares_socket = True
+        self.begin_drain()
+
+    def _begin_exit(self) -> None:
+        self.should_exit = True
+
+    def _stop_accepting(self) -> None:
+        for server in self.servers:
+            server.close()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Stops accepting connections, ends the turns, then lets uvicorn close the connections."""
-        self._context.shutting_down = True
-        for server in self.servers:
-            server.close()
+        self._context.shutting_down = self._context.draining = True
+        self._stop_accepting()
         timeout_s = self._context.settings.shutdown_timeout + CLOSE_GRACE_SECONDS
         grpc_end = asyncio.create_task(self._grpc.stop(timeout_s)) if self._grpc is not None else None
         models = self._context.models.all_models
@@ -239,39 +203,33 @@ class AntiphonServer(uvicorn.Server):
         await _close_engines(models)
 
 
-def bind_socket(settings: Settings) -> socket.socket:
-    """Returns a socket that is bound to the configured address but does not listen. Raises `ServeError`."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or error
-        raise ServeError(f"cannot listen on {settings.host}:{settings.port}: {reason}; choose another --port") from None
-    return listener
-
-
 async def run_server(
     context: ServerContext,
     listener: socket.socket,
     *,
     on_ready: Callable[[int], None],
     on_request_done: Callable[[AccessRecord], None],
+    process: ServerProcess = ServerProcess(),  # noqa: B008  # nothing of it changes
 ) -> int | None:
-    """Serves until a signal arrives, which it returns; starts the engines in parallel. Closes the engines at the end.
+    """Serves until a signal arrives, which it returns. Closes the engines at the end.
 
     Calls `on_ready` with the port when all engines have started. Raises `EngineError` if one cannot start.
     """
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server = AntiphonServer(context, build_app(context, on_request_done), listening.set_result)
-    _handle_hangup(server, context.reloader)
+    server.manager, server.shares_socket = process.manager, process.is_inherited
+    handle_hangup(partial(server.handle_exit, signal.SIGTERM, None), partial(_reload, context, process.manager))
+    starting = asyncio.gather(*(model.engine.start() for model in context.models.all_models))
+    handover = HandoverListener(listener, server.hand_over)
 
     async def load() -> None:
         try:
-            await asyncio.gather(*(model.engine.start() for model in context.models.all_models))
+            await starting
             on_ready(await listening)
+            await process.finish_start()
+            if process.can_be_replaced:
+                handover.start()
+            await process.keep_alive()
         except EngineError:
             if server.should_exit:  # shutdown began during the start and caused the error
                 return
@@ -282,40 +240,29 @@ async def run_server(
     watching = asyncio.create_task(context.reloader.watch(), name="reload-watch")
     proof = schedule_proof(with_templates=context.settings.trust_request_chat_template)
     try:
-        await server.serve([listener])
-        if loading.done():
-            loading.result()
+        if process.predecessor is not None:  # it accepts connections until the engines here are ready
+            await asyncio.wait({starting})
+        if not (starting.done() and starting.exception()):
+            await server.serve([listener])
+        if loading.done() or (starting.done() and starting.exception()):
+            await loading
     finally:
         proof.cancel()
         watching.cancel()
         loading.cancel()
         await asyncio.wait({loading, watching})
+        await handover.close()
         await _close_engines(context.models.all_models)
     return server.exit_signal
-
-
-def _handle_hangup(server: AntiphonServer, reloader: Reloader) -> None:
-    """Makes SIGHUP end a server that runs in a terminal, as SIGTERM does, because its terminal was closed.
-
-    Other servers read their files again, as service managers expect of it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    in_terminal = sys.stderr is not None and sys.stderr.isatty()
-    loop = asyncio.get_running_loop()
-    reloads: set[asyncio.Task[ReloadReport]] = set()
-
-    def handle() -> None:
-        if in_terminal:
-            server.handle_exit(signal.SIGTERM, None)
-            return
-        reload = loop.create_task(reloader.reload(), name="reload")
-        reloads.add(reload)
-        reload.add_done_callback(reloads.discard)
-
-    loop.add_signal_handler(signal.SIGHUP, handle)
 
 
 async def _close_engines(models: Iterable[NamedModel]) -> None:
     for model in models:
         await model.engine.close()
+
+
+async def _reload(context: ServerContext, manager: ServiceManager) -> None:
+    """Reads files again, and tells the service manager so."""
+    manager.report_reload()
+    await context.reloader.reload()
+    manager.report_ready("ready")

@@ -76,6 +76,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = None
     shutdown_timeout: Annotated[float, _server("Seconds to let running responses finish on shutdown.", minimum=0)] = 5.0
     """Time from the first SIGTERM until streams that are still open are ended."""
+    drain_delay: Annotated[
+        float,
+        _server("Seconds after SIGTERM in which /ready says 503 and connections are still accepted.", minimum=0),
+    ] = 0.0
+    """Load balancers need a while to see that a server ends."""
+    reuse_port: Annotated[bool, _server("Let other processes of this user listen on the same port, too.")] = False
     continue_within: Annotated[
         float,
         _server(

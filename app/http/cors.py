@@ -126,6 +126,16 @@ def is_private(scope: AsgiScope) -> bool:
     return is_inspection(scope) or is_admin(scope)
 
 
+def route_as_get(scope: AsgiScope) -> AsgiScope:
+    """Returns the scope that a HEAD request is routed with: that of a GET, whose body the connection leaves out.
+
+    The responses API and `/v1/inspect` are excluded, since a GET there may stream.
+    """
+    if scope.get("method") != "HEAD" or scope["path"].startswith("/v1/responses/") or is_inspection(scope):
+        return scope
+    return {**scope, "method": "GET"}
+
+
 def check_fetch_site(headers: Mapping[str, str]) -> None:
     """Raises `ApiError` 403 if a page of another origin caused a request, for example as the address of a picture."""
     if headers.get("sec-fetch-site", "").lower() in OTHER_SITES:

@@ -29,6 +29,7 @@ from antiphon.app.http.cors import (
     is_page,
     is_preflight,
     is_private,
+    route_as_get,
 )
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.malloc_trim import MemoryReleaser
@@ -51,6 +52,7 @@ HTTP_VERSIONS = frozenset({"1.0", "1.1"})
 WEBSOCKET_PATH = "/v1/responses"
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 256
+CLOSE_HEADER = ((b"connection", b"close"),)
 START_MESSAGES = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
@@ -89,6 +91,8 @@ class RequestGuard:
         self._cors = CorsPolicy(settings.allowed_origins)
         self._memory_releaser = MemoryReleaser()
         self._body_memory = body_memory or BodyMemory(settings.max_body_bytes)
+        self.closes_connections = False
+        """True once another process shall get the next requests: each reply closes its connection."""
         self._any_host = settings.host in WILDCARD_HOSTS
         self._inspect_head_cached = lru_cache(MAX_CACHED_HEADS)(self._inspect_head)
         self._keys.on_change.append(self._inspect_head_cached.cache_clear)
@@ -129,7 +133,7 @@ class RequestGuard:
                 parse_encoding(headers.get("content-encoding", "")),
                 BodyReservation(BodyMemory(find_max_bytes(scope, self._settings))) if is_upload(scope) else reservation,
             )
-            await self._app(_as_get(scope), count_bytes(body, state), response.send)
+            await self._app(route_as_get(scope), count_bytes(body, state), response.send)
         except ApiError as error:
             await response.send_error(shape_error(error, scope["path"], response.request_id, headers))
         except Exception:  # noqa: BLE001 - nothing above this would catch it
@@ -170,16 +174,17 @@ class RequestGuard:
         return headers, None
 
     def _reply_headers(self, scope: AsgiScope, headers: dict[str, str]) -> HeaderPairs:
-        """Returns the headers of every reply to this request: its id, also under Anthropic's name, and CORS's.
+        """Returns the headers of every reply to this request: its id first. CORS never opens the web page's files.
 
-        Caches keep the files of the web page, so these have an id that no client chose. CORS never opens them.
+        Caches keep these, so they have an id that no client chose.
         """
+        close = CLOSE_HEADER if self.closes_connections and scope["type"] == "http" else ()
         if is_page(scope):
-            return ((b"x-request-id", choose_request_id({}).encode()),)
+            return ((b"x-request-id", choose_request_id({}).encode()), *close)
         request_id = choose_request_id(headers).encode()
         anthropic = ((b"request-id", request_id),) if ANTHROPIC_HEADER in headers else ()
         cors = () if is_private(scope) else self._cors.reply_headers(headers.get("origin"))
-        return ((b"x-request-id", request_id), *anthropic, *cors)
+        return ((b"x-request-id", request_id), *anthropic, *cors, *close)
 
     def _check_head(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         """Runs the checks that a preflight must pass, too. Raises `ApiError`."""
@@ -295,16 +300,6 @@ class _ResponseSender:
         prefix = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{prefix}.start", "status": int(error.status), "headers": pairs})
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})
-
-
-def _as_get(scope: AsgiScope) -> AsgiScope:
-    """Returns the scope that a HEAD request is routed with: that of a GET, whose body the connection leaves out.
-
-    The responses API and `/v1/inspect` are excluded, since a GET there may stream.
-    """
-    if scope.get("method") != "HEAD" or scope["path"].startswith(f"{WEBSOCKET_PATH}/") or is_inspection(scope):
-        return scope
-    return {**scope, "method": "GET"}
 
 
 def _check_header_limits(scope: AsgiScope) -> None:

@@ -42,7 +42,7 @@ def unready_reason(context: ServerContext, model: ServedModel | None = None) -> 
     At the start, the server waits for all models. Later, it is ready while any of them is: a load balancer must not
     take the others away because one restarts.
     """
-    if context.shutting_down:
+    if context.draining:
         return "the server is shutting down"
     models = context.models.all_models if model is None else (model,)
     unready = _unready_models(models)

@@ -64,6 +64,7 @@ ROUTE_HANDLERS = (
     models.list_ollama_tags,
     models.show_ollama_model,
     admin.reload_files,
+    admin.drain_server,
     adapters.load_lora_adapter,
     adapters.unload_lora_adapter,
     files.upload_file,

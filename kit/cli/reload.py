@@ -1,11 +1,11 @@
-"""`antiphon reload`: makes a running server read its API keys and its certificate again."""
+"""`antiphon reload` and `antiphon drain`: act on a running server."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from antiphon.kit.cli.server_options import url_option
+from antiphon.kit.cli.server_options import operator_key_option, url_option
 
 TIMEOUT_S = 60.0
 """Time for the whole reload: the server waits while a file still changes."""
@@ -13,12 +13,7 @@ TIMEOUT_S = 60.0
 
 @click.command()
 @url_option
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File whose first line is the API key of an operator. Default: the key that a server of yours on this machine "
-    "has written to its runtime file, else $ANTIPHON_API_KEY.",
-)
+@operator_key_option
 def reload(url: str | None, api_key_file: Path | None) -> None:
     """Make a server read its file of API keys and its certificate again. Turns that run are not touched.
 
@@ -74,3 +69,12 @@ def _show(text: str) -> str:
     from antiphon.kit.terminal_text import show_controls  # noqa: PLC0415
 
     return show_controls(text)
+
+
+@click.command()
+@url_option
+@operator_key_option
+def drain(url: str | None, api_key_file: Path | None) -> None:
+    """Make a server end as after SIGTERM: it is not ready any more, and exits once its turns have ended."""
+    report = post_to_admin(url, api_key_file, "drain")
+    click.echo(f"The server ends; {report.get('running')} responses run.")

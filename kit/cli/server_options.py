@@ -18,3 +18,9 @@ inspection_key_option: Callable[[Any], Any] = click.option(
     help="File whose first line is the API key. Default: the key that a server on this machine has written to its "
     "runtime file, else $ANTIPHON_API_KEY, else $OPENAI_API_KEY.",
 )
+operator_key_option: Callable[[Any], Any] = click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File whose first line is the API key of an operator. Default: the key that a server of yours on this machine "
+    "has written to its runtime file, else $ANTIPHON_API_KEY.",
+)

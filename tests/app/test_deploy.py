@@ -41,7 +41,7 @@ def parse_serve(words: list[str], environment: dict[str, str], monkeypatch: pyte
 
 
 def read_unit() -> ConfigParser:
-    (text,) = read_blocks("ini")
+    (text,) = [block for block in read_blocks("ini") if "[Service]" in block]
     unit = ConfigParser(strict=False, interpolation=None, delimiters=("=",))
     unit.optionxform = str  # type: ignore[assignment, method-assign]  # keys keep their case
     unit.read_string(text)

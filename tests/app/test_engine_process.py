@@ -139,7 +139,8 @@ sys.path.insert(0, ROOT)
 import uvloop
 from antiphon.app.context import create_context
 from antiphon.app.store.factory import open_store
-from antiphon.app.server import bind_socket, run_server
+from antiphon.app.lifecycle.listeners import bind_socket
+from antiphon.app.server import run_server
 from antiphon.app.base.settings import Settings
 from antiphon.engine.protocol import EngineError
 from tests.app.server_helpers import process_engine_registry

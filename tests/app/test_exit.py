@@ -37,7 +37,7 @@ def test_server_cleans_up_before_it_ends_by_the_signal(
     assert process.stderr is not None
     with process.stderr as log:
         ready = read_until_ready(log)
-        [file] = runtime_folder.iterdir()
+        [file] = runtime_folder.glob("*.json")
         info = json.loads(file.read_text(encoding="utf-8"))
         assert stat.S_IMODE(file.stat().st_mode) == 0o600 and info["pid"] == process.pid
         assert info["url"] == ready["base_urls"][0] and len(info["page_key"]) >= 43

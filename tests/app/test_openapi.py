@@ -28,6 +28,7 @@ STANDARD = json.loads((Path(__file__).parent / "openapi_3.1_schema.json").read_t
 """The standard's own schema, https://spec.openapis.org/oas/3.1/schema/2022-10-07."""
 WITHOUT_BODY = {
     ("post", "/v1/responses/{response_id}/cancel"),
+    ("post", "/v1/admin/drain"),
     ("post", "/v1/admin/reload"),
     ("post", "/v1/batches/{batch_id}/cancel"),
     ("post", "/v1/uploads/{upload_id}/cancel"),

@@ -29,7 +29,7 @@ from tests.options_page import render_page
 from tests.syntax import ROOT
 
 Reached = dict[str, Any]
-"""What `serve` starts the server with: `settings.*`, `options.*`, `remote.*`, `engine.*` and `log_format`."""
+"""What `serve` starts the server with: `settings.*`, `options.*`, `remote.*`, `engine.*`, `log_format` and `replace`."""
 
 LORA_UPDATES: Reached = {
     "settings.allow_lora_updates": True,
@@ -73,6 +73,8 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
         ["--api-key-file", "keys"],
         {"settings.file_keys": (plain_key(key_digest("sk-file")),), "settings.key_file": Path("keys")},
     ),
+    "drain_delay": (["--drain-delay", "5"], {"settings.drain_delay": 5.0}),
+    "reuse_port": (["--reuse-port"], {"settings.reuse_port": True}),
     "on_revoke": (["--on-revoke", "cancel"], {"settings.on_revoke": "cancel"}),
     "allowed_hosts": (
         ["--allowed-host", "box", "--allowed-host", "lan"],
@@ -181,6 +183,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     ),
     "unknown_tools": (["--unknown-tools", "text"], {"settings.unknown_tools": "text"}),
     "log_format": (["--log-format", "json"], {"log_format": "json"}),
+    "replace": (["--replace"], {"replace": True}),
     "default_max_output_tokens": (["--max-output-tokens", "9"], {"settings.default_max_output_tokens": 9}),
     "continue_within": (["--continue-within", "1.5"], {"settings.continue_within": 1.5}),
     "shutdown_timeout": (["--shutdown-timeout", "0.5"], {"settings.shutdown_timeout": 0.5}),
@@ -238,14 +241,14 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Reached]:
     """Records what the server would be started with. Neither it nor a worker process starts."""
     recorded: list[Reached] = []
 
-    def record_start(options: ServeOptions, settings: Settings, log_format: str, *_: object) -> None:
+    def record_start(options: ServeOptions, settings: Settings, log_format: str, *_: object, replace: bool) -> None:
         engine = options.engine_options
         recorded.append(
             {f"settings.{name}": value for name, value in msgspec.structs.asdict(settings).items()}
             | {f"options.{name}": value for name, value in msgspec.structs.asdict(options).items()}
             | {f"engine.{name}": value for name, value in msgspec.structs.asdict(engine).items()}
             | {f"remote.{name}": value for name, value in msgspec.structs.asdict(options.remote).items()}
-            | {"log_format": log_format}
+            | {"log_format": log_format, "replace": replace}
         )
         del recorded[-1]["options.engine_options"], recorded[-1]["options.remote"]
 

@@ -26,7 +26,8 @@ sys.path.insert(0, ROOT)
 import uvloop
 from pathlib import Path
 from antiphon.app.context import create_context
-from antiphon.app.server import bind_socket, run_server
+from antiphon.app.lifecycle.listeners import bind_socket
+from antiphon.app.server import run_server
 from antiphon.app.base.settings import Settings
 from antiphon.app.store.postgres.store import PostgresStore
 from antiphon.app.store.sqlite.store import SqliteStore

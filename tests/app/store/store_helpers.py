@@ -36,7 +36,8 @@ sys.path.insert(0, ROOT)
 import uvloop
 from pathlib import Path
 from antiphon.app.context import create_context
-from antiphon.app.server import bind_socket, run_server
+from antiphon.app.lifecycle.listeners import bind_socket
+from antiphon.app.server import run_server
 from antiphon.app.base.settings import Settings
 from antiphon.app.store.factory import open_store
 from tests.serving import scripted_registry
