@@ -8,6 +8,7 @@ A second signal exits immediately.
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
@@ -42,8 +43,11 @@ ACCEPT_SOCKETS = 16
 """Number of listening descriptors for one address. The event loop accepts one connection per descriptor and iteration,
 and an iteration is long while many streams run: after a burst of 1 000 connections the next one would wait seconds."""
 HANDOVER_DELAY_S = 1.0
-"""Time for which requests on open connections are answered after another process has begun to accept new ones. Each
-answer closes its connection."""
+"""Least time for which requests on open connections are answered after another process has begun to accept new ones.
+Each answer closes its connection."""
+QUIET_INTERVAL_S = 0.1
+"""Time between two looks for requests on open connections."""
+QUIET_LOOKS = 2
 CLOSE_GRACE_SECONDS = 2.0
 """Seconds after the drain in which the last bytes are sent and the connections close."""
 
@@ -98,6 +102,7 @@ class AntiphonServer(uvicorn.Server):
         self._grpc: GrpcServer | None = None
         self.exit_signal: int | None = None
         """The signal that ended the server."""
+        self._waiting: asyncio.Task[None] | None = None
         self.shares_socket = False
         """Whether another process accepts connections from the same socket, now or as soon as this one ends."""
         self.manager = ServiceManager()
@@ -161,16 +166,32 @@ class AntiphonServer(uvicorn.Server):
             delay = max(delay, HANDOVER_DELAY_S)
         self._guard.closes_connections = delay > 0  # a client that connects again reaches another server
         if delay:
-            asyncio.get_running_loop().call_later(delay, self._begin_exit)
+            self._waiting = asyncio.create_task(self._wait_for_requests(delay), name="drain-delay")
         else:
-            self._begin_exit()
+            self.should_exit = True
+
+    def connect_process(self, process: ServerProcess) -> None:
+        """Connects the server with its service manager, with the origin of its socket, and with SIGHUP."""
+        self.manager, self.shares_socket = process.manager, process.is_inherited
+        handle_hangup(partial(self.handle_exit, signal.SIGTERM, None), partial(_reload, self._context, self.manager))
 
     def hand_over(self) -> None:
         """Begins a graceful shutdown, since another process accepts connections from the same socket now."""
         self.shares_socket = True
         self.begin_drain()
 
-    def _begin_exit(self) -> None:
+    async def _wait_for_requests(self, delay: float) -> None:
+        """Ends the server after a delay, and once requests that it has accepted are answered.
+
+        New turns are refused from then on, which a client that has connected here could not know.
+        """
+        deadline = time.monotonic() + delay + self._context.settings.shutdown_timeout
+        await asyncio.sleep(delay)
+        num_quiet = 0
+        while num_quiet < QUIET_LOOKS and time.monotonic() < deadline and not self.should_exit:
+            await asyncio.sleep(QUIET_INTERVAL_S)
+            is_busy = any(getattr(connection, "is_active", False) for connection in self.server_state.connections)
+            num_quiet = 0 if is_busy else num_quiet + 1
         self.should_exit = True
 
     def _stop_accepting(self) -> None:
@@ -217,8 +238,7 @@ async def run_server(
     """
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server = AntiphonServer(context, build_app(context, on_request_done), listening.set_result)
-    server.manager, server.shares_socket = process.manager, process.is_inherited
-    handle_hangup(partial(server.handle_exit, signal.SIGTERM, None), partial(_reload, context, process.manager))
+    server.connect_process(process)
     starting = asyncio.gather(*(model.engine.start() for model in context.models.all_models))
     handover = HandoverListener(listener, server.hand_over)
 

@@ -1,11 +1,13 @@
 """API keys: what the server knows of each, and the check that a key can be sent. Only digests of keys are kept."""
 
 import hashlib
+from functools import lru_cache
 from typing import Literal
 
 from msgspec import Struct
 
 KeyRole = Literal["client", "operator"]
+MAX_CACHED_IDS = 65_536
 OWNER_DIGITS = 32
 """Length of the owner of a key without a named owner: the first hexadecimal digits of the key's digest."""
 
@@ -53,11 +55,16 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         """Public name of the key, from which neither the key nor its digest can be found."""
-        return f"key_{hashlib.sha256(b'antiphon key id ' + self.digest).hexdigest()[:16]}" if self.digest else ""
+        return _make_id(self.digest) if self.digest else ""
 
     def is_expired(self, now: float) -> bool:
         """Tells whether the key is refused at this time, in seconds since 1970."""
         return self.expires is not None and now >= self.expires
+
+
+@lru_cache(MAX_CACHED_IDS)
+def _make_id(digest: bytes) -> str:
+    return f"key_{hashlib.sha256(b'antiphon key id ' + digest).hexdigest()[:16]}"
 
 
 NO_KEY = ApiKey(digest=b"", owner="")

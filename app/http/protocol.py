@@ -140,6 +140,11 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         finally:
             state.release_permit()
 
+    @property
+    def is_active(self) -> bool:
+        """Whether a request is being received, waits or is answered."""
+        return self._awaiting_admission or self._current_cycle() is not None or bool(self.conn.trailing_data[0])
+
     def _current_cycle(self) -> RequestResponseCycle | None:
         """Returns the cycle of the request that is being answered, or None."""
         cycle: RequestResponseCycle | None = self.cycle

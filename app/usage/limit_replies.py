@@ -18,16 +18,26 @@ class LimitLevel(Struct, frozen=True):
     reset_s: float
 
 
+UNITS = ("requests", "tokens")
+_OPENAI_NAMES = {
+    unit: tuple(f"x-ratelimit-{name}-{unit}".encode() for name in ("limit", "remaining", "reset")) for unit in UNITS
+}
+_ANTHROPIC_NAMES = {
+    unit: tuple(f"anthropic-ratelimit-{unit}-{name}".encode() for name in ("limit", "remaining", "reset"))
+    for unit in UNITS
+}
+
+
 def list_openai_headers(levels: list[LimitLevel]) -> HeaderPairs:
     """Returns `x-ratelimit-*`. Times are durations such as `1.5s` or `6m0s`."""
     pairs: list[tuple[bytes, bytes]] = []
     for level in levels:
-        for name, value in (
-            ("limit", str(level.limit)),
-            ("remaining", str(level.remaining)),
-            ("reset", format_duration(level.reset_s)),
-        ):
-            pairs.append((f"x-ratelimit-{name}-{level.unit}".encode(), value.encode()))
+        limit, remaining, reset = _OPENAI_NAMES[level.unit]
+        pairs += (
+            (limit, b"%d" % level.limit),
+            (remaining, b"%d" % level.remaining),
+            (reset, format_duration(level.reset_s).encode()),
+        )
     return tuple(pairs)
 
 
@@ -35,13 +45,13 @@ def list_anthropic_headers(levels: list[LimitLevel], now: float) -> HeaderPairs:
     """Returns `anthropic-ratelimit-*`. Times are in RFC 3339; `now` is in seconds since 1970."""
     pairs: list[tuple[bytes, bytes]] = []
     for level in levels:
-        reset = datetime.fromtimestamp(math.ceil(now + level.reset_s), UTC)
-        for name, value in (
-            ("limit", str(level.limit)),
-            ("remaining", str(level.remaining)),
-            ("reset", f"{reset:%Y-%m-%dT%H:%M:%SZ}"),
-        ):
-            pairs.append((f"anthropic-ratelimit-{level.unit}-{name}".encode(), value.encode()))
+        limit, remaining, reset = _ANTHROPIC_NAMES[level.unit]
+        at = datetime.fromtimestamp(math.ceil(now + level.reset_s), UTC)
+        pairs += (
+            (limit, b"%d" % level.limit),
+            (remaining, b"%d" % level.remaining),
+            (reset, f"{at:%Y-%m-%dT%H:%M:%SZ}".encode()),
+        )
     return tuple(pairs)
 
 

@@ -77,12 +77,14 @@ class RateLimits:
         self._used_tokens, self._count_servers = used_tokens, count_servers
         self._clock, self._wall_clock, self._on_limit = clock, wall_clock, on_limit
         self._scopes: dict[tuple[str, bytes | str], _LimitedScope] = {}
+        self._bound: dict[bytes | str, tuple[ApiKey, list[_BoundScope]]] = {}
+        """Scopes of keys that have been used; a reload makes new keys."""
 
     def begin_request(self, key: ApiKey, *, is_anthropic: bool = False) -> HeaderPairs:
         """Counts a request, and returns the headers of its reply. Raises `ApiError` 429; then it does not count."""
         if key.limits is NO_LIMITS and key.owner_limits is NO_LIMITS:
             return ()
-        scopes, now = list(self._bind_scopes(key)), self._clock()
+        scopes, now = self._find_scopes(key), self._clock()
         share = max(self._count_servers(), 1)
         self._refill(scopes, now, share)
         error = self._find_fault(scopes, share)
@@ -105,7 +107,7 @@ class RateLimits:
         """
         if key.limits is NO_LIMITS and key.owner_limits is NO_LIMITS:
             return
-        scopes = list(self._bind_scopes(key))
+        scopes = self._find_scopes(key)
         if not key.digest:
             share = max(self._count_servers(), 1)
             self._refill(scopes, self._clock(), share)
@@ -123,11 +125,19 @@ class RateLimits:
     def charge_tokens(self, key: ApiKey, num_tokens: int) -> None:
         """Counts tokens that a request of a key has used."""
         if num_tokens and not (key.limits is NO_LIMITS and key.owner_limits is NO_LIMITS):
-            scopes, share = list(self._bind_scopes(key)), max(self._count_servers(), 1)
+            scopes, share = self._find_scopes(key), max(self._count_servers(), 1)
             self._refill(scopes, self._clock(), share)
             for bound in scopes:
                 if bound.scope.tokens is not None:
                     bound.scope.tokens.level -= num_tokens
+
+    def _find_scopes(self, key: ApiKey) -> list[_BoundScope]:
+        """Returns the scopes of a key, with the limits that it has now."""
+        name = key.digest or key.owner
+        known = self._bound.get(name)
+        if known is None or known[0] is not key:
+            known = self._bound[name] = key, list(self._bind_scopes(key))
+        return known[1]
 
     def _bind_scopes(self, key: ApiKey) -> Iterator[_BoundScope]:
         if key.limits is not NO_LIMITS:

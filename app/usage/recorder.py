@@ -15,7 +15,7 @@ from msgspec import Struct
 from antiphon.app.base.errors import ApiError
 from antiphon.app.store.history.usage_tables import UsageCounts, UsageQuery, UsageRow
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.usage.limits import BudgetWindow, find_window_start
+from antiphon.app.usage.limits import BudgetWindow, find_window_end, find_window_start
 
 FLUSH_INTERVAL_S = 10.0
 """Time between two writes of the sums."""
@@ -36,8 +36,9 @@ Spender = tuple[str, str]
 class _Budgets(Struct):
     """Tokens that spenders have used, as the store knows them, and since then."""
 
-    day_start: float = 0.0
-    month_start: float = 0.0
+    day_end: float = 0.0
+    """End of the day that the sums are of, in seconds since 1970."""
+    month_end: float = 0.0
     day: Mapping[Spender, int] = {}
     month: Mapping[Spender, int] = {}
 
@@ -68,7 +69,11 @@ class UsageRecorder:
             total = self._hours[row] = UsageCounts()
         total.add(counts)
         self._changed.add(row)
-        self._find_minute(now - now % MINUTE_S).setdefault((owner, key_id, model), UsageCounts()).add(counts)
+        minute = self._find_minute(now - now % MINUTE_S)
+        total = minute.get(row[1:])
+        if total is None:
+            total = minute[row[1:]] = UsageCounts()
+        total.add(counts)
         num_tokens = counts.input_tokens + counts.output_tokens
         if num_tokens:
             self._pending[owner, ""] += num_tokens
@@ -82,9 +87,9 @@ class UsageRecorder:
 
     def used_tokens(self, owner: str, key_id: str | None, window: BudgetWindow) -> int:
         """Returns the tokens that an owner, or one of its keys, has used in the current day or month (UTC)."""
-        spender, budgets, now = (owner, key_id or ""), self._budgets, self._clock()
-        start, sums = (budgets.day_start, budgets.day) if window == "day" else (budgets.month_start, budgets.month)
-        known = sums.get(spender, 0) if find_window_start(window, now) == start else 0
+        spender, budgets = (owner, key_id or ""), self._budgets
+        end, sums = (budgets.day_end, budgets.day) if window == "day" else (budgets.month_end, budgets.month)
+        known = sums.get(spender, 0) if self._clock() < end else 0
         return known + self._in_flight[spender] + self._pending[spender]
 
     async def read_periods(self, query: UsageQuery) -> list[UsageRow]:
@@ -153,7 +158,9 @@ class UsageRecorder:
             )
         )
         self.num_servers = max(num_servers, 1)
-        self._budgets = _Budgets(day_start, month_start, _add_owners(sums[0]), _add_owners(sums[1]))
+        self._budgets = _Budgets(
+            find_window_end("day", now), find_window_end("month", now), _add_owners(sums[0]), _add_owners(sums[1])
+        )
 
     def _forget_hours(self, now: int) -> None:
         """Forgets hours that are written and long gone, also by a clock that is set back."""
