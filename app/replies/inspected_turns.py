@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.app.base.errors import clip_text, not_found
 from antiphon.app.base.event_log import EventLog
@@ -36,6 +36,8 @@ class InspectedTurn(Struct, frozen=True, kw_only=True):
     stats: TurnStats
     record: TurnRecord | None
     missing: str = ""
+    damage: str = ""
+    """Why the log ends before its end, if a row of the store is damaged."""
 
 
 async def find_turn(request: AnyRequest, turn_id: str) -> InspectedTurn:
@@ -47,10 +49,13 @@ async def find_turn(request: AnyRequest, turn_id: str) -> InspectedTurn:
         if record is not None:
             return InspectedTurn(log=record.open_log(), stats=record.stats, record=record)
         await context.store.prepare_read(owner, turn_id)
-        log = await context.store.read_log(owner, turn_id)
+        log, damage = await context.store.read_log(owner, turn_id), ""
+        if log is None and (part := await context.store.read_damaged_log(owner, turn_id)) is not None:
+            log, damage = part
         if log is not None:
             stats = log.stats or await context.store.read(lambda database: database.summaries.find(owner, turn_id))
-            return await context.store.read(partial(_load_turn, log, stats or read_stats(log.response)))
+            turn = await context.store.read(partial(_load_turn, log, stats or read_stats(log.response)))
+            return structs.replace(turn, damage=damage)
     raise not_found(f"There is no turn with the id '{clip_text(turn_id)}'.")
 
 

@@ -16,7 +16,6 @@ import structlog
 
 from antiphon.app.base.blob_urls import find_blobs
 from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
-from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.inspection.summaries import read_stats
 from antiphon.app.store.batches.batch_tables import BatchTables
 from antiphon.app.store.batches.file_tables import FileTables
@@ -27,6 +26,7 @@ from antiphon.app.store.blobs.evictions import StoreLimits, evict_responses
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.continuation_tables import ContinuationTables
+from antiphon.app.store.history.event_tables import EventTables
 from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import (
     EVENT_COLUMNS,
@@ -43,7 +43,6 @@ from antiphon.app.store.history.summary_tables import SUMMARY_COLUMNS, SummaryTa
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
 from antiphon.app.store.history.usage_tables import UsageTable
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
-from antiphon.events import stream as ev
 from antiphon.events.response import Response
 
 _SIZE = """
@@ -59,7 +58,6 @@ RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noq
 """Begin of the statement that ends responses."""
 _log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
-_detail_decoder = msgspec.msgpack.Decoder(TokenDetail)
 
 
 class Database:
@@ -79,6 +77,7 @@ class Database:
         self.blobs = BlobTables(connection)
         self.conversations, self.turns = ConversationTables(connection, self.blobs), TurnTables(connection)
         self.continuations, self.summaries = ContinuationTables(connection), SummaryTables(connection)
+        self.events = EventTables(connection)
         self.files, self.batches = FileTables(connection), BatchTables(connection)
         self.uploads, self.usage = UploadTables(connection, self.files), UsageTable(connection)
 
@@ -282,15 +281,7 @@ class Database:
 
     def load_entries(self, response_id: str, start: int = 0) -> list[LogEntry]:
         """Returns the log entries of a response from sequence number `start` on. Raises `UnreadableRowError`."""
-        query = "SELECT data, detail FROM events WHERE response = ? AND number >= ? ORDER BY number"
-        return [
-            LogEntry(
-                decode_row(ev.decode_event, data),
-                data,
-                None if detail is None else decode_row(_detail_decoder.decode, detail),
-            )
-            for data, detail in self._connection.execute(query, (response_id, start))
-        ]
+        return list(self.events.iterate_entries(response_id, start))
 
     def list_servers(self, now: float) -> list[tuple[str, float, str]]:
         """Returns the name of each writer, the seconds since its latest heartbeat, and the figures of its server."""

@@ -31,6 +31,13 @@ REPLAY_CODE = "replay"
 REPLAY_REASON = (
     "The recorded tokens give another event: the log was changed, or this version reads the output differently."
 )
+DAMAGE = {
+    "code": "damaged-log",
+    "level": "error",
+    "subject": "",
+    "count": 1,
+    "why": "A row of the store is damaged or missing: the events after it are not shown.",
+}
 MAX_SERVERS = 200
 """Servers in a list."""
 FRAME_INTERVAL_S = 1.0
@@ -94,14 +101,15 @@ async def list_findings(request: AnyRequest, turn_id: FromPath[str]) -> Response
     entries, is_whole = turn.log.entries[: turn.log.published], turn.log.ended
     found = await asyncio.to_thread(_check, [entry.data for entry in entries], turn.record)
     replay, differences = await asyncio.to_thread(_replay, turn, server_context(request))
-    data = [*(_describe(each) for each in found), *differences]
+    damage = [DAMAGE | {"event": len(entries), "expected": "an event", "actual": turn.damage}] if turn.damage else []
+    data = [*damage, *(_describe(each) for each in found), *differences]
     return json_page({"object": "list", "data": data, "complete": is_whole, "replay": replay})
 
 
 def _replay(turn: InspectedTurn, context: ServerContext) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns whether the tokens of a turn were replayed, and the difference that was found, as a finding."""
-    if turn.record is None or not turn.log.ended:
-        return {"checked": False, "reason": turn.missing or "the turn has not ended"}, []
+    if turn.record is None or turn.damage or not turn.log.ended:
+        return {"checked": False, "reason": turn.missing or turn.damage or "the turn has not ended"}, []
     try:
         found = check_replay(turn.record, turn.log, context.models, context.settings)
     except UncheckableTurnError as error:

@@ -185,6 +185,28 @@ def test_changed_byte_in_a_stored_event_is_a_finding(place: StorePlace) -> None:
         assert replay["actual"] == replay["expected"].replace('"', '"X', 1)
 
 
+@pytest.mark.parametrize(
+    "statement", ["DELETE FROM events WHERE number = 4", "UPDATE events SET data = {} WHERE number = 4"]
+)
+def test_damaged_log_is_shown_up_to_the_damage(place: StorePlace, statement: str) -> None:
+    options = {"inspect": "store", **place.settings()}
+    with serve(SCRIPT, **options) as server, Inspector(server) as inspector:
+        turn_id = inspector.ask("Search", tools=TOOLS, store=True)
+        events = inspector.lines(f"/turns/{turn_id}/events")
+    place.read_rows(statement.format(place.quote_bytes("{")))
+    with serve(SCRIPT, **options) as server, Inspector(server) as inspector:
+        assert inspector.client.get(f"/v1/responses/{turn_id}").status_code == 404
+        assert inspector.lines(f"/turns/{turn_id}/events") == events[:4]
+        assert inspector.lines(f"/turns/{turn_id}/events", follow="true") == events[:4]
+        found = inspector.get(f"/turns/{turn_id}/findings").json()
+        assert (found["data"][0]["code"], found["data"][0]["event"]) == ("damaged-log", 4)
+        assert not found["replay"]["checked"]
+        assert inspector.get(f"/turns/{turn_id}").json()["ending"]["cause"] == "stop_token"
+        assert inspector.get(f"/turns/{turn_id}/request").status_code == 200
+        assert inspector.get(f"/turns/{turn_id}/readings/chat").status_code == 200
+        assert inspector.get(f"/turns/{turn_id}/export/cassette").status_code == 200
+
+
 def test_turn_that_is_not_stored_is_in_no_table_and_no_file(
     place: StorePlace, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -1,0 +1,52 @@
+"""Reads of the events of responses, on a connection that any thread may use."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.base.step_detail import TokenDetail
+from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
+from antiphon.events import stream as ev
+from antiphon.events.response import Response
+
+_response_decoder = msgspec.json.Decoder(Response)
+_detail_decoder = msgspec.msgpack.Decoder(TokenDetail)
+
+
+class EventTables:
+    """Reads on one connection."""
+
+    def __init__(self, connection: SqlConnection) -> None:
+        self._connection = connection
+
+    def iterate_entries(self, response_id: str, start: int = 0) -> Iterator[LogEntry]:
+        """Yields the log entries from sequence number `start` on. Raises `UnreadableRowError`, also at a gap."""
+        query = "SELECT data, detail FROM events WHERE response = ? AND number >= ? ORDER BY number"
+        for number, (data, detail) in enumerate(self._connection.execute(query, (response_id, start)), start):
+            event = decode_row(ev.decode_event, data)
+            if event.sequence_number != number:
+                raise UnreadableRowError(f"event {number} is missing")
+            yield LogEntry(event, data, None if detail is None else decode_row(_detail_decoder.decode, detail))
+
+    def find_readable_part(self, owner: str, response_id: str) -> tuple[EventLog, str] | None:
+        """Returns the log of the owner's response up to its first damage, and what that is; empty if there is none.
+
+        Returns None if the owner has no such response, or if its row is damaged.
+        """
+        query = "SELECT base_response FROM responses WHERE id = ? AND owner = ?"
+        row = self._connection.execute(query, (response_id, owner)).fetchone()
+        if row is None:
+            return None
+        damage = ""
+        try:
+            log = EventLog(decode_row(_response_decoder.decode, row[0]), owner)
+        except UnreadableRowError:
+            return None
+        try:
+            for entry in self.iterate_entries(response_id):
+                log.add_stored([entry])
+        except UnreadableRowError as error:
+            damage = str(error)
+        log.end_log()
+        return log, damage
