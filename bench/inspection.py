@@ -1,23 +1,30 @@
-"""Cost of recording turns: CPU time of a token, and resident memory of a full ring: `python -m bench.inspection`.
+"""Cost of recording turns: CPU time and bytes of a token, and memory of a full ring: `python -m bench.inspection`.
 
 The times are medians over rounds that alternate between the modes, in one process with a scripted engine, one token a
-step. The memory is measured in processes of their own, since freed memory of one ring is used by the next.
+step. They count all threads: that which packs, and the writer of the store. The memory is measured in processes of their own, since freed memory of one ring is used by the next.
 """
 
 import ctypes
 import gc
 import random
 import resource
+import sqlite3
 import statistics
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import msgspec
 import uvloop
 
 from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.inspection.process_memory import read_resident_bytes
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager, new_id
 from bench import scripted_server
@@ -37,19 +44,40 @@ def measure_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def measure_tokens(recorder: TurnRecorder | None) -> float:
-    """Returns the CPU microseconds per token of some turns, with all work that their end causes."""
+async def measure_tokens(recorder: TurnRecorder | None, store: ResponseStore | None) -> float:
+    """Returns the CPU microseconds per token of some turns, with all work that their end causes.
+
+    With a store, they are stored there.
+    """
     registry = scripted_server.build_registry([(OUTPUT_TOKENS, 1)])
-    body = {"model": "scripted", "input": scripted_server.case_prompt(OUTPUT_TOKENS, 1), "store": False}
+    body = {"model": "scripted", "input": scripted_server.case_prompt(OUTPUT_TOKENS, 1), "store": store is not None}
     parsed = read_responses_request(body, registry)
-    manager = TurnManager(make_log_store(), TurnCapacity(()), new_id=new_id, recorder=recorder)
+    manager = TurnManager(store or make_log_store(), TurnCapacity(()), new_id=new_id, recorder=recorder)
     start = measure_cpu_s()
     for _ in range(TURNS_PER_ROUND):
-        log = await manager.start_turn(parsed.model, parsed.spec, "", TurnOrigin(body=b"{}"))
+        log = await manager.start_turn(parsed.model, parsed.spec, "", TurnOrigin(body=msgspec.json.encode(body)))
         await log.wait_finished()
+        await log.wait_kept()
     if recorder is not None:
         await recorder.close()
     return (measure_cpu_s() - start) / TURNS_PER_ROUND / OUTPUT_TOKENS * 1e6
+
+
+def measure_bytes(path: Path) -> None:
+    """Prints how many bytes the store has for a token and for a turn besides its events."""
+    with closing(sqlite3.connect(path)) as connection:
+        recorded = "response IN (SELECT id FROM turn_records)"
+        queries = {
+            "events a token": f"SELECT sum(length(data)) FROM events WHERE {recorded}",
+            "details a token": "SELECT sum(length(detail)) FROM events",
+            "record a turn": "SELECT sum(length(data) + length(blocks)) FROM turn_records",
+            "blocks of all": "SELECT sum(length(key) + length(data)) FROM prompt_blocks",
+        }
+        [(num_turns,)] = connection.execute("SELECT count(*) FROM turn_records")
+        counts = {"token": num_turns * OUTPUT_TOKENS, "turn": num_turns, "all": 1}
+        for name, query in queries.items():
+            size = connection.execute(query).fetchone()[0] / counts[name.split()[-1]]
+            print(f"{name:16} {size:9.1f} bytes")
 
 
 async def measure_memory(ring_mib: int) -> float:
@@ -77,16 +105,23 @@ def read_resident_mib() -> float:
 
 
 async def compare_tokens() -> None:
-    """Prints the CPU time of a token with and without recording."""
-    samples: dict[str, list[float]] = {"off": [], "memory": []}
-    for _ in range(NUM_ROUNDS):
-        for mode, values in samples.items():
-            recorder = TurnRecorder(RING_MIB << 20) if mode == "memory" else None
-            values.append(await measure_tokens(recorder))
+    """Prints the CPU time of a token with and without recording, in memory and in a store; then the bytes there."""
+    samples: dict[str, list[float]] = {"off": [], "memory": [], "stored": [], "recorded": []}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "responses.db"
+        store = SqliteStore(path)
+        for _ in range(NUM_ROUNDS):
+            for mode, values in samples.items():
+                is_recorded, is_stored = mode in ("memory", "recorded"), mode in ("stored", "recorded")
+                recorder = TurnRecorder(RING_MIB << 20, uses_store=is_stored) if is_recorded else None
+                values.append(await measure_tokens(recorder, store if is_stored else None))
+        await store.close()
+        measure_bytes(path)
     for mode, values in samples.items():
         print(f"{mode:8} {statistics.median(values):6.2f} µs of CPU a token")
-    pairs = zip(samples["memory"], samples["off"], strict=True)
-    print(f"added    {statistics.median(on - off for on, off in pairs):6.2f} µs")
+    for with_it, without in (("memory", "off"), ("recorded", "stored")):
+        pairs = zip(samples[with_it], samples[without], strict=True)
+        print(f"{with_it} adds {statistics.median(on - off for on, off in pairs):6.2f} µs")
 
 
 def main() -> None:
