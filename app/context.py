@@ -173,6 +173,7 @@ def create_context(
             model.engine.attach_media(media.source)
     keys = KeyRing(settings.fixed_keys, settings.file_keys)
     tracer = open_tracer(settings, metrics.on_spans_dropped)
+    store.limit_owners(keys.list_store_limits)
     usage = UsageRecorder(store)
     meter = UsageMeter(keys, RateLimits(usage.used_tokens, count_servers=lambda: usage.num_servers), usage)
     turn_manager = TurnManager(

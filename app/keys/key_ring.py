@@ -64,6 +64,14 @@ class KeyRing:
         """Returns the key as it is now; None if no client may send it any more."""
         return self._keys.get(key.digest) if self.is_required else NO_KEY
 
+    def list_store_limits(self) -> dict[str, int]:
+        """Returns the bytes that owners may store, of those that have a limit; of several, the largest."""
+        limits: dict[str, int] = {}
+        for key in self._keys.values():
+            if key.store_gib is not None:
+                limits[key.owner] = max(limits.get(key.owner, 0), int(key.store_gib * 2**30))
+        return limits
+
     def find_owner(self, owner: str) -> ApiKey:
         """Returns a key for work that an owner has left to the server, such as a batch.
 

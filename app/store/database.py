@@ -7,8 +7,10 @@ in the column `writer` until the response has ended, and it checks before each s
 To cancel the response, another process sets `cancel_requested`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -22,7 +24,7 @@ from antiphon.app.store.batches.file_tables import FileTables
 from antiphon.app.store.batches.records import StoredBatch
 from antiphon.app.store.batches.upload_tables import UploadTables
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
-from antiphon.app.store.blobs.evictions import StoreLimits, evict_responses
+from antiphon.app.store.blobs.evictions import Evictions, StoreLimits
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.continuation_tables import ContinuationTables
@@ -52,6 +54,7 @@ _SIZE = """
     + (SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = responses.id)
 """
 """Bytes of a row of `responses` with all that is stored for it."""
+NO_OWNER_LIMITS: Mapping[str, int] = MappingProxyType({})
 OwnedTable = Literal["responses", "batches", "files"]
 """Tables whose rows each belong to one server, their `writer`, until they are complete."""
 RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noqa: S608
@@ -239,24 +242,24 @@ class Database:
         )
         self._connection.execute(statement, (writer, now, figures))
 
-    def count_writers(self, after: float) -> int:
-        """Returns the number of writers with a heartbeat after this time."""
+    def count_writers(self, lease_s: float) -> int:
+        """Returns the number of writers with a heartbeat in the last `lease_s` seconds."""
         query = "SELECT count(*) FROM writers WHERE heartbeat > ?"
-        return int(self._connection.execute(query, (after,)).fetchone()[0])
+        return int(self._connection.execute(query, (time.time() - lease_s,)).fetchone()[0])
 
     def delete_writer(self, writer: str) -> None:
         """Deletes the heartbeat of a writer that exits."""
         self._connection.execute("DELETE FROM writers WHERE name = ?", (writer,))
 
-    def delete_expired(self, before: int, max_bytes: int) -> bool:
-        """Deletes finished responses: those created before `before`, then the oldest until the rest fits.
+    def delete_expired(self, before: int, max_bytes: int, owner_bytes: Mapping[str, int] = NO_OWNER_LIMITS) -> bool:
+        """Deletes finished responses: those created before `before`, then those of large owners until the rest fits.
 
-        The limits are `max_bytes`, blobs and files included, and `max_responses`. One call deletes a limited number.
-        Returns whether none is left to delete.
+        The limits are `max_bytes`, blobs and files included, `max_responses`, and those of some owners. One call
+        deletes a limited number. Returns whether none is left to delete.
         """
-        limits = StoreLimits(oldest=before, max_bytes=max_bytes, max_responses=self.max_responses)
+        limits = StoreLimits(before, max_bytes, self.max_responses, owner_bytes)
         other_bytes = self.blobs.count_bytes() + self.records.count_bytes() + self.files.count_kept_bytes()
-        return evict_responses(self._connection, limits, other_bytes, self.delete_response)
+        return Evictions(self._connection, limits, self.delete_response).run(other_bytes)
 
     # Reads
 

@@ -170,6 +170,10 @@ class ResponseStore:
         """True if the data stay when this process has ended."""
         return not self._is_volatile
 
+    def limit_owners(self, owner_bytes: Callable[[], Mapping[str, int]]) -> None:
+        """Deletes the oldest responses of these owners above their limits. The writer's thread calls the function."""
+        self._writer.owner_bytes = owner_bytes
+
     @property
     def lease_s(self) -> float:
         """Time without a heartbeat after which a writer is considered dead."""

@@ -12,7 +12,7 @@ from antiphon.app.base.continuation import Continuation
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
 from antiphon.app.inspection.summaries import RESTARTED_CODE
-from antiphon.app.store.database import Database
+from antiphon.app.store.database import NO_OWNER_LIMITS, Database
 from antiphon.app.store.history.continuation_tables import MAX_CONTINUATIONS
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sql_connection import UnreadableRowError
@@ -110,7 +110,9 @@ class StoreUpkeep:
         batches.purge_lines(MAX_PURGED_LINES)
         self._database.commit()
 
-    def delete_expired(self, now: float, retention_s: float, max_bytes: int) -> bool:
+    def delete_expired(
+        self, now: float, retention_s: float, max_bytes: int, owner_bytes: Mapping[str, int] = NO_OWNER_LIMITS
+    ) -> bool:
         """Deletes responses, files and batches older than `retention_s`, excess responses, and what has expired.
 
         Also deletes the records of used approvals that have expired, so that nobody can use them again. Returns
@@ -118,7 +120,7 @@ class StoreUpkeep:
         """
         oldest = int(max(now - retention_s, 0))
         self._database.begin(sync=False)
-        is_done = self._database.delete_expired(oldest, max_bytes)
+        is_done = self._database.delete_expired(oldest, max_bytes, owner_bytes)
         self._database.files.delete_expired(now)
         self._database.files.delete_older(oldest)
         self._database.uploads.delete_expired(now - UPLOAD_RECORD_S)

@@ -56,6 +56,8 @@ class StoreWriter:
         self._upkeep = StoreUpkeep(database, name, self.is_alive, logs.on_orphan_claimed)
         self.report_commit: Callable[[float], None] = lambda _: None
         """Receives the duration of each transaction with operations, in seconds. The thread calls it."""
+        self.owner_bytes: Callable[[], Mapping[str, int]] = dict
+        """Returns the limits of some owners. The thread calls it."""
         self.num_bytes = 0
         """Size of the database at the latest sweep."""
         self.runs_batches = False
@@ -262,7 +264,9 @@ class StoreWriter:
         self._upkeep.claim_orphans(with_batches=self.runs_batches)
         self._upkeep.purge_rows()
         if time.monotonic() - self._last_sweep >= self._timings.sweep_interval_s or not self._last_sweep:
-            is_done = self._upkeep.delete_expired(time.time(), self._timings.retention_s, self._max_bytes)
+            is_done = self._upkeep.delete_expired(
+                time.time(), self._timings.retention_s, self._max_bytes, self.owner_bytes()
+            )
             self.num_bytes = self._database.measure_bytes()
             self._last_sweep = time.monotonic() if is_done else 0.0  # else the next heartbeat goes on
 

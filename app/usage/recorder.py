@@ -154,7 +154,7 @@ class UsageRecorder:
             lambda database: (
                 database.usage.sum_tokens(int(day_start)),
                 database.usage.sum_tokens(int(month_start)),
-                database.count_writers(time.time() - self._store.lease_s),
+                database.count_writers(self._store.lease_s),
             )
         )
         self.num_servers = max(num_servers, 1)

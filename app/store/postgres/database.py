@@ -10,7 +10,7 @@ steps of those responses only that another server has said it reads, and at most
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -18,7 +18,7 @@ from psycopg import sql
 
 from antiphon.app.base.event_log import is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import RELEASE_RESPONSES, Database, OwnedTable
+from antiphon.app.store.database import NO_OWNER_LIMITS, RELEASE_RESPONSES, Database, OwnedTable
 from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import Columns, NewStep
 from antiphon.app.store.postgres.address import DatabaseAddress
@@ -187,17 +187,22 @@ class PostgresDatabase(PostgresReads):
         """Makes the commit save the figures. Every commit records that this writer is alive."""
         self._figures = figures
 
+    def count_writers(self, lease_s: float) -> int:
+        """Returns the number of writers with a heartbeat in the last seconds, by the clock of the database."""
+        query = f"SELECT count(*) FROM writers WHERE heartbeat > {_NOW} - ?"  # noqa: S608
+        return int(self._connection.execute(query, (lease_s,)).fetchone()[0])
+
     def delete_writer(self, writer: str) -> None:
         """Deletes the heartbeat of a writer that exits. Its next commit does not save it again."""
         self._name = ""
         super().delete_writer(writer)
 
-    def delete_expired(self, before: int, max_bytes: int) -> bool:
+    def delete_expired(self, before: int, max_bytes: int, owner_bytes: Mapping[str, int] = NO_OWNER_LIMITS) -> bool:
         """Deletes expired responses and excess ones, unless another server is doing so."""
         if not self._connection.execute("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)).fetchone()[0]:
             return True
         self._connection.execute(f"DELETE FROM writers WHERE heartbeat < {_NOW} - ?", (WRITER_LIFETIME_S,))  # noqa: S608
-        return super().delete_expired(before, max_bytes)
+        return super().delete_expired(before, max_bytes, owner_bytes)
 
     # Reads
 

@@ -145,6 +145,7 @@ CREATE TABLE usage_hours (
     rejections BIGINT NOT NULL,
     PRIMARY KEY (hour, owner, key_id, model, writer)
 );
+CREATE INDEX responses_by_owner ON responses (owner, created, size);
 """
 """What API keys have used in each hour, as each process has counted it."""
 MIGRATIONS: tuple[str, ...] = (

@@ -111,9 +111,10 @@ CREATE TABLE usage_hours (
     output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, failures INTEGER NOT NULL,
     rejections INTEGER NOT NULL,
     PRIMARY KEY (hour, owner, key_id, model, writer)
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE INDEX by_owner ON responses (owner, created, size)
 """
-"""Additions of version 11: what API keys have used in each hour, as each process has counted it."""
+"""Additions of version 11: what API keys have used in each hour, as each process has counted it; sizes by owner."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,

@@ -1,6 +1,7 @@
 """What both persistent stores promise: durability before publication, recovery, and the lease between two processes."""
 
 import asyncio
+import random
 import threading
 import time
 from typing import Any
@@ -252,6 +253,66 @@ async def test_full_store_deletes_the_oldest_responses_until_the_rest_fits(place
     assert delete_down_to(sum(sizes) - 1) == names[1:], "one byte too many costs one response"
     assert delete_down_to(sizes[2] + sizes[3]) == names[2:]
     assert delete_down_to(0) == []
+    database.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_full_store_takes_from_the_owner_with_the_largest_share(place: StorePlace, seed: int) -> None:
+    """Each owner keeps its fair share: what it has, or as much as the largest ones; the newest responses stay."""
+    rng = random.Random(seed)
+    owners = {"a": rng.randrange(20, 40), "b": rng.randrange(8, 15), "c": rng.randrange(1, 5)}
+    names = [owner for owner, count in owners.items() for _ in range(count)]
+    rng.shuffle(names)
+    async with place.open() as store:
+        for age, owner in enumerate(names):
+            await add_log(store, f"{owner}{age}", owner=owner, created=2_000_000_000 + age).wait_published()
+    rows = place.read_rows("SELECT owner, id, size FROM responses ORDER BY created")
+    total = sum(size for _, _, size in rows)
+    database = place.open_database()
+    for limit in (total * 3 // 4, total // 2, total // 5):
+        database.begin(sync=False)
+        assert database.delete_expired(0, limit)
+        database.commit()
+        left = place.read_rows("SELECT owner, id, size FROM responses ORDER BY created")
+        shares = {owner: [size for each, _, size in left if each == owner] for owner in owners}
+        before = {owner: [row for row in rows if row[0] == owner] for owner in owners}
+        assert sum(map(sum, shares.values())) <= limit
+        largest = max(map(sum, shares.values()))
+        for owner, sizes in shares.items():
+            kept = [row for row in left if row[0] == owner]
+            assert kept == before[owner][len(before[owner]) - len(kept) :], "an older response of the owner is left"
+            if len(sizes) < len(before[owner]):
+                assert sum(sizes) + before[owner][-len(sizes) - 1][2] >= largest - max(row[2] for row in rows)
+    database.close()
+
+
+async def test_owner_with_a_limit_keeps_its_newest_responses(place: StorePlace) -> None:
+    async with place.open() as store:
+        for age in range(6):
+            for owner in ("a", "b"):
+                await add_log(store, f"{owner}{age}", owner=owner, created=2_000_000_000 + age).wait_published()
+    sizes = [size for (size,) in place.read_rows("SELECT size FROM responses WHERE owner = 'a' ORDER BY created")]
+    database = place.open_database()
+    database.begin(sync=False)
+    assert database.delete_expired(0, 2**40, {"a": sum(sizes[-2:]), "unknown": 1})
+    database.commit()
+    left = [name for (name,) in place.read_rows("SELECT id FROM responses ORDER BY id")]
+    assert left == ["resp_a4", "resp_a5", *(f"resp_b{age}" for age in range(6))]
+    database.close()
+
+
+async def test_many_deletions_are_spread_over_transactions(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.app.store.blobs.evictions.MAX_DELETES_PER_TRANSACTION", 3)
+    async with place.open() as store:
+        for age in range(7):
+            await add_log(store, str(age), created=2_000_000_000 + age).wait_published()
+    database = place.open_database()
+    results = []
+    for _ in range(3):
+        database.begin(sync=False)
+        results.append(database.delete_expired(0, 0))
+        database.commit()
+    assert results == [False, False, True] and place.read_rows("SELECT count(*) FROM responses") == [(0,)]
     database.close()
 
 

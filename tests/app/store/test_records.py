@@ -336,7 +336,7 @@ async def test_file_of_version_9_gets_the_tables(tmp_path: Path) -> None:
         pass
     with sqlite3.connect(path) as connection:
         connection.executescript(
-            "DROP TABLE usage_hours; DROP TABLE turn_records; DROP TABLE prompt_blocks; ALTER TABLE writers DROP COLUMN stats; "
+            "DROP TABLE usage_hours; DROP INDEX by_owner; DROP TABLE turn_records; DROP TABLE prompt_blocks; ALTER TABLE writers DROP COLUMN stats; "
             "PRAGMA user_version = 9"
         )
     connection.close()
