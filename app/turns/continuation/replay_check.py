@@ -209,7 +209,8 @@ def _repeat_end(processor: OutputProcessor, last: LogEntry, tokens: tuple[int, .
 def _normalize(event: Json) -> Json:
     """Returns an event without what is not compared."""
     event.pop("sequence_number", None)
-    return _drop_logprobs(event)
+    shown: Json = _drop_logprobs(event)
+    return shown
 
 
 def _drop_logprobs(value: Any) -> Any:
