@@ -38,6 +38,8 @@ class TurnRecorder:
         self._num_bytes = 0
         self._blocks = SharedBlocks()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="inspect")
+        self._is_closed = False
+        """True once turns are not recorded any more: the last ones may begin while the server shuts down."""
         self._packing: set[asyncio.Future[PackedTurn]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         """Tasks that wait until the store has the records of turns that have ended."""
@@ -54,6 +56,8 @@ class TurnRecorder:
 
     def begin(self, record: TurnRecord, log: EventLog) -> None:
         """Keeps the record of a turn that runs, and makes the store keep it if it keeps the turn."""
+        if self._is_closed:
+            return
         self._records[record.owner, record.id] = record
         if self._uses_store and log.base_response.store:
             record.stored_log, log.pack_record, log.keeps_details = log, create_packer(record), True
@@ -62,7 +66,7 @@ class TurnRecorder:
     def finish(self, owner: str, turn_id: str) -> None:
         """Packs the record of a turn that has ended, if there is one; then drops the oldest ones over a limit."""
         record = self._records.get((owner, turn_id))
-        if record is None:
+        if record is None or self._is_closed:
             return
         if record.stats.status == "refused":
             del self._records[owner, turn_id]
@@ -98,11 +102,12 @@ class TurnRecorder:
 
     async def close(self) -> None:
         """Waits for the thread that packs. The store still writes the records that it is to keep."""
+        self._is_closed = True
         for leaving in list(self._leaving):
             leaving.cancel()
         if self._packing:
             await asyncio.wait(self._packing)
-        self._executor.shutdown()
+        await asyncio.to_thread(self._executor.shutdown)
 
     async def _leave_to_store(self, record: TurnRecord, log: EventLog) -> None:
         """Drops a record once the store has it, or will never have it."""

@@ -175,3 +175,14 @@ async def test_forgotten_records_free_their_memory() -> None:
     assert not turns.recorder.forget("another", logs[0].id)
     assert all(turns.recorder.forget("", log.id) for log in logs)
     assert turns.recorder.num_bytes == 0 and turns.recorder.find("", logs[0].id) is None
+
+
+async def test_turns_that_end_after_the_recorder_are_not_recorded() -> None:
+    """A request that was accepted before the shutdown may begin its turn when the recorder is closed already."""
+    turns = RecordedTurns(output=[{"pause": 0.01}, TEXT])
+    running = await turns.start_turn()
+    await turns.recorder.close()
+    assert (await running.wait_finished()).status == "completed"
+    late = await turns.run_turn()
+    assert late.response.status == "completed" and turns.recorder.find("", late.id) is None
+    assert turns.recorder.num_packing == 0
