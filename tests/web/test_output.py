@@ -1,6 +1,7 @@
 """The generated tokens of a turn, over the real inspection API."""
 
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -57,9 +58,9 @@ def test_tokens_are_those_of_the_log_with_their_alternatives(open_tab: OpenTab, 
         expect(chosen.get_by_role("listitem").first).to_contain_text("● generated")
         expect(chosen.get_by_role("listitem").last).to_contain_text(f"id {token['top'][2][0]}")
         page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile("#event="))
     page.reload()
     expect(chosen.get_by_role("heading").first).to_contain_text("Token ")
-    assert "#event=" in page.url
 
 
 def test_tokens_of_a_message_stand_among_its_other_texts(open_tab: OpenTab, server: RunningServer) -> None:
@@ -112,7 +113,7 @@ def test_output_without_log_probabilities_shows_texts(open_tab: OpenTab, server:
     box.focus()
     page.keyboard.press("End")
     expect(box.locator('[aria-selected="true"]')).to_contain_text("ids ")
-    assert "#event=" in page.url
+    expect(page).to_have_url(re.compile("#event="))
 
 
 def test_output_of_a_turn_that_was_not_recorded(browser: Any) -> None:

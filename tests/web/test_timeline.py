@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -77,7 +78,7 @@ def test_each_event_says_what_it_changed(open_tab: OpenTab) -> None:
     )
     page.get_by_role("button", name="Event before").click()
     expect(page.locator("#changed")).to_have_text(f"Event {n - 1} sets output[{index}].")
-    assert page.url.endswith(f"#event={n - 1}")
+    expect(page).to_have_url(re.compile(f"#event={n - 1}$"))
     page.reload()
     expect(page.locator("#changed")).to_have_text(f"Event {n - 1} sets output[{index}].")
 
@@ -95,6 +96,19 @@ def test_response_as_of_each_event_is_that_of_the_plain_fold(open_tab: OpenTab) 
             texts = [part["text"] for part in item.get("content", [])] + [item.get("arguments", "")]
             assert all(f'"{text}"' in tree for text in texts if text), (n, texts)
         slider.press("ArrowRight")
+
+
+def test_long_drag_of_the_slider_ends_in_the_address(open_tab: OpenTab) -> None:
+    """The address changes once, after the last event: browsers drop changes that come by the hundred."""
+    page = open_case(open_tab)
+    drag = """(slider) => {
+        for (let i = 0; i < 1000; i++) {
+            slider.value = i % 7;
+            slider.dispatchEvent(new Event("input", { bubbles: true }));
+        }
+    }"""
+    page.get_by_role("slider", name="Event").evaluate(drag)
+    expect(page).to_have_url(re.compile(f"#event={999 % 7}$"))
 
 
 def test_slider_names_the_event(open_tab: OpenTab) -> None:
@@ -194,6 +208,36 @@ def test_100_000_events_need_a_few_elements(open_tab: OpenTab) -> None:
     expect(page.locator("#changed")).to_have_text("Event 50002 appends to output[0].content[0].text: ab")
     expect(page.locator('.row[aria-selected="true"]')).to_contain_text("50002")
     assert 20 < page.locator(".row").count() <= 48
+
+
+def test_last_items_of_a_long_output_are_shown_first(open_tab: OpenTab) -> None:
+    added = [
+        {"type": "response.output_item.added", "sequence_number": n + 2, "output_index": n, "item": {"id": f"msg_{n}"}}
+        for n in range(10)
+    ]
+    events = [*case_events("reasoning_text_and_two_calls")[:2], *added]
+    page = open_tab("turns/resp_1", before=FakeInspection(events=make_rows(events), **make_summary(1)).attach)
+    tree = page.locator(".response > .mono")
+    expect(tree.get_by_text('"msg_')).to_have_text([f'"msg_{n}"' for n in range(6, 10)])
+    tree.get_by_role("button", name="6 before").press("Enter")
+    expect(tree.get_by_text('"msg_')).to_have_text([f'"msg_{n}"' for n in range(10)])
+    page.get_by_role("button", name="Event before").click()
+    expect(tree.get_by_text('"msg_')).to_have_text([f'"msg_{n}"' for n in range(9)])
+
+
+def test_findings_of_a_turn_that_has_ended_are_asked_for_after_its_events(open_tab: OpenTab) -> None:
+    """The checker needs the server as long as the log is: the events must not wait for it."""
+    asked: list[str] = []
+    fake = FakeInspection(events=make_rows(case_events("reasoning_text_and_two_calls")), **make_summary(1))
+    fake.findings = [{"code": "call-without-end", "event": 2}]
+
+    def before(page: Any) -> None:
+        fake.attach(page)
+        page.on("request", lambda request: asked.append(request.url.rpartition("/")[2].partition("?")[0]))
+
+    page = open_tab("turns/resp_1", before=before)
+    expect(page.locator(".findings li")).to_have_count(1)
+    assert [name for name in asked if name in ("events", "findings")] == ["events", "findings"]
 
 
 def test_damaged_log_is_shown_as_damaged(open_tab: OpenTab) -> None:

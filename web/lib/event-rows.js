@@ -13,16 +13,16 @@ export function buildRows(events, { merge, itemsOnly, search }) {
   /** @type {Row[]} */
   const rows = [];
   const wanted = search.toLowerCase();
-  let before = "";
+  /** @type {Json | null} */
+  let before = null;
   for (let n = 0; n < events.length; n++) {
     const event = /** @type {Json} */ (events[n]);
     if (itemsOnly && isDetail(event)) continue;
     if (wanted !== "" && !matches(event, wanted)) continue;
-    const stream = merge ? deltaKey(event) : "";
     const row = rows.at(-1);
-    if (stream !== "" && stream === before && row?.last === n - 1) row.last = n;
+    if (merge && row?.last === n - 1 && before !== null && isSameText(event, before)) row.last = n;
     else rows.push({ first: n, last: n });
-    before = stream;
+    before = event;
   }
   return rows;
 }
@@ -32,11 +32,13 @@ function isDetail(event) {
   return "output_index" in event && !ITEM_EVENTS.has(String(event["type"]));
 }
 
-/** Returns what the deltas of one text have in common; nothing for other events. @type {(event: Json) => string} */
-function deltaKey(event) {
-  const type = String(event["type"]);
-  if (!type.endsWith(".delta") || !TEXT_STREAMS.has(type.slice(0, -".delta".length))) return "";
-  return [type, event["output_index"], event["content_index"], event["summary_index"], event["command_index"]].join();
+const DELTAS = new Set([...TEXT_STREAMS.keys()].map((stream) => `${stream}.delta`));
+const INDICES = ["output_index", "content_index", "summary_index", "command_index"];
+
+/** Tells whether two events are deltas of one text. @type {(event: Json, before: Json) => boolean} */
+function isSameText(event, before) {
+  if (event["type"] !== before["type"] || !DELTAS.has(event["type"])) return false;
+  return INDICES.every((name) => event[name] === before[name]);
 }
 
 /** @type {(event: Json, wanted: string) => boolean} */

@@ -3,6 +3,7 @@ import { START_ADDRESS, viewAddress } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { changeKey, keyRefused } from "../lib/session.js";
+import { useState } from "../vendor/hooks.js";
 import { useLoaded, useSignal } from "./hooks.js";
 import { ShortText } from "./text.js";
 
@@ -53,4 +54,20 @@ function KeyForm() {
 /** Shows why something could not be loaded. @param {{failure: Fault}} props */
 export function Failure({ failure }) {
   return failure && html`<p class="failure" role="alert">■ <${ShortText} value=${failure.message} limit=${500} /></p>`;
+}
+
+/** Shortcuts of a single key can be switched off: speech input types letters (WCAG 2.1.4). The choice lasts for the tab. */
+const STORAGE_NAME = "antiphon.shortcuts";
+
+export function shortcutsOn() {
+  return sessionStorage.getItem(STORAGE_NAME) !== "off";
+}
+
+export function ShortcutSwitch() {
+  const [on, setOn] = useState(shortcutsOn());
+  const change = () => {
+    sessionStorage.setItem(STORAGE_NAME, on ? "off" : "on");
+    setOn(!on);
+  };
+  return html`<label><input type="checkbox" checked=${on} onChange=${change} /> single-key shortcuts</label>`;
 }

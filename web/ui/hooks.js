@@ -61,13 +61,17 @@ export function toFailure(error) {
   return error instanceof ApiFailure ? error : new ApiFailure(0, `The reply cannot be read: ${String(error)}`);
 }
 
+/** Time after which the address names the chosen event, in milliseconds: browsers drop changes that come too often. */
+const ADDRESS_MS = 100;
+let addressTimer = 0;
+
 /**
  * Returns the number of the chosen event of a turn, or null, and a function that changes it. It is part of the address,
  * so that a link or a reload shows the same.
  * @returns {[number | null, (n: number) => void]}
  */
 export function useChosenEvent() {
-  const [chosen, setChosen] = useState(eventOfAddress());
+  const [chosen, setChosen] = useState(eventOfAddress);
   useLayoutEffect(() => {
     const onHash = () => setChosen(eventOfAddress());
     addEventListener("hashchange", onHash);
@@ -75,7 +79,8 @@ export function useChosenEvent() {
   }, []);
   const choose = (/** @type {number} */ n) => {
     setChosen(n);
-    history.replaceState(null, "", `${location.pathname}${location.search}#event=${n}`);
+    clearTimeout(addressTimer);
+    addressTimer = setTimeout(() => history.replaceState(null, "", `${location.search}#event=${n}`), ADDRESS_MS);
   };
   return [chosen, choose];
 }

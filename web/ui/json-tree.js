@@ -5,6 +5,11 @@ import { ShortText, Text } from "./text.js";
 
 /** Children that an open node shows before it is asked for more. */
 const PAGE = 100;
+/**
+ * Of a list whose children are open, so many at its end are shown at first: all of them change with the list. Their
+ * elements are those of the ones shown before, so what is opened in the last child stays open in the next last one.
+ */
+const END = 4;
 const MAX_STRING = 2000;
 
 /** @type {ReadonlyMap<string, number>} */
@@ -26,21 +31,24 @@ function Branch({ label, value, openLevels, openChildren }) {
   const [open, setOpen] = useState(openLevels > 0);
   const [shown, setShown] = useState(PAGE);
   const isList = Array.isArray(value);
+  const [whole, setWhole] = useState(false);
   const size = isList ? value.length : Object.keys(value).length;
   /** @param {Event} event */
   const onToggle = (event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open);
+  const before = isList && openLevels > 1 && !whole ? Math.max(0, size - END) : 0;
   return html`<details class="branch" open=${open} onToggle=${onToggle}>
     <summary>${label}${isList ? `[${size}]` : `{${size}}`}</summary>
-    ${open && listChildren(value, shown).map(([key, child]) => html`<${JsonTree} key=${key} name=${key} value=${child} openLevels=${openChildren.get(key) ?? openLevels - 1} />`)}
-    ${open && size > shown && html`<button type="button" onClick=${() => setShown(shown + PAGE)}>${(size - shown).toLocaleString("en")} more</button>`}
+    ${open && before > 0 && html`<button type="button" onClick=${() => setWhole(true)}>${before.toLocaleString("en")} before</button>`}
+    ${open && listChildren(value, before, before + shown).map(([key, child], i) => html`<${JsonTree} key=${isList ? i : key} name=${key} value=${child} openLevels=${openChildren.get(key) ?? openLevels - 1} />`)}
+    ${open && size > before + shown && html`<button type="button" onClick=${() => setShown(shown + PAGE)}>${(size - before - shown).toLocaleString("en")} more</button>`}
   </details>`;
 }
 
-/** @type {(value: object, count: number) => [string, unknown][]} */
-function listChildren(value, count) {
-  if (Array.isArray(value)) return value.slice(0, count).map((child, i) => [String(i), child]);
+/** @type {(value: object, first: number, end: number) => [string, unknown][]} */
+function listChildren(value, first, end) {
+  if (Array.isArray(value)) return value.slice(first, end).map((child, i) => [String(first + i), child]);
   return Object.keys(value)
-    .slice(0, count)
+    .slice(first, end)
     .map((key) => [key, /** @type {any} */ (value)[key]]);
 }
 

@@ -5,7 +5,8 @@ import { keyVersion } from "../lib/session.js";
 import { toFailure, useSignal } from "../ui/hooks.js";
 import { useEffect, useState } from "../vendor/hooks.js";
 
-const PAGE_SIZE = 5000;
+/** The server unpacks the whole log for each page of it. */
+const PAGE_SIZE = 25_000;
 /** Time between two drawings while lines come, in milliseconds. */
 const DRAW_MS = 200;
 

@@ -17,9 +17,8 @@ import { toFailure, useLoaded } from "../ui/hooks.js";
 import { ShortText } from "../ui/text.js";
 import { useEffect, useState } from "../vendor/hooks.js";
 import { Output } from "./output.js";
-import { Prompt } from "./prompt.js";
+import { Prompt, RequestBody } from "./prompt.js";
 import { Readings } from "./readings.js";
-import { RequestBody } from "./request.js";
 import { Timeline } from "./timeline.js";
 import { useTurnLog } from "./turn-log.js";
 
@@ -58,7 +57,12 @@ export function Turn({ id }) {
   useEffect(() => {
     if (follow === null && (record !== null || failure !== null)) setFollow(record !== null && isRunning(record));
   }, [record, failure]);
-  const { value: found } = useLoaded((signal) => fetchJson(`${path}/findings`, signal), [id, log.reading]);
+  // A long log keeps the checker busy, so its findings come after it; those of a turn that runs come now and at its end.
+  const waits = log.reading && follow !== true;
+  const { value: found } = useLoaded(
+    async (signal) => (waits ? null : await fetchJson(`${path}/findings`, signal)),
+    [id, log.reading, waits],
+  );
   /** @type {Json[]} */
   const findings = Array.isArray(found?.data) ? found.data : [];
   return html`<h1><${ShortText} value=${id} /></h1>

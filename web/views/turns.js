@@ -12,9 +12,8 @@ import {
   readTurn,
   STATUSES,
 } from "../lib/turns.js";
-import { Failure } from "../ui/frame.js";
+import { Failure, ShortcutSwitch, shortcutsOn } from "../ui/frame.js";
 import { toFailure, useLoaded } from "../ui/hooks.js";
-import { ShortcutSwitch, shortcutsOn } from "../ui/shortcuts.js";
 import { ShortText } from "../ui/text.js";
 import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 
