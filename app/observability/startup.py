@@ -92,7 +92,7 @@ class StartupLog:
         _log.info(
             "ready",
             base_urls=base_urls(settings, port),
-            store=str(settings.store_file or "memory"),
+            store="postgresql" if settings.store_url is not None else str(settings.store_file or "memory"),
             api_key_required=settings.requires_key,
             inspect=settings.inspect_mode,
         )
@@ -231,6 +231,8 @@ def show_banner(
         if note := notes.get(served.names[0]):
             rows.append(f"          {_show(note)}")
     location = "in memory, until the server exits" if settings.store_file is None else f"in {settings.store_file}"
+    if settings.store_url is not None:
+        location = "in a PostgreSQL database"  # its URL may have a password
     rows.append(f"[bold]responses[/] kept {_show(location)}")
     rows.append(f"[bold]API key[/]   {'required' if settings.requires_key else 'not required'}")
     rows.append(f"[bold]recording[/] {_describe_recording(settings)}")

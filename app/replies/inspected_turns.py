@@ -1,5 +1,6 @@
 """Turns that are looked at: their logs, wherever they are, and their records, if there are any."""
 
+import asyncio
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -50,8 +51,9 @@ async def find_turn(request: AnyRequest, turn_id: str) -> InspectedTurn:
             return InspectedTurn(log=record.open_log(), stats=record.stats, record=record)
         await context.store.prepare_read(owner, turn_id)
         log, damage = await context.store.read_log(owner, turn_id), ""
-        if log is None and (part := await context.store.read_damaged_log(owner, turn_id)) is not None:
-            log, damage = part
+        if log is None:
+            read_damaged = context.store.history.damaged_log_reader(owner, turn_id)
+            log, damage = await asyncio.to_thread(read_damaged) or (None, "")
         if log is not None:
             stats = log.stats or await context.store.read(lambda database: database.summaries.find(owner, turn_id))
             turn = await context.store.read(partial(_load_turn, log, stats or read_stats(log.response)))

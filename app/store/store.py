@@ -147,12 +147,6 @@ class ResponseStore:
                 return self._track(found)  # else it may have been deleted, or read by another request
         return cached
 
-    async def read_damaged_log(self, owner: str, response_id: str) -> tuple[EventLog, str] | None:
-        """Returns the part that can be read of a log that `read_log` cannot read, and what is damaged."""
-        if response_id in self._logs.deleted:
-            return None
-        return await self.read(lambda database: database.events.find_readable_part(owner, response_id))
-
     def _track(self, found: tuple[EventLog, str | None] | None) -> EventLog | None:
         """Keeps a log that was read from the database. Returns it."""
         if found is None:

@@ -219,6 +219,28 @@ def test_banner_warns_of_clients_without_a_key(settings: Settings, warnings: lis
     assert [text for text in (startup.OPEN_WARNING, startup.PAGES_WARNING) if text in banner] == warnings
 
 
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        (Settings(inspect="off"), ["recording off", "kept in memory"]),
+        (Settings(inspect_mib=8), ["recording turns in memory, up to 8 MiB"]),
+        (
+            Settings(inspect="store", store_file=Path("some.db")),
+            ["recording turns in the store, those with `store: false` in memory, up to 64 MiB", "kept in some.db"],
+        ),
+        (
+            Settings(inspect="store", store_url="postgresql://me:secret@host/name"),
+            ["recording turns in the store", "kept in a PostgreSQL database"],
+        ),
+    ],
+)
+def test_banner_says_what_is_recorded_and_where(settings: Settings, lines: list[str]) -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    startup.show_banner(console, settings, scripted_registry([{"name": "hello", "output": ["Hello."]}]), 8000, {})
+    banner = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(line in banner for line in lines) and "--inspect" in banner and "secret" not in banner
+
+
 def test_value_that_is_not_an_origin_is_refused(script: str) -> None:
     result = run_serve("--engine", "scripted", "--script", script, "--allowed-origin", "https://app.example/page")
     assert result.exit_code == 2 and "scheme://host" in result.output

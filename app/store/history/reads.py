@@ -4,16 +4,18 @@ A store's logs in memory are used on its event loop only. So each method of `His
 what is in memory, and returns a function that does the rest in a thread: decoding, searching, reading the database.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadTurn
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
 from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.events.inputs import AnyInput
 
+ReadDamagedLog = Callable[[], tuple[EventLog, str] | None]
 MAX_SEARCHED_BYTES = 256 << 20
 """Maximum size of the turns that one request reads for its references. All of them are in memory at once."""
 
@@ -23,6 +25,7 @@ class HistoryReads:
 
     def __init__(self, database: Database, logs: TrackedLogs) -> None:
         self._turns, self._conversations, self._logs = database.turns, database.conversations, logs
+        self._events = database.events
 
     def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
         """Returns a function that reads the turn of a response, finished or not. It returns None if there is none."""
@@ -31,6 +34,12 @@ class HistoryReads:
         if (cached := self._logs.find(owner, response_id)) is not None:
             return lambda: turn_of_log(cached)
         return lambda: self._turns.load_turn(owner, response_id)
+
+    def damaged_log_reader(self, owner: str, response_id: str) -> ReadDamagedLog:
+        """Returns a function that reads a damaged log: see `EventTables.find_readable_part`."""
+        if response_id in self._logs.deleted:
+            return lambda: None
+        return lambda: self._events.find_readable_part(owner, response_id)
 
     def load_conversation(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
         """Returns the items of a conversation, each with an id, in order. Any thread may call it."""
