@@ -1,7 +1,7 @@
 """Cost of recording turns: CPU time and bytes of a token, and memory of a full ring: `python -m bench.inspection`.
 
 The times are medians over rounds that alternate between the modes, in one process with a scripted engine, one token a
-step. They count all threads: that which packs, and the writer of the store. The memory is measured in processes of their own, since freed memory of one ring is used by the next.
+step. All threads are the loop's, that which packs, and the writer of the store. The memory is measured in processes of their own, since freed memory of one ring is used by the next.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import sqlite3
 import statistics
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,8 +45,8 @@ def measure_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def measure_tokens(recorder: TurnRecorder | None, store: ResponseStore | None) -> float:
-    """Returns the CPU microseconds per token of some turns, with all work that their end causes.
+async def measure_tokens(recorder: TurnRecorder | None, store: ResponseStore | None) -> tuple[float, float]:
+    """Returns the CPU microseconds per token of some turns: of the event loop, and of all threads.
 
     With a store, they are stored there.
     """
@@ -53,14 +54,15 @@ async def measure_tokens(recorder: TurnRecorder | None, store: ResponseStore | N
     body = {"model": "scripted", "input": scripted_server.case_prompt(OUTPUT_TOKENS, 1), "store": store is not None}
     parsed = read_responses_request(body, registry)
     manager = TurnManager(store or make_log_store(), TurnCapacity(()), new_id=new_id, recorder=recorder)
-    start = measure_cpu_s()
+    start, loop_start = measure_cpu_s(), time.thread_time()
     for _ in range(TURNS_PER_ROUND):
         log = await manager.start_turn(parsed.model, parsed.spec, "", TurnOrigin(body=msgspec.json.encode(body)))
         await log.wait_finished()
         await log.wait_kept()
     if recorder is not None:
         await recorder.close()
-    return (measure_cpu_s() - start) / TURNS_PER_ROUND / OUTPUT_TOKENS * 1e6
+    scale = 1e6 / TURNS_PER_ROUND / OUTPUT_TOKENS
+    return (time.thread_time() - loop_start) * scale, (measure_cpu_s() - start) * scale
 
 
 def measure_bytes(path: Path) -> None:
@@ -106,7 +108,7 @@ def read_resident_mib() -> float:
 
 async def compare_tokens() -> None:
     """Prints the CPU time of a token with and without recording, in memory and in a store; then the bytes there."""
-    samples: dict[str, list[float]] = {"off": [], "memory": [], "stored": [], "recorded": []}
+    samples: dict[str, list[tuple[float, float]]] = {"off": [], "memory": [], "stored": [], "recorded": []}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "responses.db"
         store = SqliteStore(path)
@@ -118,10 +120,12 @@ async def compare_tokens() -> None:
         await store.close()
         measure_bytes(path)
     for mode, values in samples.items():
-        print(f"{mode:8} {statistics.median(values):6.2f} µs of CPU a token")
+        loop, process = map(statistics.median, zip(*values, strict=True))
+        print(f"{mode:8} {loop:6.2f} µs of CPU a token on the event loop, {process:6.2f} in all threads")
     for with_it, without in (("memory", "off"), ("recorded", "stored")):
-        pairs = zip(samples[with_it], samples[without], strict=True)
-        print(f"{with_it} adds {statistics.median(on - off for on, off in pairs):6.2f} µs")
+        pairs = list(zip(samples[with_it], samples[without], strict=True))
+        loop, process = (statistics.median(on[index] - off[index] for on, off in pairs) for index in range(2))
+        print(f"{with_it} adds {loop:6.2f} µs on the event loop, {process:6.2f} in all threads")
 
 
 def main() -> None:
