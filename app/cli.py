@@ -35,6 +35,7 @@ from antiphon.app.serve_options import (
     check_store_url,
     resolve_store,
 )
+from antiphon.app.store.maintenance.commands import store_commands
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, SpawnWorker, WorkerProcess
 from antiphon.kit.cli.cassettes import record, replay
@@ -147,6 +148,7 @@ main.add_command(check)
 main.add_command(drain)
 main.add_command(inspect)
 main.add_command(keys)
+main.add_command(store_commands)
 main.add_command(record)
 main.add_command(reload)
 main.add_command(replay)

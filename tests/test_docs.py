@@ -151,7 +151,8 @@ def test_paths_named_on_a_page_exist(page: Path) -> None:
     root = page.parent if page.is_relative_to(ROOT / "samples") else ROOT
     for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text):
         assert (root / path).exists(), f"{page.name} names {path}"
-    modules = re.findall(r"`(?:python -m )?((?:antiphon|tests)\.[a-z_.]+)`", text)
+    packages = "antiphon.(?:app|engine|events|harmony|kit|state|web)"  # antiphon.request_id is an attribute of spans
+    modules = re.findall(rf"`(?:python -m )?((?:{packages}|tests)\.[a-z_.]+)`", text)
     for path in (ROOT / module.removeprefix("antiphon.").replace(".", "/") for module in modules):
         assert path.exists() or path.with_suffix(".py").exists(), f"{page.name} names {path}"
 

@@ -49,7 +49,7 @@ class ResponseStore:
     def __init__(
         self, name: str, databases: tuple[Database, Database, Database], timings: StoreTimings, max_bytes: int
     ) -> None:
-        self.name, self._timings = name, timings
+        self.name, self._timings, self.lease_s = name, timings, timings.lease_s
         self.max_owner_bytes = MAX_VOLATILE_OWNER_BYTES if databases[0].is_volatile else MAX_OWNER_BYTES
         """Bytes that all files of one owner may take."""
         self.max_kept_bytes = max_bytes // 2
@@ -167,11 +167,6 @@ class ResponseStore:
     def limit_owners(self, owner_bytes: Callable[[], Mapping[str, int]]) -> None:
         """Deletes the oldest responses of these owners above their limits. The writer's thread calls the function."""
         self._writer.owner_bytes = owner_bytes
-
-    @property
-    def lease_s(self) -> float:
-        """Time without a heartbeat after which a writer is considered dead."""
-        return self._timings.lease_s
 
     @property
     def num_waiting(self) -> int:

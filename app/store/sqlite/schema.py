@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 from antiphon.app.store.base import StoreError
@@ -172,8 +173,11 @@ CHANGED_TABLES = "its tables are not those of its version"
 MOVE_REMEDY = "Restore it from a copy, or move it away to begin with an empty store."
 
 
-def open_connection(path: Path) -> sqlite3.Connection:
-    """Opens a connection to the file, which is created if missing. Raises `StoreError`."""
+def open_connection(path: Path, keep_copy: Callable[[int], None] = lambda _: None) -> sqlite3.Connection:
+    """Opens a connection to the file, which is created if missing. Raises `StoreError`.
+
+    `keep_copy` is called with the version of a file before its schema changes.
+    """
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -183,11 +187,32 @@ def open_connection(path: Path) -> sqlite3.Connection:
             connection.text_factory = decode_text
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA secure_delete = ON")
-            _migrate(connection)
+            _migrate(connection, keep_copy)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from None
         stack.pop_all()
     return connection
+
+
+def open_existing(path: Path) -> sqlite3.Connection:
+    """Opens a connection to a store file of this version, beside the servers that use it. Raises `StoreError`."""
+    if not path.is_file():
+        raise StoreError(f"{path}: there is no such file")
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+    connection.text_factory = decode_text
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        is_ours = {"responses", "events", "items"} <= {table for table, _ in _list_columns(connection)}
+    except sqlite3.Error as error:
+        connection.close()
+        raise StoreError(f"{path} cannot be read: {error}") from None
+    if is_ours and version == SCHEMA_VERSION:
+        return connection
+    connection.close()
+    if not is_ours:
+        raise StoreError(f"{path} is no store of responses")
+    remedy = "start the server once, which changes it" if version < SCHEMA_VERSION else "upgrade Antiphon"
+    raise StoreError(f"{path} has schema version {version}, and this is version {SCHEMA_VERSION}: {remedy}")
 
 
 def open_memory() -> sqlite3.Connection:
@@ -250,7 +275,10 @@ def _run_migrations(connection: sqlite3.Connection, version: int) -> None:
             connection.execute(statement)
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
+def _migrate(connection: sqlite3.Connection, keep_copy: Callable[[int], None] = lambda _: None) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if 0 < version < SCHEMA_VERSION:
+        keep_copy(version)
     connection.execute("BEGIN IMMEDIATE")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:

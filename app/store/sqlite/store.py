@@ -2,11 +2,13 @@
 
 import asyncio
 from contextlib import ExitStack, closing
+from functools import partial
 from math import inf
 from pathlib import Path
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store import writer_lease
+from antiphon.app.store.maintenance.backup import keep_copy
 from antiphon.app.store.sqlite.database import MemoryDatabase, SharedConnection, SqliteDatabase
 from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
 from antiphon.app.store.sqlite.schema import open_connection
@@ -41,7 +43,8 @@ class SqliteStore(ResponseStore):
         quarantine_if_corrupt(path)
         self._polls: set[asyncio.Task[None]] = set()
         with ExitStack() as undo:
-            written, reads = (undo.enter_context(closing(SqliteDatabase(open_connection(path)))) for _ in range(2))
+            connections = (open_connection(path, partial(keep_copy, path)), open_connection(path))
+            written, reads = (undo.enter_context(closing(SqliteDatabase(each))) for each in connections)
             # Several threads read the history at once.
             history = undo.enter_context(closing(SqliteDatabase(SharedConnection(open_connection(path)))))
             super().__init__(writer_lease.create_name(), (written, reads, history), timings, max_bytes)
