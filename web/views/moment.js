@@ -1,4 +1,5 @@
 // The machine and the response as of one event, and what that event changed.
+import { readRoute, viewAddress } from "../lib/addresses.js";
 import { fetchJson } from "../lib/api.js";
 import { formatPath } from "../lib/event-paths.js";
 import { html } from "../lib/html.js";
@@ -16,11 +17,13 @@ export function Moment({ log, cursor }) {
   const { value } = useLoaded((signal) => fetchJson("v1/inspect/table", signal), []);
   const table = useMemo(() => (value === null ? null : readTable(value)), [value]);
   const response = useMemo(() => log.fold.asOf(cursor), [log.fold, cursor, log.count]);
+  const change = log.fold.changeOf(cursor);
   return html`<div class="machine">${table !== null && html`<${Machine} table=${table} line=${findStep(log.lines, cursor)} />`}
       <${Ledger} lines=${log.lines} cursor=${cursor} /></div>
     <div class="response">
       <h2>Response as of event ${cursor}</h2>
-      <${Changed} change=${log.fold.changeOf(cursor)} cursor=${cursor} />
+      <${Changed} change=${change} cursor=${cursor} />
+      <${ForkLink} change=${change} />
       <div class="mono"><${JsonTree} value=${response} openLevels=${1} openChildren=${OPEN_CHILDREN} /></div>
       <details><summary>Event ${cursor} as it was sent</summary>
         <div class="mono"><${JsonTree} value=${log.fold.events[cursor]} openLevels=${1} /></div></details>
@@ -35,6 +38,13 @@ function Changed({ change, cursor }) {
   if (change.kind === "append")
     return html`<p id="changed">Event ${cursor} appends to ${path}: <ins><${ShortText} value=${change.text} /></ins></p>`;
   return html`<p id="changed">Event ${cursor} sets ${path}.</p>`;
+}
+
+/** Begins a fork with the items up to the one that an event is about. @param {{change: Change}} props */
+function ForkLink({ change }) {
+  if (!("path" in change)) return "";
+  const fields = { fork: readRoute(location.pathname).id, output: String(change.path[1]) };
+  return html`<p><a href=${viewAddress("play", fields)}>Fork after this item</a></p>`;
 }
 
 /** @param {{table: StateTable, line: Json}} props */

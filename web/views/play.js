@@ -56,7 +56,9 @@ function Fork({ id }) {
     [id],
   );
   const log = useTurnLog(id, false);
-  const [item, setItem] = useState(new URLSearchParams(location.search).get("item") ?? "");
+  const fields = new URLSearchParams(location.search);
+  const [chosen, setItem] = useState(fields.get("item") ?? "");
+  const [output, setOutput] = useState(fields.get("output"));
   if (failure !== null) return html`<${Failure} failure=${failure} />`;
   if (value === null || log.reading) return html`<p>Reading …</p>`;
   const request = readJson(value.text)?.value;
@@ -66,10 +68,12 @@ function Fork({ id }) {
     return html`<p><${ShortText} value=${missing} limit=${300} /></p>`;
   const { input } = /** @type {Json} */ (request);
   const items = [...listInput(input), ...listItems(log.fold.asOf(log.count - 1))];
+  const item = chosen === "" && output !== null ? String(listInput(input).length + Number(output)) : chosen;
   const forked = item === "" ? request : { ...request, input: items.slice(0, Number(item) + 1) };
   const choose = (/** @type {string} */ n) => {
     history.replaceState(null, "", viewAddress("play", n === "" ? { fork: id } : { fork: id, item: n }));
     setItem(n);
+    setOutput(null);
   };
   return html`<p>The request of <${ShortText} value=${id} />.${value.text.includes('"REDACTED"') && " Its secrets were removed where it says REDACTED."}</p>
     <form class="filters"><label>up to item <select value=${item} onChange=${takeValue(choose)}>
