@@ -21,6 +21,8 @@ from antiphon.app.store.sql_connection import UnreadableRowError
 TURN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
+REPLY_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_)([A-Za-z0-9]{1,64})")
+"""Ids of replies of the other APIs."""
 NOT_RECORDED = (
     "This turn was not recorded: recording was off, the record was deleted or evicted, or another server went on with "
     "the turn."
@@ -42,23 +44,39 @@ class InspectedTurn(Struct, frozen=True, kw_only=True):
 
 
 async def find_turn(request: AnyRequest, turn_id: str) -> InspectedTurn:
-    """Returns the owner's turn. Raises `ApiError` 404, also for an id that is malformed."""
+    """Returns the owner's turn. Raises `ApiError` 404, also for an id that is malformed.
+
+    `turn_id` is the id of its response, or that of the reply in another API.
+    """
     context, owner = server_context(request), request_owner(request)
-    if TURN_ID.fullmatch(turn_id):
-        recorder = context.turn_manager.recorder
-        record = None if recorder is None else recorder.find(owner, turn_id)
-        if record is not None:
-            return InspectedTurn(log=record.open_log(), stats=record.stats, record=record)
-        await context.store.prepare_read(owner, turn_id)
-        log, damage = await context.store.read_log(owner, turn_id), ""
-        if log is None:
-            read_damaged = context.store.history.damaged_log_reader(owner, turn_id)
-            log, damage = await asyncio.to_thread(read_damaged) or (None, "")
-        if log is not None:
-            stats = log.stats or await context.store.read(lambda database: database.summaries.find(owner, turn_id))
-            turn = await context.store.read(partial(_load_turn, log, stats or read_stats(log.response)))
-            return structs.replace(turn, damage=damage)
+    for each in list_turn_ids(turn_id):
+        if (turn := await _find(context, owner, each)) is not None:
+            return turn
     raise not_found(f"There is no turn with the id '{clip_text(turn_id)}'.")
+
+
+def list_turn_ids(sent: str) -> tuple[str, ...]:
+    """Returns the ids of responses that a client may mean: its reply has the same one after another prefix."""
+    if not TURN_ID.fullmatch(sent):
+        return ()
+    reply = REPLY_ID.fullmatch(sent)
+    return (sent,) if reply is None else (sent, f"resp_{reply[1]}", f"chatcmpl_{reply[1]}")
+
+
+async def _find(context: ServerContext, owner: str, turn_id: str) -> InspectedTurn | None:
+    recorder, store = context.turn_manager.recorder, context.store
+    record = None if recorder is None else recorder.find(owner, turn_id)
+    if record is not None:
+        return InspectedTurn(log=record.open_log(), stats=record.stats, record=record)
+    await store.prepare_read(owner, turn_id)
+    log, damage = await store.read_log(owner, turn_id), ""
+    if log is None:
+        log, damage = await asyncio.to_thread(store.history.damaged_log_reader(owner, turn_id)) or (None, "")
+    if log is None:
+        return None
+    stats = log.stats or await store.read(lambda database: database.summaries.find(owner, turn_id))
+    turn = await store.read(partial(_load_turn, log, stats or read_stats(log.response)))
+    return structs.replace(turn, damage=damage)
 
 
 def _load_turn(log: EventLog, stats: TurnStats, database: Database) -> InspectedTurn:

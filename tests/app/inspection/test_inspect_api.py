@@ -260,6 +260,7 @@ def test_record_of_a_deleted_response_is_gone(inspector: Inspector) -> None:
     message = [{"role": "user", "content": "Delete me, too"}]
     body = {"model": "scripted", "messages": message, "store": True, "n": 2}
     completion = inspector.client.post("/v1/chat/completions", json=body).json()["id"]
+    assert inspector.get(f"/turns/{completion}").status_code == 200
     choices = [each["id"] for each in inspector.get("/turns", limit=2).json()["data"]]
     assert inspector.client.delete(f"/v1/chat/completions/{completion}").status_code == 200
     for each in (turn_id, *choices):
@@ -274,8 +275,10 @@ def test_turns_of_the_other_apis_are_listed(inspector: Inspector) -> None:
         ("messages", "messages", {"messages": message, "max_tokens": 9}),
         ("responses/compact", "compact", {"input": "Hi"}),
     ):
-        inspector.client.post(f"/v1/{path}", json={"model": "scripted", **body}).raise_for_status()
-        assert inspector.get("/turns", limit=1).json()["data"][0]["api"] == api
+        reply = inspector.client.post(f"/v1/{path}", json={"model": "scripted", **body}).raise_for_status().json()
+        [turn] = inspector.get("/turns", limit=1).json()["data"]
+        assert turn["api"] == api
+        assert inspector.get(f"/turns/{reply['id']}").json()["id"] == turn["id"], "the client's id finds it"
 
 
 # Access
