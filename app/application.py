@@ -47,6 +47,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
 
     def on_done(record: AccessRecord) -> None:
         context.metrics.count_request(record)
+        context.audit.record_request(record)
         on_turn_done(record)
 
     def on_turn_done(record: AccessRecord) -> None:

@@ -25,6 +25,7 @@ from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import PDF_PACKAGES, can_prepare_images, find_missing_packages
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.observability.audit_log import AuditLog
 from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.observability.tracing.tracer import Tracer, open_tracer
 from antiphon.app.store.store import ResponseStore
@@ -33,8 +34,7 @@ from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager, new_id
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.timeouts import TurnTimeouts
-from antiphon.app.usage.limits import RateLimits
-from antiphon.app.usage.meter import UsageMeter
+from antiphon.app.usage.meter import UsageMeter, create_meter
 from antiphon.app.usage.recorder import UsageRecorder
 from antiphon.state.drafts import OutputSettings
 
@@ -60,14 +60,20 @@ class ServerContext(Struct, kw_only=True):
     body_memory: BodyMemory
     keys: KeyRing
     meter: UsageMeter
-    usage: UsageRecorder
     reloader: Reloader
+    audit: AuditLog
     batches: BatchRunner | None
     """None if the server runs no batches."""
     tracer: Tracer | None
     """None if nothing is traced."""
     grpc_ports: tuple[int, ...] = ()
     """Ports of gRPC, once it is served: one for each model that generates text."""
+
+    @property
+    def usage(self) -> UsageRecorder:
+        """Sums of what API keys use."""
+        assert self.meter.recorder is not None
+        return self.meter.recorder
 
     @property
     def page_key(self) -> str:
@@ -127,14 +133,16 @@ def read_allowed_hosts(settings: Settings) -> tuple[AllowedHost, ...]:
         raise MediaOptionError(f"--allow-image-host: {error}") from None
 
 
-def _create_reloader(settings: Settings, keys: KeyRing, turn_manager: TurnManager) -> Reloader:
+def _create_reloader(settings: Settings, keys: KeyRing, turn_manager: TurnManager, audit: AuditLog) -> Reloader:
     def on_revoked(revoked: Sequence[ApiKey]) -> int:
         digests = frozenset(key.digest for key in revoked)
         return turn_manager.cancel_turns_of_keys(digests) if settings.on_revoke == "cancel" else 0
 
     fixed = ("the keys of --api-key and ANTIPHON_API_KEY",) if settings.fixed_keys else ()
     grpc = ("the certificate of gRPC",) if settings.grpc_port is not None and settings.ssl_certfile else ()
-    return Reloader(keys, settings.key_file, on_revoked, (*fixed, *grpc, "all other options"))
+    reloader = Reloader(keys, settings.key_file, on_revoked, (*fixed, *grpc, "all other options"))
+    reloader.on_reload.append(audit.record_reload)
+    return reloader
 
 
 def create_recorder(settings: Settings) -> TurnRecorder | None:
@@ -171,11 +179,11 @@ def create_context(
     if media.source is not None:
         for model in models.served:
             model.engine.attach_media(media.source)
+    audit = AuditLog(settings.audit_log)
     keys = KeyRing(settings.fixed_keys, settings.file_keys)
     tracer = open_tracer(settings, metrics.on_spans_dropped)
     store.limit_owners(keys.list_store_limits)
-    usage = UsageRecorder(store)
-    meter = UsageMeter(keys, RateLimits(usage.used_tokens, count_servers=lambda: usage.num_servers), usage)
+    meter = create_meter(store, keys)
     turn_manager = TurnManager(
         store,
         capacity,
@@ -201,8 +209,8 @@ def create_context(
         body_memory=BodyMemory(settings.max_body_bytes),
         keys=keys,
         meter=meter,
-        usage=usage,
-        reloader=_create_reloader(settings, keys, turn_manager),
+        reloader=_create_reloader(settings, keys, turn_manager, audit),
+        audit=audit,
         batches=BatchRunner(store, models, keys=keys) if settings.enable_batches else None,
         tracer=tracer,
     )

@@ -24,6 +24,7 @@ from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_pack
 from antiphon.app.models.status import loaded_info
 from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
+from antiphon.app.observability.audit_log import AuditLogError
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
 from antiphon.app.observability.tracing.options import TraceOptionError
 from antiphon.app.requests.media.vision import explain_blindness
@@ -40,7 +41,7 @@ from antiphon.kit.runtime_file import RuntimeInfo, delete_runtime_file, write_ru
 
 START_ERRORS = (
     *(EngineError, ScriptError, DialectError, StoreError),
-    *(KeyFileError, ToolOptionError, MediaOptionError, TraceOptionError),
+    *(KeyFileError, ToolOptionError, MediaOptionError, TraceOptionError, AuditLogError),
 )
 """Errors for which the server does not start. Each has a message of one line for the operator."""
 MAX_PORT = 65_535

@@ -160,6 +160,7 @@ class AntiphonServer(uvicorn.Server):
             return
         self._context.draining = True
         self.manager.report_stopping()
+        self._context.audit.record("drain", "server", "ok", running=self._context.turn_manager.num_running)
         delay = self._context.settings.drain_delay
         if self.shares_socket:
             self._stop_accepting()

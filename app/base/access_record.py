@@ -27,3 +27,6 @@ class AccessRecord(Struct, frozen=True):
     """Full name of the method of a gRPC call."""
     rpc_status: str = ""
     """Name of the status of that call, such as "OK"."""
+    owner: str = ""
+    """Owner of the API key, and the public id of the key; empty without one."""
+    key_id: str = ""

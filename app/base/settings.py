@@ -147,6 +147,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     """OpenAI's API has none."""
     trust_request_chat_template: Annotated[bool, _replies("Allow requests to supply their own chat template.")] = False
     """A client can write any control token with it."""
+    audit_log: Annotated[
+        Path | None,
+        Option(
+            "Logging",
+            "File for a JSON line of each deletion, reload and other act on the server; - is standard output.",
+            syntax="file",
+        ),
+    ] = None
     store_file: Path | None = None
     """File for stored responses. None: they are stored in `store_url`, or in memory until the server exits."""
     store_url: str | None = None

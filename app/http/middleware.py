@@ -14,7 +14,7 @@ from functools import lru_cache
 import structlog
 
 from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import NO_KEY, ApiKey
+from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, internal_error, shape_error
 from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 from antiphon.app.base.tracing.context import RequestTrace
@@ -43,9 +43,9 @@ from antiphon.app.http.request_body import (
     limit_body,
     parse_encoding,
 )
-from antiphon.app.http.request_state import build_record, count_bytes, request_state
-from antiphon.app.keys.key_checks import find_key, find_operator
-from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.http.request_state import RequestState, build_record, count_bytes, request_state
+from antiphon.app.keys.key_checks import find_key, require_operator
+from antiphon.app.keys.key_ring import CONTROL_KEY, KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
@@ -119,8 +119,7 @@ class RequestGuard:
             if is_preflight(scope.get("method", ""), headers) and not is_private(scope):
                 await response.send_empty(204, self._cors.preflight_headers(headers))
                 return
-            state.key = self._authorize(scope, headers)
-            state.owner = state.key.owner
+            self._authorize(scope, headers, state)
             if scope.get("method") in METHODS_WITH_BODY:
                 response.reply_headers += self._check_capacity(scope, state.key)
             if scope["type"] == "websocket" and self._websocket_app is not None:
@@ -168,7 +167,7 @@ class RequestGuard:
         headers = decode_headers(head.scope)
         try:
             self._check_head(head.scope, headers)
-            self._authorize(head.scope, headers)
+            self._authorize(head.scope, headers, RequestState())
         except ApiError as error:
             return headers, error
         return headers, None
@@ -193,20 +192,23 @@ class RequestGuard:
         _check_header_limits(scope)
         self._check_host(headers)
 
-    def _authorize(self, scope: AsgiScope, headers: dict[str, str]) -> ApiKey:
-        """Runs the other checks that do not need the body. Returns the API key; raises `ApiError`."""
+    def _authorize(self, scope: AsgiScope, headers: dict[str, str], state: RequestState) -> None:
+        """Runs the other checks that do not need the body, and notes the API key. Raises `ApiError`."""
         if scope["type"] == "websocket" or headers.get("upgrade", "").lower() == "websocket":
             self._check_websocket(scope, headers)
         elif scope["path"] in OPEN_PATHS:
-            return NO_KEY
+            return
         if is_private(scope):
             check_fetch_site(headers)
-        key = find_operator(self._keys, sent_key(headers)) if is_admin(scope) else self.authenticate(headers)
+        is_control = is_admin(scope) and self._keys.is_control_key(sent_key(headers))
+        state.key = CONTROL_KEY if is_control else self.authenticate(headers)
+        state.owner = state.key.owner
+        if is_admin(scope):
+            require_operator(state.key)
         if is_inspection(scope) and not self._keys.is_required:
             check_page_key(sent_key(headers), self._keys.page_key.encode())
         if scope.get("method") in METHODS_WITH_BODY:
             self._check_body(scope, headers)
-        return key
 
     def _check_websocket(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         """Rejects pages of other origins: a browser opens a WebSocket for any page, without a CORS preflight."""

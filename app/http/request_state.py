@@ -100,6 +100,8 @@ def build_record(scope: AsgiScope, status: int, error_code: str) -> AccessRecord
         state.trace,
         find_route(scope),
         scope.get("scheme", "http"),
+        owner=state.key.name or state.key.owner,
+        key_id=state.key.id,
     )
 
 

@@ -4,7 +4,7 @@ import time
 
 from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.errors import ApiError
-from antiphon.app.keys.key_ring import CONTROL_KEY, KeyRing
+from antiphon.app.keys.key_ring import KeyRing
 
 
 def refuse_key(message: str) -> ApiError:
@@ -23,15 +23,11 @@ def find_key(keys: KeyRing, sent: bytes) -> ApiKey:
     return check_expiry(key)
 
 
-def find_operator(keys: KeyRing, sent: bytes) -> ApiKey:
-    """Returns the key of an operator that was sent. Raises `ApiError`, 403 for the key of a client and for no key."""
-    if keys.is_control_key(sent):
-        return CONTROL_KEY
-    key = find_key(keys, sent)
+def require_operator(key: ApiKey) -> None:
+    """Raises `ApiError` 403 for the key of a client, and for no key."""
     if key.role != "operator":
         message = "This needs an API key whose role is 'operator'."
         raise ApiError(403, "insufficient_permissions", message)
-    return key
 
 
 def check_expiry(key: ApiKey) -> ApiKey:

@@ -32,6 +32,7 @@ class ReloadReport(Struct, frozen=True, kw_only=True):
     """Number of API keys that are in force."""
     revoked: int = 0
     """Number of keys that are not valid any more."""
+    revoked_ids: tuple[str, ...] = ()
     cancelled_turns: int = 0
     certificate: bool = False
     """True if the certificate was read again."""
@@ -87,6 +88,7 @@ class Reloader:
             report = ReloadReport(
                 keys=len(self._keys),
                 revoked=len(removed),
+                revoked_ids=tuple(key.id for key in removed),
                 cancelled_turns=num_cancelled,
                 certificate=certificate,
                 faults=tuple(faults),

@@ -9,6 +9,7 @@ from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.http.asgi import HeaderPairs
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.store.history.usage_tables import UsageCounts
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.usage.limits import RateLimits, TurnPlace
 from antiphon.app.usage.recorder import UsageRecorder
 
@@ -76,3 +77,9 @@ class UsageMeter:
         self._limits.charge_tokens(key, num_tokens)
         if self.recorder is not None:
             self.recorder.add(key.owner, key.id, model, UsageCounts(requests=1, input_tokens=num_tokens))
+
+
+def create_meter(store: ResponseStore, keys: KeyRing) -> UsageMeter:
+    """Returns the meter of a server, whose budgets count what all servers of the store have used."""
+    usage = UsageRecorder(store)
+    return UsageMeter(keys, RateLimits(usage.used_tokens, count_servers=lambda: usage.num_servers), usage)

@@ -182,6 +182,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
         {"settings.trust_request_chat_template": True},
     ),
     "unknown_tools": (["--unknown-tools", "text"], {"settings.unknown_tools": "text"}),
+    "audit_log": (["--audit-log", "audit.jsonl"], {"settings.audit_log": Path("audit.jsonl")}),
     "log_format": (["--log-format", "json"], {"log_format": "json"}),
     "replace": (["--replace"], {"replace": True}),
     "default_max_output_tokens": (["--max-output-tokens", "9"], {"settings.default_max_output_tokens": 9}),
