@@ -280,6 +280,7 @@ class _Connection:
                 await self._send_error(error, turn.lane.stream_id)
 
     async def _send_error(self, error: ApiError, stream_id: str | None = None) -> None:
+        self._context.metrics.requests.count_rejection(error.code or f"status_{error.status}")
         await self._send_text(write_error(error, stream_id))
 
     async def _send_text(self, text: str) -> None:

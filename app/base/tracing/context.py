@@ -5,6 +5,7 @@ The headers `traceparent` and `tracestate` carry them from one program to the ne
 
 import random
 import re
+import secrets
 from contextvars import ContextVar
 
 from msgspec import Struct
@@ -17,7 +18,7 @@ _STATE_MEMBER = re.compile(
 )
 MAX_STATE_MEMBERS = 32
 _SAMPLED = 1
-_random = random.SystemRandom()
+_random = random.Random(secrets.randbits(256))  # noqa: S311  # ids are no secrets; the system's source takes ten times as long
 
 
 class SpanIds(Struct, frozen=True):
@@ -39,9 +40,10 @@ class SpanIds(Struct, frozen=True):
         """The id of the span, in 16 hexadecimal digits."""
         return f"{self.span_id:016x}"
 
-    def create_child(self) -> "SpanIds":
-        """Returns the ids of a new span of this trace."""
-        return SpanIds(self.trace_id, _random.getrandbits(64) or 1, self.is_sampled, self.state)
+    def create_child(self, *, is_sampled: bool | None = None) -> "SpanIds":
+        """Returns the ids of a new span of this trace, which is sampled like this one if `is_sampled` is None."""
+        sampled = self.is_sampled if is_sampled is None else is_sampled
+        return SpanIds(self.trace_id, _random.getrandbits(64) or 1, sampled, self.state)
 
     def build_headers(self) -> tuple[tuple[str, str], ...]:
         """Returns the headers that make the receiver's spans children of this one."""
@@ -70,7 +72,7 @@ def parse_context(traceparent: str, tracestate: str = "") -> SpanIds | None:
     version, trace_id, span_id, flags = found[1], int(found[2], 16), int(found[3], 16), int(found[4], 16)
     if version == "ff" or (version == "00" and found[5]) or not trace_id or not span_id:
         return None
-    return SpanIds(trace_id, span_id, bool(flags & _SAMPLED), _check_state(tracestate))
+    return SpanIds(trace_id, span_id, bool(flags & _SAMPLED), _check_state(tracestate) if tracestate else "")
 
 
 def _check_state(text: str) -> str:
@@ -90,5 +92,11 @@ class RequestTrace(Struct, frozen=True):
     parent: SpanIds | None = None
 
 
-outgoing_headers: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("outgoing_headers", default=())
-"""Headers for requests to other servers that are sent on behalf of a span, in the task that sends them."""
+outgoing_span: ContextVar[SpanIds | None] = ContextVar("outgoing_span", default=None)
+"""Span on whose behalf a task sends requests to other servers."""
+
+
+def build_outgoing_headers() -> dict[str, str]:
+    """Returns the headers for requests that this task sends to other servers."""
+    span = outgoing_span.get()
+    return {} if span is None else dict(span.build_headers())

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from antiphon.app.base.tracing.context import RequestTrace, SpanIds, create_root, new_trace_id, outgoing_headers
+from antiphon.app.base.tracing.context import RequestTrace, SpanIds, create_root, new_trace_id, outgoing_span
 from antiphon.events.base import Event
 from antiphon.events.stream import ItemAdded, ItemDone
 
@@ -103,14 +103,14 @@ class TurnTrace(Struct, kw_only=True):
             server_label=server_label,
             started=time.monotonic(),
         )
-        token = outgoing_headers.set(call.ids.build_headers())
+        token = outgoing_span.set(call.ids)
         try:
             yield call
         except BaseException as error:
             call.error = "cancelled" if not isinstance(error, Exception) else type(error).__name__
             raise
         finally:
-            outgoing_headers.reset(token)
+            outgoing_span.reset(token)
             call.ended = time.monotonic()
             self.num_calls += 1
             if self.ids.is_sampled and len(self.calls) < MAX_ITEMS:

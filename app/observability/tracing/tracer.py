@@ -54,8 +54,7 @@ class Tracer:
             trace_id = new_trace_id()
             return RequestTrace(create_root(trace_id=trace_id, is_sampled=self._options.sampler(None, trace_id)))
         is_sampled = self._options.sampler(parent, parent.trace_id)
-        child = parent.create_child()
-        return RequestTrace(SpanIds(child.trace_id, child.span_id, is_sampled, child.state), parent)
+        return RequestTrace(parent.create_child(is_sampled=is_sampled), parent)
 
     def begin_turn(self, request: RequestTrace | None, *, background: bool = False) -> TurnTrace:
         """Returns the trace of a turn that a request has started; of one without a request, a new one."""

@@ -17,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from antiphon.app.base.tracing.context import outgoing_headers
+from antiphon.app.base.tracing.context import build_outgoing_headers
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.results import remove_secrets
 from antiphon.app.tools.mcp.stdio_transport import run_command
@@ -148,7 +148,7 @@ async def call_tool(session: ClientSession, name: str, arguments: dict[str, Any]
     Not `session.call_tool`, which fetches the list after a call and runs the server's schema over the result; nor
     `Client.call_tool`, which may call again.
     """
-    meta = cast("types.RequestParamsMeta", dict(outgoing_headers.get()))  # MCP's place for a trace, also over pipes
+    meta = cast("types.RequestParamsMeta", build_outgoing_headers())  # MCP's place for a trace, also over pipes
     params = types.CallToolRequestParams(name=name, arguments=arguments, _meta=meta or None)
     request = types.CallToolRequest(params=params)
     result = await session.send_request(request, _CALL_RESULT)

@@ -13,7 +13,7 @@ from socket import SOCK_STREAM
 
 import httpx2
 
-from antiphon.app.base.tracing.context import outgoing_headers
+from antiphon.app.base.tracing.context import build_outgoing_headers
 from antiphon.app.tools.mcp.address import is_public_address, parse_ip, parse_url
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
@@ -41,7 +41,7 @@ def create_http_client(
         transport=BoundedTransport(server, limits, record, resolve),
         headers={
             "User-Agent": "antiphon",
-            **dict(outgoing_headers.get()),
+            **build_outgoing_headers(),
             **dict(server.headers),
             "Accept-Encoding": "identity",
         },

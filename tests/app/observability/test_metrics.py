@@ -1,5 +1,6 @@
 """Metrics of turns, requests, streams, the store, workers and the process, in both formats."""
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
+from websockets.sync.client import connect
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.endings import Ending
@@ -256,3 +258,11 @@ def test_build_and_process_are_shown(start_server: StartServer) -> None:
     assert [value for name, value in samples.items() if name.startswith("antiphon:build_info{")] == [1]
     assert samples["process_open_fds"] > 0 and samples["process_start_time_seconds"] > 0
     assert samples["antiphon:event_loop_tasks"] >= 1 and samples["antiphon:spans_dropped_total"] == 0
+
+
+def test_rejections_over_websocket_are_counted(start_server: StartServer) -> None:
+    server = start_server(SCRIPT)
+    with connect(server.url.replace("http", "ws") + "/responses") as websocket:
+        websocket.send(json.dumps({"type": "response.create", "model": "nothing", "input": "Hi"}))
+        assert json.loads(websocket.recv(HANG_TIMEOUT_S))["type"] == "error"
+    assert read_samples(server)['antiphon:requests_rejected_total{reason="model_not_found"}'] == 1
