@@ -25,6 +25,8 @@ class AccessRecord(Struct, frozen=True):
     scheme: str = "http"
     rpc_method: str = ""
     """Full name of the method of a gRPC call."""
+    ended: float | None = None
+    """Time of the monotonic clock at which it ended; None: just now."""
     rpc_status: str = ""
     """Name of the status of that call, such as "OK"."""
     owner: str = ""

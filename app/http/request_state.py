@@ -102,6 +102,7 @@ def build_record(scope: AsgiScope, status: int, error_code: str) -> AccessRecord
         scope.get("scheme", "http"),
         owner=state.key.name or state.key.owner,
         key_id=state.key.id,
+        ended=now,
     )
 
 

@@ -29,6 +29,8 @@ from antiphon.app.observability import conventions as names
 
 MAX_TEXT_CHARS = 1024
 """Length of the text of an attribute, besides content."""
+OFFSET_INTERVAL_S = 60.0
+"""Time between two comparisons of the clocks, of which one is adjusted while the server runs."""
 _FAILED = ("failed", "refused")
 _SAMPLED, _UNSAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 _OK = Status(StatusCode.UNSET)
@@ -46,10 +48,11 @@ class SpanBuilder:
         self.resource = resource
         self._scope = InstrumentationScope(names.SCOPE_NAME, default["service.version"], names.SCHEMA_URL)
         self._content_event = content_event
+        self._offset_ns, self._next_offset = 0, 0.0
 
     def build_turn(self, stats: TurnStats, trace: TurnTrace) -> list[ReadableSpan]:
         """Returns the spans of a turn that has ended, its own first."""
-        offset_ns = time.time_ns() - time.monotonic_ns()
+        offset_ns = self._find_offset_ns()
         description = _NO_DESCRIPTION if trace.describe is None else trace.describe()
         times, parent = stats.times, _to_context(trace.ids)
         children = list(self._list_children(stats, trace, description))
@@ -94,7 +97,8 @@ class SpanBuilder:
     def build_request(self, record: AccessRecord) -> ReadableSpan:
         """Returns the span of a request that has been answered just now."""
         assert record.trace is not None
-        end_ns = time.time_ns()
+        ended = time.monotonic() if record.ended is None else record.ended
+        end_ns = int(ended * 1e9) + self._find_offset_ns()
         route = record.route or ""
         attributes: dict[str, Any] = {names.REQUEST_ID: record.request_id}
         if record.rpc_method:
@@ -119,6 +123,13 @@ class SpanBuilder:
             kind=SpanKind.SERVER,
             status=Status(StatusCode.ERROR) if is_failed else _OK,
         )
+
+    def _find_offset_ns(self) -> int:
+        """Returns the difference of the two clocks: the same for a while, so that spans lie within their parents."""
+        if (now := time.monotonic()) >= self._next_offset:
+            self._next_offset = now + OFFSET_INTERVAL_S
+            self._offset_ns = measure_offset_ns()
+        return self._offset_ns
 
     def _build(  # noqa: PLR0913  # parts of a span
         self,
@@ -166,6 +177,16 @@ class SpanBuilder:
 _Child = tuple[str, SpanIds | None, float, float, Attributes]
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "CONNECT", "TRACE"})
 """Methods that the conventions know; all others are "_OTHER"."""
+
+
+def measure_offset_ns() -> int:
+    """Returns what to add to the monotonic clock for the time since 1970, in nanoseconds.
+
+    The thread may lose its core between two readings: the closest pair counts.
+    """
+    pairs = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
+    before, since_1970, _ = min(pairs, key=lambda pair: pair[2] - pair[0])
+    return since_1970 - before
 
 
 def _to_context(ids: SpanIds, *, is_remote: bool = False) -> SpanContext:
