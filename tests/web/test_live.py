@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.progress import HANG_TIMEOUT_S
+from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import RunningServer, serve
 from tests.web.accessibility import check_every_look
 from tests.web.browser import open_page
@@ -92,7 +92,8 @@ def test_background_turn_is_cancelled(open_tab: OpenTab, server: RunningServer, 
     button = page.get_by_role("row", name=turn_id[:20]).get_by_role("button", name="Cancel")
     button.click() if key == "mouse" else button.press(key)
     expect(button).to_have_count(0)
-    assert httpx.get(f"{server.url}/responses/{turn_id}").json()["status"] == "cancelled"
+    url = f"{server.url}/responses/{turn_id}"
+    wait_with_progress(lambda: httpx.get(url).json()["status"] == "cancelled", "the store shows it")
 
 
 def test_cancelling_that_fails_says_why(open_tab: OpenTab) -> None:
