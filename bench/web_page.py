@@ -4,16 +4,13 @@ The times are those of the page's main thread (`threadTicks` of the DevTools pro
 changes them little. The server answers `/v1/inspect` with made-up lines.
 """
 
-import json
 import random
 import statistics
 from typing import Any
 
-from antiphon.app.http.asgi import AsgiApp
-from antiphon.app.projections.inspection.steps import build_table
 from tests.serving import serve
 from tests.web.browser import open_browser, open_page
-from tests.web.inspection import make_rows, make_summary
+from tests.web.inspection import answer_with, make_rows
 
 NUM_EVENTS = 100_000
 NUM_PAINTS, NUM_LOADS, NUM_POSITIONS = 7, 5, 60
@@ -43,30 +40,6 @@ def make_events() -> list[Json]:
         events.append({"type": "response.output_item.done", "item": item} | place)
     events = [*events[: NUM_EVENTS - 1], {"type": "response.completed", "response": response | {"status": "completed"}}]
     return [event | {"sequence_number": n} for n, event in enumerate(events)]
-
-
-def answer_with(rows: list[Json]) -> Any:
-    """Returns what wraps an application and answers the requests for the turn."""
-    lines = [json.dumps(row).encode() + b"\n" for row in rows]
-
-    def wrap_app(app: AsgiApp) -> AsgiApp:
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            path = scope.get("path", "")
-            if not path.startswith("/v1/inspect/"):
-                await app(scope, receive, send)
-                return
-            query = dict(pair.split("=") for pair in scope["query_string"].decode().split("&") if pair)
-            first = int(query.get("after", -1)) + 1
-            body = b"".join(lines[first : first + int(query.get("limit", 0))])
-            if not path.endswith("/events"):
-                others = {"turns/resp_1": make_summary(1), "table": build_table()}
-                body = json.dumps(others.get(path.removeprefix("/v1/inspect/"), {"data": []})).encode()
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": body})
-
-        return answer
-
-    return wrap_app
 
 
 def read_metrics(session: Any) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.projections.inspection.steps import build_table
 
 Json = dict[str, Any]
@@ -77,3 +78,30 @@ def _fulfill(route: Any, body: Json, status: int = 200) -> None:
 def make_rows(events: list[Json], describe: Callable[[Json], Json] = lambda _: {}) -> list[Json]:
     """Returns the lines of a log for these events. `describe` adds to the line of an event."""
     return [{"n": n, "step": n, "at_us": 1000 * n, "event": event} | describe(event) for n, event in enumerate(events)]
+
+
+def answer_with(rows: list[Json]) -> Callable[[AsgiApp], AsgiApp]:
+    """Returns what wraps a server, and answers requests for the turn `resp_1` with these lines.
+
+    The browser gets a long log sooner from a server than from `FakeInspection`, whose bodies pass through Playwright.
+    """
+    lines = [json.dumps(row).encode() + b"\n" for row in rows]
+    others = {"turns/resp_1": make_summary(1), "table": build_table()}
+
+    def wrap_app(app: AsgiApp) -> AsgiApp:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            path = scope.get("path", "")
+            if not path.startswith("/v1/inspect/"):
+                await app(scope, receive, send)
+                return
+            query = parse_qs(scope["query_string"].decode())
+            first, limit = int(query.get("after", ["-1"])[0]) + 1, int(query.get("limit", ["0"])[0])
+            body = b"".join(lines[first : first + limit])
+            if not path.endswith("/events"):
+                body = json.dumps(others.get(path.removeprefix("/v1/inspect/"), {"data": []})).encode()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": body})
+
+        return answer
+
+    return wrap_app

@@ -19,7 +19,7 @@ from tests.snapshots.run_case import read_responses
 from tests.web.accessibility import check_every_look
 from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
-from tests.web.inspection import FakeInspection, make_rows, make_summary
+from tests.web.inspection import FakeInspection, answer_with, make_rows, make_summary
 from tests.web.naive_fold import snapshot_responses
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
@@ -181,33 +181,25 @@ def test_list_is_a_listbox_that_keys_move_in(open_tab: OpenTab) -> None:
     assert read_position(page) == int(page.get_by_role("slider", name="Event").get_attribute("max") or 0)
 
 
-def test_100_000_events_need_a_few_elements(open_tab: OpenTab) -> None:
+def test_100_000_events_need_a_few_elements(browser: Any) -> None:
     first = case_events("reasoning_text_and_two_calls")[:2]
     item = {"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": ""}]}
     added = {"type": "response.output_item.added", "sequence_number": 2, "output_index": 0, "item": item}
-    deltas = [
-        {
-            "type": "response.output_text.delta",
-            "sequence_number": n,
-            "output_index": 0,
-            "content_index": 0,
-            "delta": "ab",
-        }
-        for n in range(3, 100_000)
-    ]
-    fake = FakeInspection(events=make_rows([*first, added, *deltas]), **make_summary(1))
-    page = open_tab("turns/resp_1", before=fake.attach)
-    expect(page.locator("#position")).to_contain_text("event 99999 of 99999 ", timeout=60_000)
-    page.get_by_label("merge deltas").uncheck()
-    expect(page.locator(".row").nth(20)).to_be_attached()
-    page.get_by_role("listbox").focus()
-    page.keyboard.press("Home")
-    page.keyboard.press("PageDown")
-    assert 0 < read_position(page) < 60
-    page.get_by_role("slider", name="Event").fill("50002")
-    expect(page.locator("#changed")).to_have_text("Event 50002 appends to output[0].content[0].text: ab")
-    expect(page.locator('.row[aria-selected="true"]')).to_contain_text("50002")
-    assert 20 < page.locator(".row").count() <= 48
+    delta = {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "ab"}
+    rows = make_rows([*first, added, *(delta | {"sequence_number": n} for n in range(3, 100_000))])
+    with SERVER(wrap_app=answer_with(rows)) as server, open_page(browser, server.root) as (page, _):
+        page.goto(f"{server.root}/ui/turns/resp_1")
+        expect(page.locator("#position")).to_contain_text("event 99999 of 99999 ")
+        page.get_by_label("merge deltas").uncheck()
+        expect(page.locator(".row").nth(20)).to_be_attached()
+        page.get_by_role("listbox").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("PageDown")
+        assert 0 < read_position(page) < 60
+        page.get_by_role("slider", name="Event").fill("50002")
+        expect(page.locator("#changed")).to_have_text("Event 50002 appends to output[0].content[0].text: ab")
+        expect(page.locator('.row[aria-selected="true"]')).to_contain_text("50002")
+        assert 20 < page.locator(".row").count() <= 48
 
 
 def test_last_items_of_a_long_output_are_shown_first(open_tab: OpenTab) -> None:
