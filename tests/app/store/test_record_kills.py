@@ -11,6 +11,7 @@ from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S
 
 NUM_KILLS = 40 if FULL_COUNTS else 2
+NUM_TURNS = 8
 
 
 async def test_kill_leaves_no_orphan_blocks_and_no_record_without_its_turn(place: StorePlace) -> None:
@@ -22,16 +23,15 @@ async def test_kill_leaves_no_orphan_blocks_and_no_record_without_its_turn(place
             httpx.AsyncClient(timeout=HANG_TIMEOUT_S, limits=limits) as client,
         ):
             readers = [asyncio.create_task(read_until_killed(client, url, received)) for _ in range(4)]
-            asked = [
-                asyncio.create_task(
-                    client.post(f"{url}/responses", json={"model": "scripted", "input": f"hi {number}"})
-                )
-                for number in range(4)
-            ]
-            await asyncio.sleep(dice.uniform(0.2, 0.6))
+            bodies = [{"model": "scripted", "input": "hi " * 300 + str(number)} for number in range(NUM_TURNS)]
+            asked = [asyncio.create_task(client.post(f"{url}/responses", json=body)) for body in bodies]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(dice.uniform(0, 0.05))  # the last steps of the others are written now
             kill()
             await asyncio.gather(*readers)
-            await asyncio.gather(*asked, return_exceptions=True)
+            replies = await asyncio.gather(*asked, return_exceptions=True)
+        ended = {each.json()["id"] for each in replies if isinstance(each, httpx.Response)}
+        assert ended and ended <= {row[0] for row in place.read_rows("SELECT id FROM turn_records")}
         read_uses(place)
         unknown = "SELECT id FROM turn_records WHERE id NOT IN (SELECT id FROM turn_summaries)"
         running = "SELECT id FROM turn_records WHERE id IN (SELECT id FROM responses WHERE writer IS NOT NULL)"
