@@ -72,6 +72,10 @@ SPANS: dict[str, SpanRow] = {
             *(names.ITEMS_OMITTED, names.CALLS_OMITTED),
         ),
     ),
+    "embeddings MODEL": SpanRow(
+        "each request to an embedding model; `rerank MODEL` to a reranking one",
+        (names.OPERATION, names.PROVIDER_NAME, names.REQUEST_MODEL, names.RESPONSE_MODEL, names.INPUT_TOKENS),
+    ),
     names.RENDER_SPAN: SpanRow(
         "each turn: from the valid request to the rendered prompt",
         (names.PROMPT_TOKENS, names.RESTORED_TOKENS, names.GRAMMAR),

@@ -105,3 +105,5 @@ OPERATIONS = {
 }
 """Value of `gen_ai.operation.name` by the API of a turn."""
 EMBEDDINGS_OPERATION = "embeddings"
+RERANK_OPERATION = "rerank"
+"""Not in the conventions, whose list of values is open."""

@@ -94,6 +94,26 @@ class SpanBuilder:
             ),
         ]
 
+    def build_encoding(
+        self, request: SpanIds, operation: str, model: str, started: float, num_tokens: int
+    ) -> ReadableSpan:
+        """Returns the span of a job of an embedding or reranking model, which ends now."""
+        offset_ns = self._find_offset_ns()
+        attributes: dict[str, Any] = {
+            names.OPERATION: operation,
+            names.PROVIDER_NAME: names.PROVIDER,
+            names.REQUEST_MODEL: model,
+            names.RESPONSE_MODEL: model,
+            names.INPUT_TOKENS: num_tokens,
+        }
+        return self._build(
+            f"{operation} {model}",
+            _to_context(request.create_child()),
+            _to_context(request),
+            (int(started * 1e9) + offset_ns, time.monotonic_ns() + offset_ns),
+            attributes,
+        )
+
     def build_request(self, record: AccessRecord) -> ReadableSpan:
         """Returns the span of a request that has been answered just now."""
         assert record.trace is not None

@@ -75,6 +75,11 @@ class Tracer:
         except Exception:  # noqa: BLE001  # a turn must end, whatever is wrong with its spans
             _log.exception("the spans of a turn could not be made", response=stats.response_id)
 
+    def end_encoding(self, request: RequestTrace, operation: str, model: str, started: float, num_tokens: int) -> None:
+        """Hands over the span of a request to an embedding or reranking model, which ends now."""
+        if request.ids.is_sampled:
+            self._queue.add([self._builder.build_encoding(request.ids, operation, model, started, num_tokens)])
+
     def end_request(self, record: AccessRecord) -> None:
         """Hands over the span of a request that has been answered."""
         trace = record.trace

@@ -1,5 +1,6 @@
 """`/v1/embeddings`, `/v1/rerank` and `/v1/score`: texts to vectors or scores, without events and without a store."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import blocked_reason
+from antiphon.app.observability.conventions import EMBEDDINGS_OPERATION, RERANK_OPERATION
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.replies.engine_ready import wait_until_known
 from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
@@ -52,10 +54,14 @@ async def score_pairs(request: AnyRequest) -> Response[Any]:
 
 
 async def _run(request: AnyRequest, parsed: EncoderRequest) -> EncoderResult:
-    """Runs a request, and charges its tokens to the API key."""
+    """Runs a request, charges its tokens to the API key, and makes its span."""
+    state, context, model = request_state(request.scope), server_context(request), parsed.model.names[0]
+    started = time.monotonic()
     result = await cancel_on_disconnect(request, run_request(parsed))
-    key = request_state(request.scope).key
-    server_context(request).meter.charge_input(key, parsed.model.names[0], result.num_tokens)
+    context.meter.charge_input(state.key, model, result.num_tokens)
+    if context.tracer is not None and state.trace is not None:
+        operation = EMBEDDINGS_OPERATION if parsed.model.kind == "embedding" else RERANK_OPERATION
+        context.tracer.end_encoding(state.trace, operation, model, started, result.num_tokens)
     return result
 
 

@@ -4,6 +4,8 @@ import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import httpx
@@ -11,19 +13,23 @@ from msgspec import structs
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.base.text_tokenizer import TextTokenizer
+from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.memory_pool import ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, connect
 from tests.app.media.documents import make_pdf
 from tests.app.observability.span_collector import ReceivedSpan, run_collector
 from tests.app.remote.test_served import serve_remote, tokens_of
-from tests.app.server_helpers import process_engine_registry
+from tests.app.server_helpers import WORKER_TIMEOUTS, process_engine_registry
 from tests.clients.tool_servers import name_server, serve_sdk_tools
+from tests.engine.embeddings.tiny_repositories import save_tokenizer
 from tests.engine.remote.fake_server import play_vllm
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 ADD = '<tool_call>\n{"name": "tools__add", "arguments": {"a": 19, "b": 23}}\n</tool_call>'
 FAIL = '<tool_call>\n{"name": "tools__fail", "arguments": {}}\n</tool_call>'
@@ -35,6 +41,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "fail", "when": ["Break it"], "output": [FAIL]},
     {"name": "any", "output": ["Yes, indeed."], "tokens_per_chunk": 1},
 ]
+ENCODER_FACTORY = "tests.engine.embeddings.fake_encoder:build_fake_encoder"
 Exposed = dict[str, set[str]]
 """The labels of each sample, by its name."""
 
@@ -106,6 +113,25 @@ def _serve_worker(**settings: Any) -> Iterator[RunningServer]:
         yield server
 
 
+@contextmanager
+def serve_encoder(folder: Path, **settings: Any) -> Iterator[RunningServer]:
+    """Serves an embedding model called `fake`, besides the scripted one."""
+    save_tokenizer(folder)
+    engine = ProcessEngine(folder, EngineOptions(), core_factory=ENCODER_FACTORY, timeouts=WORKER_TIMEOUTS)
+    encoder = EncoderModel(
+        names=("fake",), kind="embedding", engine=engine, tokenizer=TextTokenizer(folder), created=1_700_000_000
+    )
+    with serve(ModelRegistry(scripted_registry(SCRIPT).served, [encoder]), **settings) as server:
+        yield server
+
+
+@contextmanager
+def _serve_embeddings(**settings: Any) -> Iterator[RunningServer]:
+    with TemporaryDirectory(prefix="antiphon-encoder-") as folder, serve_encoder(Path(folder), **settings) as server:
+        assert post(server, "embeddings", input=[[1, 2]], model="fake") == 200
+        yield server
+
+
 class Observed(NamedTuple):
     """What servers expose and send after every kind of turn."""
 
@@ -120,7 +146,7 @@ def observe() -> Observed:
     """Runs every kind of turn once."""
     samples, families = Exposed(), dict[str, Metric]()
     with run_collector() as collector:
-        for open_server in (_serve_scripted, _serve_remote, _serve_worker):
+        for open_server in (_serve_scripted, _serve_remote, _serve_worker, _serve_embeddings):
             with open_server(otlp_endpoint=collector.url) as server:
                 page = httpx.get(f"{server.root}/metrics", timeout=HANG_TIMEOUT_S).text
             for family in text_string_to_metric_families(page):

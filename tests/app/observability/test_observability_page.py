@@ -23,6 +23,8 @@ def find_row(name: str, attributes: set[str]) -> str:
         return name
     if conventions.ITEM_ID in attributes:
         return ITEMS
+    if name.startswith("embeddings "):
+        return "embeddings MODEL"
     if name.startswith("execute_tool "):
         return "execute_tool NAME"
     if conventions.API in attributes:

@@ -20,6 +20,7 @@ from antiphon.app.observability.tracing.content import CUT_MARK, MAX_CONTENT_BYT
 from antiphon.engine.protocol import overloaded_error
 from antiphon.harmony.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, connect
+from tests.app.observability.every_kind import serve_encoder
 from tests.app.observability.span_collector import ReceivedSpan, SpanCollector, run_collector
 from tests.app.remote.test_served import serve_remote, tokens_of
 from tests.app.tools.sdk_servers import serve_sdk
@@ -416,6 +417,18 @@ def test_batches_begin_traces_of_their_own(collector: SpanCollector, server: Run
     assert started.status_code == 200, started.text
     [turn] = collector.wait_for("chat")
     assert turn.trace_id != TRACE and not turn.parent_id
+
+
+def test_embeddings(collector: SpanCollector, tmp_path: Path) -> None:
+    with serve_encoder(tmp_path, otlp_endpoint=collector.url) as server:
+        body = {"model": "fake", "input": [[1, 2], [3]]}
+        reply = httpx.post(f"{server.url}/embeddings", json=body, headers=HEADERS, timeout=HANG_TIMEOUT_S)
+        assert reply.status_code == 200
+        [request], [job] = collector.wait_for("POST /v1/embeddings"), collector.wait_for("embeddings fake")
+    assert (job.trace_id, job.parent_id) == (TRACE, request.span_id)
+    assert request.start <= job.start <= job.end <= request.end
+    assert job.attributes["gen_ai.usage.input_tokens"] == reply.json()["usage"]["prompt_tokens"]
+    assert job.attributes["gen_ai.operation.name"] == "embeddings"
 
 
 @pytest.mark.parametrize("mode", ["span", "event"])
