@@ -34,7 +34,9 @@ SECRET_KEY = re.compile(
     r"private[-_]?key|access[-_]?key|credentials?|cookie|(access|auth|bearer|id|refresh|session|security)[-_]?token|token)$"
 )
 """Keys of JSON objects with secrets. `token` beside `logprob` is text of the model."""
-_MAY_HAVE_SECRET = re.compile(rb"(?i)key|auth|passw|passphrase|secret|credential|cookie|token\"")
+_SECRET_HINTS = (b"key", b"auth", b"passw", b"passphrase", b"secret", b"credential", b"cookie", b'token"')
+"""A document has none of `SECRET_KEY` without one of these in lower case. One expression for all of them takes 40 times
+as long, and keeps all threads of a server waiting."""
 SECRET_PARAMETERS = ("key", "sig", "signature", "code")
 
 
@@ -71,7 +73,8 @@ class Redactor:
 
     def redact_json(self, body: bytes) -> bytes:
         """Returns a JSON document without the values of secret keys; the same bytes if it has none."""
-        if not _MAY_HAVE_SECRET.search(body):
+        lowered = body.lower()
+        if not any(hint in lowered for hint in _SECRET_HINTS):
             return body
         try:
             value = json.loads(body)
