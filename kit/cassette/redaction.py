@@ -35,8 +35,8 @@ SECRET_KEY = re.compile(
 )
 """Keys of JSON objects with secrets. `token` beside `logprob` is text of the model."""
 _SECRET_HINTS = (b"key", b"auth", b"passw", b"passphrase", b"secret", b"credential", b"cookie", b'token"')
-"""A document has none of `SECRET_KEY` without one of these in lower case. One expression for all of them takes 40 times
-as long, and keeps all threads of a server waiting."""
+"""A document has none of `SECRET_KEY` without one of these in lower case. One expression for all takes eight times as
+long (56 ms for 0.9 MB), and keeps all threads of a server waiting meanwhile."""
 SECRET_PARAMETERS = ("key", "sig", "signature", "code")
 
 
