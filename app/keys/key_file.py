@@ -32,7 +32,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OWNER_DIGEST = re.compile(rf"[0-9a-f]{{{OWNER_DIGITS}}}(?:[0-9a-f]{{32}})?")
 _PLAIN_OWNER = re.compile(rf"[0-9a-f]{{{OWNER_DIGITS}}}")
 _TOML_START = re.compile(r"\[\[?\s*[\"']?(?:key|owners)\b")
-_HEADER = re.compile(r"\s*\[\[?\s*([^\[\]#]+?)\s*\]\]?\s*(?:#.*)?")
 
 
 class _KeyTablePlace(NamedTuple):
@@ -81,8 +80,16 @@ def is_toml(text: str) -> bool:
 
 def list_headers(text: str) -> list[tuple[str, int]]:
     """Returns the tables of a TOML file with the lines of their headers, from 1."""
-    found = ((_HEADER.fullmatch(line), number) for number, line in enumerate(text.splitlines(), 1))
-    return [(match[1], number) for match, number in found if match is not None]
+    found = ((_read_header(line), number) for number, line in enumerate(text.splitlines(), 1))
+    return [(name, number) for name, number in found if name]
+
+
+def _read_header(line: str) -> str:
+    """Returns the name of the table that begins in a line; "" for another line."""
+    header = line.partition("#")[0].strip()
+    name = header.strip("[]").strip()
+    is_header = header.startswith("[") and header.endswith("]") and not {"[", "]"} & set(name)
+    return name if is_header else ""
 
 
 def _parse_tables(text: str, path: Path) -> tuple[ApiKey, ...]:
