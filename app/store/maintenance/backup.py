@@ -18,6 +18,8 @@ from antiphon.app.store.writer_lease import is_alive
 
 PAGES_PER_STEP = 256
 """Pages of 4 KiB that are copied at once: the source is locked for reading only, which delays no writer."""
+PAGES_PER_SYNC = 2048
+"""Pages after which the copy is flushed to the disk: commits of the servers would wait for a large flush at the end."""
 STEP_PAUSE_S = 0.002
 """Time between two steps, which leaves the disk to the servers."""
 LEASE_S = 7.0
@@ -153,15 +155,24 @@ def _open_source(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _copy(source: sqlite3.Connection, target: Path, on_progress: Callable[[int, int], None] = lambda *_: None) -> None:
     target.unlink(missing_ok=True)
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
-        source.backup(
-            copy,
-            pages=PAGES_PER_STEP,
-            progress=lambda _, left, total: on_progress(total - left, total),
-            sleep=STEP_PAUSE_S,
-        )
-        copy.execute("PRAGMA journal_mode = DELETE")  # all of it is in the one file
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    num_copied = num_synced = 0
+
+    def show_progress(_: int, left: int, total: int) -> None:
+        nonlocal num_copied, num_synced
+        num_copied = total - left
+        if num_copied - num_synced >= PAGES_PER_SYNC:
+            num_synced = num_copied
+            os.fdatasync(descriptor)
+        on_progress(num_copied, total)
+
+    try:
+        with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
+            copy.execute(f"PRAGMA cache_size = {PAGES_PER_STEP}")  # else all pages are written at the end
+            source.backup(copy, pages=PAGES_PER_STEP, progress=show_progress, sleep=STEP_PAUSE_S)
+            copy.execute("PRAGMA journal_mode = DELETE")  # all of it is in the one file
+    finally:
+        os.close(descriptor)
 
 
 def _describe(path: Path, key_file: Path | None) -> BackupNote:
