@@ -38,6 +38,9 @@ class LogStore:
     def on_cancel_request(self, callback: Callable[[str], None]) -> None:
         """Does nothing: no other process uses it."""
 
+    def limit_owners(self, owner_bytes: Callable[[], object]) -> None:
+        """Does nothing: it deletes nothing."""
+
     def watch_commits(self, report: Callable[[float], None]) -> None:
         """Does nothing: it has no transactions."""
 

@@ -186,7 +186,7 @@ def test_health_and_ready_require_no_key(keyed_server: RunningServer) -> None:
 
 
 def test_ready_reports_the_reason(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.context, "shutting_down", True)
+    monkeypatch.setattr(server.context, "draining", True)
     reply = CLIENT.get(server.root + "/ready")
     assert (reply.status_code, reply.json()["reason"]) == (503, "the server is shutting down")
     assert CLIENT.head(server.root + "/ready").status_code == 503

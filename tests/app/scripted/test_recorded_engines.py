@@ -56,9 +56,12 @@ async def record_job(engine: RecordingEngine, job: Job) -> list[Chunk]:
 
 
 def merge_cached(chunks: list[Chunk]) -> list[Chunk]:
-    """Returns the chunks with the cached tokens on the first one, where the scripted engine reports them."""
+    """Returns the chunks as the scripted engine has them: with the cached tokens on the first one, without a replica."""
     cached = max(chunk.cached_tokens for chunk in chunks)
-    return [structs.replace(chunk, cached_tokens=cached * (not number)) for number, chunk in enumerate(chunks)]
+    return [
+        structs.replace(chunk, cached_tokens=cached * (not number), replica="", attempt=0)
+        for number, chunk in enumerate(chunks)
+    ]
 
 
 @pytest.mark.parametrize("top_logprobs", [None, 2])
