@@ -45,6 +45,8 @@ and an iteration is long while many streams run: after a burst of 1 000 connecti
 HANDOVER_DELAY_S = 1.0
 """Least time for which requests on open connections are answered after another process has begun to accept new ones.
 Each answer closes its connection."""
+MAX_ACCEPTED_WAIT_S = 10.0
+"""Longest time that a server waits, after it has stopped to accept connections, for requests on those that it has."""
 QUIET_INTERVAL_S = 0.1
 """Time between two looks for requests on open connections."""
 QUIET_LOOKS = 2
@@ -182,12 +184,13 @@ class AntiphonServer(uvicorn.Server):
         self.begin_drain()
 
     async def _wait_for_requests(self, delay: float) -> None:
-        """Ends the server after a delay, and once requests that it has accepted are answered.
+        """Ends the server after a delay, and once requests on connections that it has accepted are being answered.
 
         New turns are refused from then on, which a client that has connected here could not know.
         """
-        deadline = time.monotonic() + delay + self._context.settings.shutdown_timeout
+        deadline = time.monotonic() + delay + MAX_ACCEPTED_WAIT_S
         await asyncio.sleep(delay)
+        self._stop_accepting()
         num_quiet = 0
         while num_quiet < QUIET_LOOKS and time.monotonic() < deadline and not self.should_exit:
             await asyncio.sleep(QUIET_INTERVAL_S)

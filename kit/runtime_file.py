@@ -38,9 +38,7 @@ def write_runtime_file(port: int, info: RuntimeInfo) -> Path:
     """
     folder = runtime_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not folder.is_dir() or folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{folder}: other users can reach this folder")
+    check_folder(folder)
     path, partial = folder / f"{port}.json", folder / f"{port}.{os.getpid()}.new"
     with contextlib.suppress(FileNotFoundError):
         partial.unlink()
@@ -49,6 +47,13 @@ def write_runtime_file(port: int, info: RuntimeInfo) -> Path:
         file.write(msgspec.json.encode(info) + b"\n")
     partial.replace(path)
     return path
+
+
+def check_folder(folder: Path) -> None:
+    """Raises `OSError` for a folder that is missing, or that other users can reach."""
+    status = folder.lstat()
+    if not folder.is_dir() or folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder}: other users can reach this folder")
 
 
 def read_runtime_file(port: int) -> RuntimeInfo | None:

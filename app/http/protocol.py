@@ -142,8 +142,10 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
 
     @property
     def is_active(self) -> bool:
-        """Whether a request is being received, waits or is answered."""
-        return self._awaiting_admission or self._current_cycle() is not None or bool(self.conn.trailing_data[0])
+        """Whether a request is being received, or waits for the beginning of its answer."""
+        cycle = self._current_cycle()
+        is_waiting = cycle is not None and not cycle.response_started
+        return self._awaiting_admission or is_waiting or bool(self.conn.trailing_data[0])
 
     def _current_cycle(self) -> RequestResponseCycle | None:
         """Returns the cycle of the request that is being answered, or None."""

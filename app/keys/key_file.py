@@ -27,6 +27,7 @@ MAX_KEY_FILE_BYTES = 16 << 20
 LIMIT_NAMES = KeyLimits.__struct_fields__
 OWNER_FIELDS = frozenset({*LIMIT_NAMES, "store_gib"})
 KEY_FIELDS = OWNER_FIELDS | {"owner", "owner_digest", "sha256", "key", "models", "role", "expires"}
+_FIELD_NAME = re.compile(r"[a-z_]{1,30}")
 OWNER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OWNER_DIGEST = re.compile(rf"[0-9a-f]{{{OWNER_DIGITS}}}(?:[0-9a-f]{{32}})?")
@@ -202,7 +203,8 @@ class _KeyTables:
 def _check_names(table: dict[str, Any], known: frozenset[str], place: _KeyTablePlace) -> None:
     unknown = next((name for name in table if name not in known), None)
     if unknown is not None:
-        raise place.fault(f"unknown key '{unknown[:60]}'; known are {', '.join(sorted(known))}")
+        shown = f"unknown key '{unknown}'" if _FIELD_NAME.fullmatch(unknown) else "unknown key"  # it may be a secret
+        raise place.fault(f"{shown}; known are {', '.join(sorted(known))}")
 
 
 def _read_digest(table: dict[str, Any], place: _KeyTablePlace) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.app.serve_options import ServeError
-from antiphon.kit.runtime_file import runtime_folder
+from antiphon.kit.runtime_file import check_folder, runtime_folder
 
 TAKE, DRAIN = b"take\n", b"drain\n"
 TIMEOUT_S = 30.0
@@ -46,8 +46,9 @@ def take_over(port: int) -> RunningPredecessor | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(TIMEOUT_S)
     try:
+        check_folder(runtime_folder())
         connection.connect(str(handover_path(port)))
-    except OSError:  # no file, or one that a killed process has left
+    except OSError:  # no file, one that a killed process has left, or a folder of another user
         connection.close()
         return None
     try:
@@ -78,6 +79,7 @@ class HandoverListener:
         """Begins to listen, in place of the process that this one replaces. Logs a folder that cannot be used."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            check_folder(self._path.parent)
             bound.setblocking(False)
             partial = self._path.with_suffix(f".{os.getpid()}.new")
             partial.unlink(missing_ok=True)

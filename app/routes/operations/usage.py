@@ -47,7 +47,8 @@ async def list_usage(request: AnyRequest) -> Response[Any]:
         rows = [row for row in context.usage.list_minutes() if is_selected(row, page.query)]
     else:
         rows = await context.usage.read_periods(page.query)
-    return json_reply(build_usage_page(page, rows, lambda owner: context.keys.find_owner(owner).name or owner))
+    names = {each.owner: each.name for each in context.keys if each.name}
+    return json_reply(build_usage_page(page, rows, lambda owner: names.get(owner, owner)))
 
 
 def restrict_to_owner(page: UsagePage, owner: str) -> UsagePage:
