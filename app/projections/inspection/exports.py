@@ -1,7 +1,7 @@
 """Turns as files: a request for a shell or a program, a script, a cassette, a test."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -41,6 +41,8 @@ CREATE_CALLS: dict[Api, tuple[str, tuple[str, ...]]] = {
 """Methods of OpenAI's SDK, each with its required arguments."""
 EARLIER_FIELDS = ("previous_response_id", "conversation", "background", "store")
 """Fields of a request that need the store of this server."""
+EARLIER_INPUT = "(the outputs of calls in an earlier turn)"
+"""Input of a test whose turn has no other."""
 _ENDS = {"stop_token": "stop", "max_output_tokens": "length", "context_full": "length"}
 
 
@@ -186,6 +188,9 @@ def _format_test(
         raise ApiError(400, "invalid_value", "Only a turn of the Responses API can be exported as a test.", "form")
     replies = [_build_reply(form, round_steps) for round_steps in steps]
     body = {name: value for name, value in request.items() if name not in (*EARLIER_FIELDS, "model", "stream")}
+    if isinstance(body.get("input"), list):
+        items = list(_without_sealed_content(body["input"]))
+        body["input"] = list(_without_lone_outputs(items)) or EARLIER_INPUT
     events = [json.loads(entry.data) for entry in log.entries]
     lines = [
         "import json\n",
@@ -205,6 +210,25 @@ def _format_test(
         "    assert_conformant(events)\n",
     ]
     return "\n".join(lines)
+
+
+def _without_sealed_content(items: Iterable[Any]) -> Iterator[Any]:
+    """Yields input items without what only this server can open. A summary of a compaction has nothing else."""
+    for item in items:
+        if not isinstance(item, dict) or "encrypted_content" not in item:
+            yield item
+        elif item.get("type") == "reasoning":
+            yield {name: value for name, value in item.items() if name != "encrypted_content"}
+
+
+def _without_lone_outputs(items: Sequence[Any]) -> Iterator[Any]:
+    """Yields input items without outputs of calls that are in an earlier turn, whose items only this server has."""
+    calls = {item.get("call_id") for item in items if isinstance(item, dict) and not _is_output(item)}
+    return (item for item in items if not _is_output(item) or item.get("call_id") in calls)
+
+
+def _is_output(item: Any) -> bool:
+    return isinstance(item, dict) and str(item.get("type")).endswith("_output")
 
 
 def _build_reply(form: ModelFormat, steps: Sequence[RecordedStep]) -> dict[str, Any]:

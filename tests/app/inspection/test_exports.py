@@ -88,6 +88,37 @@ def test_test_passes_in_an_empty_project(inspector: Inspector, tmp_path: Path) -
     assert failed.returncode == 1, "another output is another stream"
 
 
+def test_test_of_a_turn_with_sealed_reasoning_passes_elsewhere(inspector: Inspector, tmp_path: Path) -> None:
+    """Agents send reasoning back that only this server can open."""
+    first = inspector.client.post(
+        "/v1/responses", json=BODY | {"stream": False, "include": ["reasoning.encrypted_content"]}
+    )
+    output = first.json()["output"]
+    assert output[0]["encrypted_content"]
+    outputs = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "found"}
+        for item in output
+        if item["type"] == "function_call"
+    ]
+    question = {"role": "user", "content": "Search"}
+    turn_id, _ = stream_turn(inspector, BODY | {"input": [question, *output, *outputs]})
+    file = tmp_path / f"test_{turn_id}.py"
+    file.write_text(export(inspector, turn_id, "test"), encoding="utf-8")
+    done = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], cwd=tmp_path)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_test_of_a_turn_that_continues_another_passes(inspector: Inspector, tmp_path: Path) -> None:
+    first = inspector.client.post("/v1/responses", json=BODY | {"stream": False, "store": True}).json()
+    [call] = [item for item in first["output"] if item["type"] == "function_call"]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Search: found"}
+    turn_id, _ = stream_turn(inspector, BODY | {"previous_response_id": first["id"], "input": [output]})
+    file = tmp_path / f"test_{turn_id}.py"
+    file.write_text(export(inspector, turn_id, "test"), encoding="utf-8")
+    done = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], cwd=tmp_path)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("form", ["curl", "python"])
 def test_requests_are_sent_again_as_they_were(inspector: Inspector, tmp_path: Path, form: str) -> None:
     turn_id = inspector.ask(HOSTILE)
