@@ -17,7 +17,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 SPREAD := -n $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-processes test-engine test-clients test-all test-full test-cpus check mutants snapshots models prove bench bench-peers clean
+.PHONY: help serve test test-processes test-engine test-clients test-all test-full test-cpus check mutants snapshots models prove sbom bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
@@ -86,6 +86,11 @@ snapshots: $(TEST)  ## rewrite the snapshots; then read the diff
 
 models: $(TEST)  ## compare every architecture with transformers, and write docs/models.md: about 20 minutes
 	$(BIN)/python -m tests.models.table > docs/models.md.new && mv docs/models.md.new docs/models.md
+
+sbom:  ## write build/sbom.json, the pinned dependencies in the form of CycloneDX
+	$(PYTHON) -m venv build/sbom && build/sbom/bin/pip install -q cyclonedx-bom==7.5.0
+	build/sbom/bin/cyclonedx-py requirements requirements.lock --output-file build/sbom.json
+	@echo build/sbom.json
 
 bench: $(TEST)  ## run every benchmark against the installed peers: over an hour; results in .bench/results
 	$(BIN)/python -m bench.protocol

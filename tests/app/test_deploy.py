@@ -14,6 +14,7 @@ from typing import Any
 import click
 import httpx
 import pytest
+import yaml
 
 from antiphon.app import cli
 from antiphon.app.config_file import SECRETS, load_config_file
@@ -118,9 +119,50 @@ def test_image_is_built_from_all_packages() -> None:
     copied = [word for name, rest in read_instructions() if name == "COPY" for word in rest.split()[:-1]]
     sources = {word for word in copied if not word.startswith(("/", "--"))}
     assert sources == {"pyproject.toml", "requirements.lock", "README.md", "LICENSE", *PACKAGES}
-    for base in (rest for name, rest in read_instructions() if name == "FROM"):
-        version = re.match(r"docker\.io/library/python:3\.(\d+)-slim", base)
-        assert version is not None and int(version[1]) >= 11
+    stages: list[str] = []
+    for base, _, stage in (rest.partition(" AS ") for name, rest in read_instructions() if name == "FROM"):
+        version = re.fullmatch(r"docker\.io/library/python:3\.(\d+)-slim", base)
+        assert base in stages or (version is not None and int(version[1]) >= 11)
+        stages.append(stage)
+    assert stages[-2:] == ["light", "cpu"], "the last one is built without --target"
+    extras = re.findall(r"pip install [^\n]*'\.\[([\w,]+)\]'", CONTAINERFILE.replace("\\\n", ""))
+    assert [("torch" in each.split(",")) for each in extras] == [False, True]
+
+
+def read_manifests(name: str) -> dict[str, dict[str, Any]]:
+    """Returns the objects of a file by their kinds."""
+    objects = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / name).read_text(encoding="utf-8")))
+    assert len({each["kind"] for each in objects}) == len(objects)
+    return {each["kind"]: each for each in objects}
+
+
+@pytest.mark.parametrize("name", ["single.yaml", "cluster.yaml"])
+def test_manifests_fit_the_server(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = read_manifests(name)
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    config = tmp_path / "serve.toml"
+    config.write_text(manifests["ConfigMap"]["data"]["serve.toml"], encoding="utf-8")
+    words = [str(config) if word == "/etc/antiphon/serve.toml" else word for word in container["args"]]
+    values = parse_serve(words, {}, monkeypatch)
+    [port] = container["ports"]
+    assert port["containerPort"] == values["port"] == int(find_instruction("EXPOSE"))
+    assert pod["terminationGracePeriodSeconds"] >= values["drain_delay"] + values["shutdown_timeout"] + 15
+    assert not pod["enableServiceLinks"] and pod["securityContext"]["runAsUser"] == int(find_instruction("USER"))
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]} and "/data" in mounts
+    for field in ("api_key_file", "encryption_key_file"):
+        assert values[field] is None or str(values[field].parent) in mounts
+    for probe, path in (("startupProbe", "/health"), ("livenessProbe", "/health"), ("readinessProbe", "/ready")):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+    assert manifests["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        manifests["Service"]["spec"]["selector"],
+        manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert all(selector == labels for selector in selectors)
 
 
 def test_health_check_of_the_image_follows_the_server(start_server: StartServer) -> None:
