@@ -18,6 +18,7 @@ from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import InputMessage
 from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
+from tests.counts import FULL_COUNTS
 
 SYNCHRONOUS_FULL = 2
 """Value of `PRAGMA synchronous` with which SQLite syncs the file at every commit."""
@@ -106,15 +107,17 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
     connection.close()
 
 
-@pytest.mark.parametrize("number", range(4))
+MIGRATION_STATEMENTS = [text for migration in MIGRATIONS[1:] for text in migration.split(";")]
+
+
+@pytest.mark.parametrize("number", range(0, len(MIGRATION_STATEMENTS), 1 if FULL_COUNTS else 6))
 async def test_migration_that_the_disk_interrupts_changes_nothing(path: Path, number: int) -> None:
     """It fails at the statement with this number, as on a full disk."""
     path.parent.mkdir(exist_ok=True)
     with sqlite3.connect(path) as connection:
         connection.executescript(VERSION_2_SQL)
     connection.close()
-    statements = [text for migration in MIGRATIONS[1:] for text in migration.split(";")]
-    for statement in (statements[number * len(statements) // 4], f"PRAGMA user_version = {SCHEMA_VERSION}"):
+    for statement in (MIGRATION_STATEMENTS[number], f"PRAGMA user_version = {SCHEMA_VERSION}"):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=failing_connection(statement)))
             with pytest.raises(StoreError, match=r"cannot open the store .*: database or disk is full"):
