@@ -21,7 +21,7 @@ class AccessRecord(Struct, frozen=True):
     trace: RequestTrace | None = None
     """The span of the request; None if nothing is traced."""
     route: str = ""
-    """Template of the path, such as "/v1/responses/{response_id}"; empty for a path that is none of this server's."""
+    """Template of the path, such as "/v1/responses/{response_id}"; empty for an unknown path."""
     scheme: str = "http"
     rpc_method: str = ""
     """Full name of the method of a gRPC call."""

@@ -1,4 +1,4 @@
-"""What a store keeps of a turn besides its events: to go on with it in another process, and to look at it."""
+"""Data of a turn that the store keeps besides its events: for its continuation in another process, and its record."""
 
 from msgspec import Struct
 

@@ -12,7 +12,7 @@ import click
 
 from antiphon.app.base.api_keys import ApiKey, ApiKeyError
 from antiphon.app.keys.file_edits import TomlValue, add_key, create_key, edit_file, remove_keys
-from antiphon.app.keys.key_file import LIMIT_NAMES, is_toml, read_key_file
+from antiphon.app.keys.key_file import LIMIT_NAMES, is_toml, parse_key_file, read_key_file
 
 RELOAD_NOTE = "Servers that use the file notice it within seconds."
 _file_argument = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
@@ -109,8 +109,6 @@ def _report_errors(file: Path) -> Iterator[None]:
 
 def _add_expiry(text: str, file: Path, date: str) -> str:
     """Returns the text with a date in its last table."""
-    from antiphon.app.keys.key_file import parse_key_file  # noqa: PLC0415
-
     if not re.fullmatch(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)?)?", date):
         raise click.BadParameter(
             f"{date!r} is no date such as 2027-01-31, or 2027-01-31T12:00:00Z", param_hint="--expires"

@@ -1,4 +1,4 @@
-"""What a server's process was started with: its listening socket, its service manager, and a server to replace."""
+"""The process of a server: its listening socket, its service manager, and the server that it replaces."""
 
 import asyncio
 import os

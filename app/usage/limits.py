@@ -32,7 +32,7 @@ BudgetWindow = Literal["day", "month"]
 
 
 class TurnPlace(Protocol):
-    """What a turn holds from before its prompt is rendered until it has ended, such as a slot of its engine."""
+    """A place that a turn holds from before its prompt is rendered until it has ended, such as a slot of its engine."""
 
     on_release: Callable[[], None] | None
 
@@ -72,10 +72,9 @@ class RateLimits:
         count_servers: Callable[[], int] = lambda: 1,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        on_limit: Callable[[ApiKey, str], None] = lambda *_: None,
     ) -> None:
         self._used_tokens, self._count_servers = used_tokens, count_servers
-        self._clock, self._wall_clock, self._on_limit = clock, wall_clock, on_limit
+        self._clock, self._wall_clock = clock, wall_clock
         self._scopes: dict[tuple[str, bytes | str], _LimitedScope] = {}
         self._bound: dict[bytes | str, tuple[ApiKey, list[_BoundScope]]] = {}
         """Scopes of keys that have been used; a reload makes new keys."""
@@ -95,7 +94,6 @@ class RateLimits:
         levels = _list_levels(scopes, share)
         headers = list_anthropic_headers(levels, self._wall_clock()) if is_anthropic else list_openai_headers(levels)
         if error is not None:
-            self._on_limit(key, error.code or "")
             error.headers = (*error.headers, *((name.decode(), value.decode()) for name, value in headers))
             raise error
         return headers
@@ -116,7 +114,7 @@ class RateLimits:
             return
         limited = [bound for bound in scopes if bound.limits.max_concurrent is not None]
         for bound in limited:
-            self._check_room(key, bound, len(places))
+            self._check_room(bound, len(places))
         for place in places:
             for bound in limited:
                 bound.scope.running += 1
@@ -187,14 +185,13 @@ class RateLimits:
             return None
         return rate_limit_error(f"{limit} responses at the same time, and {running} run", CONCURRENCY_RETRY_S)
 
-    def _check_room(self, key: ApiKey, bound: _BoundScope, count: int) -> None:
+    def _check_room(self, bound: _BoundScope, count: int) -> None:
         limit = bound.limits.max_concurrent
         if limit is not None and count > limit:
             message = f"The request asks for {count} responses; its API key may have {limit} at the same time."
             raise ApiError(400, "invalid_value", message, "n")
         error = self._find_room_fault(bound, count)
         if error is not None:
-            self._on_limit(key, error.code or "")
             raise error
 
 

@@ -97,6 +97,11 @@ class Clients:
         for thread in self._threads:
             thread.join(HANG_TIMEOUT_S)
 
+    def wait_for_requests(self) -> None:
+        """Waits until as many requests as there are clients have been answered from now on."""
+        before = self.num_done
+        wait_with_progress(lambda: self.num_done >= before + NUM_CLIENTS, "no requests are answered")
+
     def _run(self, number: int) -> None:
         text = "slow" if number % 2 else "hi"
         body = {"model": "scripted", "input": text, "store": False, "stream": True}
@@ -138,13 +143,13 @@ def test_replacement_refuses_no_connection_and_cuts_no_stream(
     wait_for_process(port, processes[0])
     with Clients(port) as clients:
         for _ in range(NUM_REPLACEMENTS):
-            wait_with_progress(lambda before=clients.num_done: clients.num_done >= before + NUM_CLIENTS, "no requests")  # type: ignore[misc]
+            clients.wait_for_requests()
             old = processes[-1]
             new = subprocess.Popen(serve_command(folder, port, "--replace"), cwd=ROOT, stderr=subprocess.DEVNULL)
             processes.append(new)
             wait_for_process(port, new)
             assert old.wait(HANG_TIMEOUT_S) == 0
-        wait_with_progress(lambda before=clients.num_done: clients.num_done >= before + NUM_CLIENTS, "no requests")  # type: ignore[misc]
+        clients.wait_for_requests()
     assert not clients.faults, clients.faults[:5]
     check_background(port, clients.background)
     assert [process.poll() for process in processes[:-1]] == [0] * NUM_REPLACEMENTS
@@ -163,16 +168,12 @@ def test_socket_of_the_service_manager_outlives_the_server(
         wait_for_process(port, processes[-1])
         with Clients(port) as clients:
             for _ in range(NUM_REPLACEMENTS):
-                wait_with_progress(  # type: ignore[misc]
-                    lambda before=clients.num_done: clients.num_done >= before + NUM_CLIENTS, "no requests"
-                )
+                clients.wait_for_requests()
                 processes[-1].send_signal(signal.SIGTERM)
                 assert processes[-1].wait(HANG_TIMEOUT_S) == -signal.SIGTERM
                 processes.append(start_activated(folder, listener))
                 wait_for_process(port, processes[-1])
-            wait_with_progress(  # type: ignore[misc]
-                lambda before=clients.num_done: clients.num_done >= before + NUM_CLIENTS, "no requests"
-            )
+            clients.wait_for_requests()
         assert not clients.faults, clients.faults[:5]
         check_background(port, clients.background)
 

@@ -28,7 +28,7 @@ class SpanIds(Struct, frozen=True):
     span_id: int
     is_sampled: bool = True
     state: str = ""
-    """The value of `tracestate`; empty if there is none."""
+    """Value of `tracestate`; empty without the header."""
 
     @property
     def trace_hex(self) -> str:
@@ -41,7 +41,7 @@ class SpanIds(Struct, frozen=True):
         return f"{self.span_id:016x}"
 
     def create_child(self, *, is_sampled: bool | None = None) -> "SpanIds":
-        """Returns the ids of a new span of this trace, which is sampled like this one if `is_sampled` is None."""
+        """Returns the ids of a new span of this trace. It is sampled like this one unless `is_sampled` is set."""
         sampled = self.is_sampled if is_sampled is None else is_sampled
         return SpanIds(self.trace_id, _random.getrandbits(64) or 1, sampled, self.state)
 
@@ -62,7 +62,7 @@ def create_root(*, trace_id: int, is_sampled: bool) -> SpanIds:
 
 
 def parse_context(traceparent: str, tracestate: str = "") -> SpanIds | None:
-    """Returns the context in these headers; None if there is none, it is malformed, or its state is too long.
+    """Returns the context in these headers; None if it is missing or malformed, or if its state is too long.
 
     A malformed `tracestate` alone is left out.
     """

@@ -1,4 +1,4 @@
-"""What is noted of a sampled turn while it runs: its items and the calls of its tools, with their times.
+"""The items and the calls of tools of a sampled turn, with their times, collected while it runs.
 
 The spans are made of it when the turn has ended. Times are in seconds of the monotonic clock.
 """
@@ -20,7 +20,7 @@ Attributes = Mapping[str, AttributeValue]
 
 
 class TracedItem(Struct, kw_only=True):
-    """An item of the output. `ended` is None if it was never complete."""
+    """An item of the output. `ended` is None for an item that was not completed."""
 
     id: str
     type: str
@@ -47,7 +47,7 @@ class TracedCall(Struct, kw_only=True):
 
 
 class TurnDescription(Struct, frozen=True, kw_only=True):
-    """What the spans of a turn say besides its figures. Attributes by their full names."""
+    """Attributes of a turn's spans besides its figures, by their full names."""
 
     turn: Attributes
     render: Attributes

@@ -27,7 +27,7 @@ class StoreLimits(Struct, frozen=True):
 
 
 class OwnerShare(Struct):
-    """What the store has of an owner. `oldest` is None until it is read, and empty when none can be deleted."""
+    """Share of an owner in the store. `oldest` is None until it is read, and empty when none can be deleted."""
 
     num_responses: int = 0
     num_bytes: int = 0

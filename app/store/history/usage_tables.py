@@ -44,7 +44,7 @@ class UsageCounts(Struct, kw_only=True):
 
 
 class UsageRow(NamedTuple):
-    """What a key of an owner has used of a model in the hour, or another period, that starts at `start`."""
+    """Sums of a key of an owner for a model, in the hour, or another period, that starts at `start`."""
 
     start: int
     """Seconds since 1970."""

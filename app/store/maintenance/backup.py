@@ -29,7 +29,7 @@ SIDE_FILES = ("-wal", "-shm", "-journal")
 
 
 class BackupNote(msgspec.Struct, kw_only=True):
-    """What is known of a backup, in a JSON file beside it. It has no key, but says which one is needed."""
+    """Facts about a backup, in a JSON file beside it. It names the encryption key by its fingerprint."""
 
     object: str = "antiphon.backup"
     created_at: int

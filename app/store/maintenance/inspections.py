@@ -22,7 +22,7 @@ class StoreFault(Struct, frozen=True):
 
 
 class OwnerSize(Struct):
-    """What a store has of an owner."""
+    """Sizes of the responses, images and files of an owner."""
 
     owner: str
     responses: int = 0

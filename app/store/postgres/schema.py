@@ -147,7 +147,7 @@ CREATE TABLE usage_hours (
 );
 CREATE INDEX responses_by_owner ON responses (owner, created, size);
 """
-"""What API keys have used in each hour, as each process has counted it."""
+"""Usage of API keys by the hour; each process has rows of its own."""
 MIGRATIONS: tuple[str, ...] = (
     *(SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA, CONTINUATION_SCHEMA),
     *(SUMMARY_SCHEMA, RECORD_SCHEMA, USAGE_SCHEMA),
