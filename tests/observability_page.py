@@ -4,6 +4,7 @@ The tables are those of servers that run every kind of turn, and of the options 
 """
 
 import contextlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -208,6 +209,7 @@ def render_page() -> str:
 
 
 if __name__ == "__main__":
+    os.environ["PYTHONPATH"] = str(ROOT)  # worker processes import their engine core from the tests
     with contextlib.redirect_stdout(sys.stderr):  # the servers log
         page = render_page()
     print(page, end="")

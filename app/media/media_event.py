@@ -11,7 +11,7 @@ class MediaEvent(Struct, frozen=True, kw_only=True):
     kind: str
     """`image` or `pdf`."""
     result: str
-    """`prepared`, `known` (it was not read again) or the code of a fault."""
+    """`prepared`, `known` (it was not read again), `cancelled` (its clients had gone) or the code of a fault."""
     elapsed_s: float
 
 

@@ -256,11 +256,14 @@ class MediaPreparer:
 
     async def _ask(self, owner: str, place: bytes, request: MediaRequest, data: bytes) -> MediaAnswer:
         """Returns the answer to a message about a picture, and reports what became of it."""
-        started_s, result = time.monotonic(), "prepared"
+        started_s, result = time.monotonic(), "cancelled"
         try:
-            return await self._client.ask(owner, place, request, data)
+            answer = await self._client.ask(owner, place, request, data)
+            result = "prepared"
         except MediaFault as fault:
             result = fault.code
             raise
+        else:
+            return answer
         finally:
             self._observe(MediaEvent(kind="image", result=result, elapsed_s=time.monotonic() - started_s))

@@ -83,9 +83,10 @@ class PdfReader:
         return await self._shared.run(place, lambda: self._read(owner, sha256, place, data, page_tokens))
 
     async def _read(self, owner: str, sha256: bytes, place: bytes, data: bytes, page_tokens: int) -> PdfDocument:
-        started_s, result = time.monotonic(), "prepared"
+        started_s, result = time.monotonic(), "cancelled"
         try:
             pages = await self._read_pages(owner, sha256, data, page_tokens * PIXELS_PER_TOKEN)
+            result = "prepared"
         except MediaFault as fault:
             result = fault.code
             raise

@@ -20,7 +20,7 @@ class MediaMetrics:
         self._registry = registry
         self._media = Counter(
             "antiphon:media",
-            "Pictures and PDFs that requests needed: `prepared`, `known`, or the code of a fault.",
+            "Pictures and PDFs that requests needed: `prepared`, `known`, `cancelled`, or the code of a fault.",
             ["kind", "result"],
             registry=registry,
         )

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import mmap
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from antiphon.app.media.media_event import MediaEvent
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.observability.metrics.collector import MetricsCollector
-from antiphon.app.sandbox.media.messages import ImageFacts
+from antiphon.app.sandbox.media.media_process import MediaAnswer, MediaProcess
+from antiphon.app.sandbox.media.messages import ImageFacts, MediaRequest
 from tests.app.media.pictures import QWEN3_VL_PROCESSOR, make_png, write_model
 
 PICTURE = make_png(96, 64)
@@ -118,6 +120,28 @@ async def test_fault_is_remembered(preparer: MediaPreparer, events: list[MediaEv
             await preparer.prepare("a", b"\0" * 32, data, folder=folder, detail=None)
         assert (caught.value.code, caught.value.detail) == ("unreadable", "is damaged or cut.")
     assert [event.result for event in events] == ["unreadable"] * 2
+
+
+async def test_cancelled_picture_is_no_prepared_one(
+    preparer: MediaPreparer, events: list[MediaEvent], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await preparer.describe(folder)
+    running, may_end = threading.Event(), threading.Event()
+    exchange = MediaProcess.exchange
+
+    def exchange_slowly(process: MediaProcess, request: MediaRequest, payload: bytes) -> MediaAnswer:
+        running.set()
+        assert may_end.wait(60)
+        return exchange(process, request, payload)
+
+    monkeypatch.setattr(MediaProcess, "exchange", exchange_slowly)
+    task = asyncio.create_task(preparer.prepare("a", SHA256, PICTURE, folder=folder, detail=None))
+    assert await asyncio.to_thread(running.wait, 60)
+    task.cancel()
+    assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+    may_end.set()
+    await preparer.prepare("a", SHA256, PICTURE, folder=folder, detail=None)
+    assert [event.result for event in events] == ["cancelled", "prepared"]
 
 
 async def test_metrics_count_pictures_and_restarts(preparer: MediaPreparer) -> None:
