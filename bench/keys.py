@@ -1,7 +1,7 @@
 """Cost of API keys: look-up, limits, sums of usage, and a reload with 10 000 keys: `python -m bench.keys`.
 
-Times are medians over rounds, in one process. The reload is measured on the event loop, as the longest time for which
-a task that only sleeps was late, and in the thread that reads the file.
+Times of calls are CPU times of one process, the median and the least of many rounds. The reload is measured on the event
+loop, as the longest time for which a task that only sleeps was late, and in the thread that reads the file.
 """
 
 import asyncio
@@ -10,19 +10,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from antiphon.app.base.api_keys import ApiKey, KeyLimits
+from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.keys import reloader
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.store.history.usage_tables import UsageCounts
 from antiphon.app.usage.limits import RateLimits
+from antiphon.app.usage.meter import UsageMeter
 from antiphon.app.usage.recorder import UsageRecorder
 from tests.log_store import make_log_store
 
-NUM_ROUNDS, CALLS_PER_ROUND = 15, 5_000
+NUM_ROUNDS, CALLS_PER_ROUND = 101, 1_000
 MANY_KEYS = 10_000
 
 
@@ -34,15 +37,32 @@ def make_keys(count: int) -> list[ApiKey]:
     ]
 
 
-def measure_call(call: Callable[[], object]) -> float:
-    """Returns the microseconds of a call."""
+def measure_call(name: str, call: Callable[[], object]) -> None:
+    """Prints the microseconds of a call: the median and the least of the rounds."""
     times = []
     for _ in range(NUM_ROUNDS):
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(CALLS_PER_ROUND):
             call()
-        times.append((time.perf_counter() - start) / CALLS_PER_ROUND * 1e6)
-    return statistics.median(times)
+        times.append((time.process_time() - start) / CALLS_PER_ROUND * 1e6)
+    sys.stdout.write(f"{name}: {statistics.median(times):.2f} µs, at least {min(times):.2f}\n")
+
+
+def measure_limits() -> None:
+    """Prints the times of limits and of sums of usage, of a key with four limits and of one without."""
+    free, limited = ApiKey(digest=b"1" * 32, owner="a"), make_keys(1)[0]
+    keys = KeyRing([free, limited])
+    usage = UsageRecorder(make_log_store())
+    limits = RateLimits(usage.used_tokens, count_servers=lambda: usage.num_servers)
+    meter, counts = UsageMeter(keys, limits, usage), UsageCounts(requests=1, input_tokens=10, output_tokens=10)
+    stats = TurnStats(response_id="resp_1", key=limited, model="m", input_tokens=10, output_tokens=10)
+    measure_call("limits, key without", lambda: limits.count_request(free))
+    measure_call("limits, key with four: check", lambda: limits.count_request(limited))
+    measure_call("limits, key with four: check and six headers", lambda: limits.begin_request(limited))
+    measure_call("the same for Anthropic's API", lambda: limits.begin_request(limited, is_anthropic=True))
+    measure_call("limits, key with four: tokens of a turn", lambda: limits.charge_tokens(limited, 1))
+    measure_call("usage, a turn", lambda: usage.add("a", "key_1", "m", counts))
+    measure_call("end of a turn: limits and usage", lambda: meter.end_turn(stats, "a"))
 
 
 def write_keys(path: Path, count: int, version: int) -> None:
@@ -87,13 +107,8 @@ async def measure_reload(count: int) -> tuple[float, float, float]:
 def main() -> None:
     for count in (10, MANY_KEYS):
         ring = KeyRing(make_keys(count))
-        sys.stdout.write(f"look-up, {count:6} keys: {measure_call(lambda ring=ring: ring.find(b'sk-7')):.2f} µs\n")  # type: ignore[misc]
-    free, limited = ApiKey(digest=b"1" * 32, owner="a"), make_keys(1)[0]
-    limits, usage = RateLimits(), UsageRecorder(make_log_store())  # type: ignore[arg-type]
-    counts = UsageCounts(requests=1, input_tokens=10, output_tokens=10)
-    sys.stdout.write(f"limits, key without: {measure_call(lambda: limits.begin_request(free)):.2f} µs\n")
-    sys.stdout.write(f"limits, key with four: {measure_call(lambda: limits.begin_request(limited)):.2f} µs\n")
-    sys.stdout.write(f"usage, a turn: {measure_call(lambda: usage.add('a', 'key_1', 'm', counts)):.2f} µs\n")
+        measure_call(f"look-up, {count:6} keys", partial(ring.find, b"sk-7"))
+    measure_limits()
     read_ms, replace_ms, longest_ms = asyncio.run(measure_reload(MANY_KEYS))
     sys.stdout.write(
         f"reload of {MANY_KEYS} keys: {read_ms:.0f} ms in a thread, {replace_ms:.1f} ms on the event loop; "

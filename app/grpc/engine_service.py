@@ -159,7 +159,7 @@ class EngineService:
         self._received_at = time.time()
         model = self._model
         self._context.capacity.check(model.engine)
-        self._context.meter.begin_request(api_key)
+        self._context.meter.count_request(api_key)
         with report_engine_errors():
             await model.engine.wait_ready()
         parsed = read_completion_request(completion_body(request, model), self._context.models)

@@ -2,29 +2,36 @@
 
 import math
 from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Literal
 
 from msgspec import Struct
 
 from antiphon.app.base.errors import RATE_LIMIT, ApiError
 from antiphon.app.http.asgi import HeaderPairs
 
+LimitUnit = Literal["requests", "tokens"]
+
 
 class LimitLevel(Struct, frozen=True):
     """State of a limit: of `limit` units a minute, `remaining` may be used now, and all in `reset_s` seconds."""
 
-    unit: str
+    unit: LimitUnit
     limit: int
     remaining: int
     reset_s: float
 
 
-UNITS = ("requests", "tokens")
+LIMIT_UNITS: tuple[LimitUnit, ...] = ("requests", "tokens")
+NUM_CACHED_TEXTS = 4096
+"""Number of texts of one kind that are kept: limits and times repeat in the headers of most replies."""
 _OPENAI_NAMES = {
-    unit: tuple(f"x-ratelimit-{name}-{unit}".encode() for name in ("limit", "remaining", "reset")) for unit in UNITS
+    unit: tuple(f"x-ratelimit-{name}-{unit}".encode() for name in ("limit", "remaining", "reset"))
+    for unit in LIMIT_UNITS
 }
 _ANTHROPIC_NAMES = {
     unit: tuple(f"anthropic-ratelimit-{unit}-{name}".encode() for name in ("limit", "remaining", "reset"))
-    for unit in UNITS
+    for unit in LIMIT_UNITS
 }
 
 
@@ -34,7 +41,7 @@ def list_openai_headers(levels: list[LimitLevel]) -> HeaderPairs:
     for level in levels:
         limit, remaining, reset = _OPENAI_NAMES[level.unit]
         pairs += (
-            (limit, b"%d" % level.limit),
+            (limit, _format_limit(level.limit)),
             (remaining, b"%d" % level.remaining),
             (reset, format_duration(level.reset_s).encode()),
         )
@@ -46,13 +53,17 @@ def list_anthropic_headers(levels: list[LimitLevel], now: float) -> HeaderPairs:
     pairs: list[tuple[bytes, bytes]] = []
     for level in levels:
         limit, remaining, reset = _ANTHROPIC_NAMES[level.unit]
-        at = datetime.fromtimestamp(math.ceil(now + level.reset_s), UTC)
         pairs += (
-            (limit, b"%d" % level.limit),
+            (limit, _format_limit(level.limit)),
             (remaining, b"%d" % level.remaining),
-            (reset, f"{at:%Y-%m-%dT%H:%M:%SZ}".encode()),
+            (reset, _format_time(math.ceil(now + level.reset_s)).encode()),
         )
     return tuple(pairs)
+
+
+@lru_cache(NUM_CACHED_TEXTS)
+def _format_limit(limit: int) -> bytes:
+    return b"%d" % limit
 
 
 def format_duration(seconds: float) -> str:
@@ -60,14 +71,27 @@ def format_duration(seconds: float) -> str:
 
     It is rounded up, so that a client which waits for it is not early.
     """
-    if seconds < 1:
-        millis = math.ceil(seconds * 1000 - 1e-6)
-        return f"{millis}ms" if 0 < millis < 1000 else ("1s" if millis else "0s")
     if seconds < 60:
-        return f"{math.ceil(seconds * 1000 - 1e-6) / 1000:g}s"
-    minutes, rest = divmod(math.ceil(seconds), 60)
+        return _format_millis(math.ceil(seconds * 1000 - 1e-6))
+    return _format_minutes(math.ceil(seconds))
+
+
+@lru_cache(NUM_CACHED_TEXTS)
+def _format_millis(millis: int) -> str:
+    return f"{millis}ms" if 0 < millis < 1000 else f"{millis / 1000:g}s"
+
+
+@lru_cache(NUM_CACHED_TEXTS)
+def _format_minutes(seconds: int) -> str:
+    minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
+
+
+@lru_cache(NUM_CACHED_TEXTS)
+def _format_time(seconds: int) -> str:
+    """Returns a time in seconds since 1970 in RFC 3339."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def rate_limit_error(cause: str, wait_s: float) -> ApiError:
@@ -85,7 +109,7 @@ def format_seconds(seconds: float) -> str:
 
 def quota_error(limit: int, window: str, ends_at: float) -> ApiError:
     """Returns the error of a budget that is used up. A retry does not help before `ends_at`, in seconds since 1970."""
-    end = f"{datetime.fromtimestamp(ends_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    end = _format_time(int(ends_at))
     message = f"You exceeded your current quota: {limit} tokens a {window}. The next {window} begins at {end}."
     return ApiError(
         429, "insufficient_quota", message, kind="insufficient_quota", headers=(("x-should-retry", "false"),)

@@ -34,6 +34,14 @@ class UsageMeter:
             self.count_rejection(key)
             raise
 
+    def count_request(self, key: ApiKey) -> None:
+        """Counts a request whose reply has no headers, as over WebSocket and gRPC. Raises `ApiError` 429."""
+        try:
+            self._limits.count_request(key)
+        except ApiError:
+            self.count_rejection(key)
+            raise
+
     def count_rejection(self, key: ApiKey) -> None:
         """Counts a request that is answered 429. Its body, which names the model, may not have been read."""
         if self.recorder is not None:

@@ -15,7 +15,8 @@ from msgspec import Struct
 from antiphon.app.base.errors import ApiError
 from antiphon.app.store.history.usage_tables import UsageCounts, UsageQuery, UsageRow
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.usage.limits import BudgetWindow, find_window_end, find_window_start
+from antiphon.app.usage.limited_scope import BudgetWindow
+from antiphon.app.usage.limits import find_window_end, find_window_start
 
 FLUSH_INTERVAL_S = 10.0
 """Time between two writes of the sums."""
@@ -29,6 +30,10 @@ KEPT_MINUTES = 60
 """Number of minutes whose sums are kept one by one, in memory only."""
 _log = structlog.get_logger(__name__)
 
+_UserOfModel = tuple[str, str, str]
+"""Owner, key id and model."""
+_HourRow = tuple[int, str, str, str]
+"""Start of the hour, in seconds since 1970, owner, key id and model."""
 Spender = tuple[str, str]
 """Owner and key id. The tokens of all keys of an owner have the key id ""."""
 
@@ -48,13 +53,18 @@ class UsageRecorder:
 
     def __init__(self, store: ResponseStore, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
-        self._hours: dict[tuple[int, str, str, str], UsageCounts] = {}
-        """Totals by the start of the hour, owner, key id and model, of the last hours."""
-        self._changed: set[tuple[int, str, str, str]] = set()
-        self._minutes: deque[tuple[int, dict[tuple[str, str, str], UsageCounts]]] = deque(maxlen=KEPT_MINUTES + 1)
+        self._hours: dict[_HourRow, UsageCounts] = {}
+        """Totals of the last hours."""
+        self._changed: set[_HourRow] = set()
+        self._minutes: deque[tuple[int, dict[_UserOfModel, UsageCounts]]] = deque(maxlen=KEPT_MINUTES + 1)
+        self._minute = -MINUTE_S
+        """Start of the minute of `_recent`, in seconds since 1970."""
+        self._recent: dict[_UserOfModel, UsageCounts] = {}
+        """What the sums of hours and minutes do not have yet: they get it when they are read, not with each turn."""
         self._budgets = _Budgets()
-        self._pending: Counter[Spender] = Counter()
-        self._in_flight: Counter[Spender] = Counter()
+        self._pending: dict[Spender, int] = {}
+        self._in_flight: dict[Spender, int] = {}
+        """Tokens of rows that are being written, or could not be written."""
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.num_servers = 1
@@ -62,35 +72,42 @@ class UsageRecorder:
 
     def add(self, owner: str, key_id: str, model: str, counts: UsageCounts) -> None:
         """Adds to the sums of now."""
-        now = int(self._clock())
-        row = (now - now % HOUR_S, owner, key_id, model)
-        total = self._hours.get(row)
+        if not self._minute <= (now := self._clock()) < self._minute + MINUTE_S:
+            self._add_recent()
+            self._minute = int(now) - int(now) % MINUTE_S
+        user = owner, key_id, model
+        total = self._recent.get(user)
         if total is None:
-            total = self._hours[row] = UsageCounts()
-        total.add(counts)
-        self._changed.add(row)
-        minute = self._find_minute(now - now % MINUTE_S)
-        total = minute.get(row[1:])
-        if total is None:
-            total = minute[row[1:]] = UsageCounts()
+            total = self._recent[user] = UsageCounts()
         total.add(counts)
         num_tokens = counts.input_tokens + counts.output_tokens
         if num_tokens:
-            self._pending[owner, ""] += num_tokens
+            pending, spender = self._pending, (owner, "")
+            pending[spender] = pending.get(spender, 0) + num_tokens
             if key_id:
-                self._pending[owner, key_id] += num_tokens
+                spender = owner, key_id
+                pending[spender] = pending.get(spender, 0) + num_tokens
 
-    def _find_minute(self, start: int) -> dict[tuple[str, str, str], UsageCounts]:
-        if not self._minutes or self._minutes[-1][0] != start:
-            self._minutes.append((start, {}))
-        return self._minutes[-1][1]
+    def _add_recent(self) -> None:
+        """Adds what is new to the sums of its hour and minute."""
+        recent, self._recent = self._recent, {}
+        if not recent:
+            return
+        if not self._minutes or self._minutes[-1][0] != self._minute:
+            self._minutes.append((self._minute, {}))
+        minute, hour = self._minutes[-1][1], self._minute - self._minute % HOUR_S
+        for user, counts in recent.items():
+            row = (hour, *user)
+            self._hours.setdefault(row, UsageCounts()).add(counts)
+            minute.setdefault(user, UsageCounts()).add(counts)
+            self._changed.add(row)
 
     def used_tokens(self, owner: str, key_id: str | None, window: BudgetWindow) -> int:
         """Returns the tokens that an owner, or one of its keys, has used in the current day or month (UTC)."""
         spender, budgets = (owner, key_id or ""), self._budgets
         end, sums = (budgets.day_end, budgets.day) if window == "day" else (budgets.month_end, budgets.month)
         known = sums.get(spender, 0) if self._clock() < end else 0
-        return known + self._in_flight[spender] + self._pending[spender]
+        return known + self._in_flight.get(spender, 0) + self._pending.get(spender, 0)
 
     async def read_periods(self, query: UsageQuery) -> list[UsageRow]:
         """Returns sums of all servers; those of other servers are at most `FLUSH_INTERVAL_S` old."""
@@ -99,6 +116,7 @@ class UsageRecorder:
 
     def list_minutes(self) -> list[UsageRow]:
         """Returns the sums of this process for each of the last minutes."""
+        self._add_recent()
         return [
             UsageRow(start, owner, key_id, model, counts)
             for start, rows in self._minutes
@@ -125,8 +143,11 @@ class UsageRecorder:
             return await self._flush()
 
     async def _flush(self) -> bool:
+        self._add_recent()
         changed, self._changed = self._changed, set()
-        self._in_flight, self._pending = self._in_flight + self._pending, Counter()
+        for spender, num_tokens in self._pending.items():
+            self._in_flight[spender] = self._in_flight.get(spender, 0) + num_tokens
+        self._pending = {}
         rows = [UsageRow(*name, self._hours[name].copy()) for name in changed]
         now = self._clock()
         try:
@@ -136,7 +157,7 @@ class UsageRecorder:
         except ApiError:
             self._changed |= changed
             return False
-        self._in_flight = Counter()
+        self._in_flight = {}
         self._forget_hours(int(now))
         return True
 

@@ -13,11 +13,18 @@ class TokenBucket(Struct):
     updated: float
 
     def refill(self, limit: float, now: float) -> None:
-        """Adds the units that have come back until now. A lower limit than before also lowers the level."""
-        capacity = max(limit, 1.0)
-        self.level = min(capacity, self.level + max(now - self.updated, 0.0) * limit / 60)
+        """Adds the units that have come back until now. A lower limit than before also lowers the level.
+
+        Every request refills its buckets; a call of `min` or `max` takes as long as the rest.
+        """
+        level, elapsed = self.level, now - self.updated
+        if elapsed > 0:
+            level += elapsed * limit / 60
+        capacity = limit if limit > 1 else 1.0
+        self.level = level if level < capacity else capacity  # noqa: FURB136
         self.updated = now
 
     def seconds_until(self, level: float, limit: float) -> float:
         """Returns the time until the bucket has this level, from its last refill."""
-        return max(level - self.level, 0.0) * 60 / limit
+        missing = level - self.level
+        return missing * 60 / limit if missing > 0 else 0.0

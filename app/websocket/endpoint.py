@@ -174,7 +174,7 @@ class _Connection:
         """Generates a response, and sends its events."""
         context, lane, frame = self._context, turn.lane, turn.frame
         self._key = refresh_key(context.keys, self._key)
-        context.meter.begin_request(self._key)
+        context.meter.count_request(self._key)
         models = context.models.restrict(self._key.models)
         previous = turn.previous or self._lanes.find_response(frame.body.get("previous_response_id"))
         steers = turn.steers or lane.held_steers.get(frame.body.get("previous_response_id"))

@@ -118,6 +118,24 @@ def test_refused_request_does_not_count(clock: Clock) -> None:
     assert headers_of(limits.begin_request(key))["x-ratelimit-remaining-requests"] == "59"
 
 
+def test_request_without_headers_counts_the_same(clock: Clock) -> None:
+    key, limits = make_key(KeyLimits(requests_per_minute=2)), RateLimits(clock=clock)
+    limits.count_request(key)
+    assert headers_of(limits.begin_request(key))["x-ratelimit-remaining-requests"] == "0"
+    with pytest.raises(ApiError, match="2 requests a minute"):
+        limits.count_request(key)
+
+
+@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute"])
+def test_limit_that_a_reload_takes_away_and_brings_back(clock: Clock, limit: str) -> None:
+    limits = RateLimits(clock=clock)
+    limits.begin_request(make_key(KeyLimits(**{limit: 1})))
+    limits.charge_tokens(make_key(KeyLimits(**{limit: 1})), 1)
+    refuse(limits, make_key(KeyLimits(**{limit: 1})))
+    assert limits.begin_request(make_key(KeyLimits(max_concurrent=5))) == ()
+    assert headers_of(limits.begin_request(make_key(KeyLimits(**{limit: 1}))))
+
+
 def test_turns_at_the_same_time(clock: Clock) -> None:
     key, limits = make_key(KeyLimits(max_concurrent=2)), RateLimits(clock=clock)
     assert limits.begin_request(key) == ()
