@@ -210,15 +210,20 @@ class DialectReader(TapeReader):
         self._at_start = True
 
     def _read_calls(self, marker: str) -> Parser[bool]:
+        is_plain = False
         for call_format, openers in self._call_formats:
             if call_format.head_only and (self._in_reasoning or not self._at_start):
                 continue
             # Objects, lists and code blocks occur in answers, so only the name of a tool makes them calls.
-            self.accepts_unknown_tools = self._calls_unknown_tools and not (
-                call_format.head_only or marker.startswith(CODE_FENCE)
-            )
-            if marker in openers and (yield from self.try_parse(call_format.read_calls(self))):
+            occurs_in_answers = call_format.head_only or marker.startswith(CODE_FENCE)
+            self.accepts_unknown_tools = self._calls_unknown_tools and not occurs_in_answers
+            if marker not in openers:
+                continue
+            is_plain = occurs_in_answers
+            if (yield from self.try_parse(call_format.read_calls(self))):
                 # A call ends reasoning even if the closer of reasoning is missing.
                 self._in_reasoning, self._at_start = False, True
+                self.unoffered.settle("text", is_plain=is_plain)  # further calls in the same block
                 return True
+        self.unoffered.settle("text", is_plain=is_plain)
         return False

@@ -18,7 +18,7 @@ from antiphon.harmony.images import PromptImage
 from antiphon.harmony.passthrough import Passthrough
 from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt
 from antiphon.harmony.tokens.detokenizer import TokenVocabulary
-from antiphon.harmony.tools import ToolSpec, ToolTable
+from antiphon.harmony.tools import ToolSpec, ToolTable, UnofferedCall
 from antiphon.state.segments import Segment
 
 ImageRole = Literal["user", "system", "tool"]
@@ -157,6 +157,10 @@ class OutputReader(Protocol):
     @property
     def call_failed(self) -> bool:
         """True if an open call can no longer be completed. Reading on is pointless."""
+
+    @property
+    def unoffered_calls(self) -> list[UnofferedCall]:
+        """Notes about calls of tools that were not offered. It is the same list always: who takes them empties it."""
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None] = ()) -> list[Segment]:
         """Parses more tokens. `logprobs` is empty or has one entry per token."""

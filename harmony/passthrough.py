@@ -16,6 +16,7 @@ from antiphon.harmony.grammar import GrammarBuilder, OutputConstraint
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE, Detokenizer, MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper, SpecialTokens
+from antiphon.harmony.tools import UnofferedCall
 from antiphon.state.segments import Say, Segment
 
 INFILL_LAYOUTS = (
@@ -64,6 +65,7 @@ class PassthroughReader:
     call_failed = False
 
     def __init__(self, alphabet: MarkerAlphabet) -> None:
+        self.unoffered_calls: list[UnofferedCall] = []
         self._alphabet, self._detokenizer = alphabet, Detokenizer(alphabet)
         self._decoded_length = self._num_marks = 0
         self._offsets: list[int] = []

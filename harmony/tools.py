@@ -210,6 +210,25 @@ class ToolTable:
         return len(self._by_model_name)
 
 
+class UnofferedCall(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A call of a tool that was not offered."""
+
+    name: str
+    became: Literal["text", "call", "nothing"]
+    """`text`: the call is part of the text. `call`: it was returned as a call. `nothing`: it was dropped, since other
+    calls in the same block are valid."""
+    first_token: int
+    """Number of generated tokens before the call."""
+    end_token: int
+    """Number of generated tokens up to the end of its name; of the call, if it is parsed as a whole."""
+    offered: tuple[str, ...] = ()
+    """Names of tools that may be called, at most 32. Only the first note of an output has them."""
+    num_offered: int = 0
+    """Number of these tools, in the same note."""
+    is_plain: bool = False
+    """True if the call is written in a syntax of ordinary answers, so that it may be none."""
+
+
 def list_keys(tools: Sequence[OfferedTool | NamespaceTool]) -> frozenset[ToolKey]:
     """Returns the namespace and the name of each tool, also of those in namespaces."""
     return frozenset(key for tool in tools for key, _ in _functions(tool))

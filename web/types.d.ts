@@ -23,6 +23,8 @@ type Turn = {
   output: number | null;
   seconds: number | null;
   tools: string[];
+  /** Sentences about calls of tools that were not offered. */
+  notes: string[];
 };
 
 /** The log of a turn, as far as it was read. */

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from antiphon.harmony.tools import UnofferedCall
+
 
 class ScoredToken(Struct, frozen=True, gc=False):
     """A token and its log-probability; None for the first token of a prompt."""
@@ -52,5 +54,7 @@ class TokenDetail(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     """Number of prompt tokens that a prefix cache held; set when the engine has admitted the turn."""
     at_us: int = 0
     """Microseconds from the request to this step, in a turn that is recorded."""
+    unoffered: tuple[UnofferedCall, ...] = ()
+    """Calls of tools that were not offered. Their tokens are numbered over all of the turn."""
     inputs: bytes = b""
     """Numbers of the machine's cells that ran since the previous step (`state.table.CELLS`), likewise."""

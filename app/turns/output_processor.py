@@ -235,6 +235,8 @@ class OutputProcessor:
         logprobs = [decode_logprob(self._format, entry) for entry in chunk.logprobs] if self._spec.logprobs else ()
         segments = self.round.reader.feed(chunk.tokens, logprobs)
         self._details.add_chunk(chunk, self._passthrough_reader.take_offsets() if self._passthrough_reader else ())
+        if self.round.unoffered_calls:  # never, in most turns
+            self._note_unoffered()
         self._process_segments(segments)
         if self.needs_no_more:
             return
@@ -389,6 +391,11 @@ class OutputProcessor:
     def _report_fault(self, fault: Fault) -> None:
         self.fail(fault.code, fault.message, ending_of_fault(fault.code))
 
+    def _note_unoffered(self) -> None:
+        calls = self.round.unoffered_calls
+        self._details.add_unoffered(calls, sum(len(each.generated_tokens) for each in self._done_rounds))
+        calls.clear()
+
     def _process_segments(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
             for released in self._stops.filter_segment(segment):
@@ -473,7 +480,9 @@ class OutputProcessor:
         elif chunk.finish == "cancelled":
             self.cancel(Ending("cancelled"))
         else:
-            self._process_segments(self.round.reader.finish(natural=chunk.finish == "stop"))
+            segments = self.round.reader.finish(natural=chunk.finish == "stop")
+            self._note_unoffered()
+            self._process_segments(segments)
             for held in self._stops.release_held():
                 self._feed_segment(held)
             if not self.needs_no_more:

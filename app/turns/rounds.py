@@ -66,6 +66,7 @@ class Round:
 
     def __init__(self, prompt: TurnPrompt, reader: OutputReader, first_item: int) -> None:
         self.prompt, self.reader, self.first_item = prompt, reader, first_item
+        self.unoffered_calls = reader.unoffered_calls
         self.is_admitted = False
         """True once the engine has the job. Calls that the client has approved run before the first one."""
         self.cached_tokens = 0

@@ -7,12 +7,15 @@ details of a turn are complete: their tokens are all generated tokens, in order.
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
+from msgspec import structs
+
 from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.requests.turn_spec import TokenDetailRequest
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
+from antiphon.harmony.tools import UnofferedCall
 
 
 class DetailCollector:
@@ -26,6 +29,7 @@ class DetailCollector:
         self._stop_id: int | None = None
         self._input_tokens = self._cached_tokens = 0
         self._num_dropped = 0
+        self._unoffered: tuple[UnofferedCall, ...] = ()
 
     def add_admission(self, chunk: Chunk) -> None:
         """Adds the first chunk, which marks the admission of the job."""
@@ -41,6 +45,13 @@ class DetailCollector:
         if self._request.logprobs:
             known: Iterable[int] = offsets or repeat(0)
             self._logprobs += map(self._score_token, chunk.logprobs, known)
+
+    def add_unoffered(self, calls: Sequence[UnofferedCall], num_earlier: int) -> None:
+        """Adds calls of tools that were not offered, in a round before which `num_earlier` tokens were generated."""
+        self._unoffered += tuple(
+            structs.replace(each, first_token=num_earlier + each.first_token, end_token=num_earlier + each.end_token)
+            for each in calls
+        )
 
     def add_prompt_logprobs(self, chunk: Chunk) -> None:
         """Adds the log-probabilities of the prompt, if this is the chunk that has them."""
@@ -70,8 +81,10 @@ class DetailCollector:
             logprobs=tuple(self._logprobs),
             prompt=self._prompt_detail,
             at_us=at_us,
+            unoffered=self._unoffered,
             inputs=inputs,
         )
+        self._unoffered = ()
         self._tokens, self._prompt_detail, self._num_dropped = (), None, len(dropped_text)
         self._input_tokens = self._cached_tokens = 0
         self._logprobs.clear()

@@ -26,8 +26,9 @@ class PythonicCall(ListCall, frozen=True, kw_only=True):
     def read_one_call(self, reader: TapeReader) -> Parser[None]:
         """Parses `NAME(key=value, …)`."""
         tape = reader.tape
-        tool = reader.require_tool((yield from read_name(reader)))
+        name = yield from read_name(reader)
         yield from tape.expect("(")
+        tool = reader.require_tool(name)
         reader.begin_call(tool)
         yield from tape.skip_whitespace()
         num_arguments = 0

@@ -81,6 +81,7 @@ class TextSpanCall(CallFormat, frozen=True, kw_only=True):
                 valid_calls.append((tool, _encode_arguments(tool, value)))
         if not valid_calls:
             raise MalformedText("no call")
+        reader.unoffered.settle("nothing")
         for tool, text in valid_calls:
             reader.begin_call(tool)
             reader.emit_arguments(text)

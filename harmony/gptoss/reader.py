@@ -48,6 +48,7 @@ class GptOssReader(TapeReader):
     def _read_message(self, role: HeaderStart) -> Parser[None]:
         tape = self.tape
         mark = tape.mark()
+        self.unoffered.begin(mark)
         header = yield from self._read_header(role)
         tape.skip(header.length + header.has_message_marker)
         tool = self._tool_of(header)
@@ -63,6 +64,8 @@ class GptOssReader(TapeReader):
             tape.rewind(mark)
             tape.skip(header.role_length)
             self._emit_text(header, header.length - header.role_length + header.has_message_marker)
+            self.unoffered.settle("text")
+        self.unoffered.clear()
         tape.release()
         yield from self._read_body(header, has_text=header_is_text)
 

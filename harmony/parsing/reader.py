@@ -14,8 +14,9 @@ from antiphon.harmony.builtin_tools import BuiltinKind
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.parsing import schema_values
 from antiphon.harmony.parsing.tape import HoldBackExceeded, MalformedText, Parser, Tape
+from antiphon.harmony.parsing.unoffered_calls import UnofferedCalls
 from antiphon.harmony.tokens.detokenizer import Detokenizer, MarkerAlphabet
-from antiphon.harmony.tools import VALID_NAME, ToolSpec
+from antiphon.harmony.tools import VALID_NAME, ToolSpec, ToolTable, UnofferedCall
 from antiphon.state.segments import Arguments, Cite, Close, Say, Segment, Think
 
 MAX_HOLD_BACK_CHARS = 1 << 17
@@ -41,6 +42,7 @@ class TapeReader:
         self._tools = prompt_input.tools
         self._callable = prompt_input.tool_choice != "none" and not prompt_input.forbids_calls
         self.accepts_unknown_tools = prompt_input.unknown_tools == "call" and self.may_call
+        self.unoffered = UnofferedCalls(self.tape, self._tools if self._callable else ToolTable())
         self._wasted = 0
         self._detokenizer = Detokenizer(alphabet)
         self._segments: list[Segment] = []
@@ -67,6 +69,11 @@ class TapeReader:
         next(self._parser, None)
         segments, self._segments = self._segments, []
         return segments
+
+    @property
+    def unoffered_calls(self) -> list[UnofferedCall]:
+        """Notes about calls of tools that were not offered. It is the same list always: who takes them empties it."""
+        return self.unoffered.notes
 
     # Emitting segments.
 
@@ -96,6 +103,7 @@ class TapeReader:
             return tool
         if self.accepts_unknown_tools and VALID_NAME.fullmatch(flat):
             return ToolSpec(model_name=flat, name=flat, kind=kind)
+        self.unoffered.refuse(flat)
         raise MalformedText(flat)
 
     def find_builtin_tool(self, kind: BuiltinKind) -> ToolSpec | None:
@@ -116,6 +124,9 @@ class TapeReader:
         self.tape.release()
         self.open_call = tool
         self.num_calls += 1
+        self.unoffered.clear()
+        if not self.is_offered(tool):
+            self.unoffered.accept(tool.model_name)
         self._segments.append(tool.start_call(call_id))
 
     def take_arguments(self, count: int) -> None:
@@ -154,6 +165,7 @@ class TapeReader:
         """Parses a call. Returns False, with the tape rewound, if the text is not a call."""
         limit = max(MAX_HOLD_BACK_CHARS - self._wasted, MIN_HOLD_BACK_CHARS)
         mark, calls_before = self.tape.mark(limit), self.num_calls
+        self.unoffered.begin(mark)
         try:
             yield from call
         except MalformedText as error:

@@ -6,7 +6,7 @@ split. The tape matches markers and holds back a possible one; it does not know 
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
@@ -82,6 +82,7 @@ class Tape:
         self._logprobs: list[Logprob | None] = []  # one for each of `_starts`, once `_scored`
         self._scored = False  # True after the first log-probability: most turns have none
         self._token = 0  # first token that begins at or after `index`
+        self._num_discarded = 0  # tokens whose text was discarded
         self._pinned = False
         self._limit = 0  # index up to which text may be skipped after a mark; 0: no limit
 
@@ -94,6 +95,7 @@ class Tape:
             self._base += self.index
             self.text = self.text[self.index :]
             del self._starts[: self._token]
+            self._num_discarded += self._token
             if self._scored:
                 del self._logprobs[: self._token]
             self.index = self._token = 0
@@ -237,6 +239,15 @@ class Tape:
     def count_tokens(self, count: int) -> int:
         """Returns the number of tokens that begin in the next `count` characters."""
         return bisect_left(self._starts, self._base + self.index + count, self._token) - self._token
+
+    @property
+    def num_tokens_read(self) -> int:
+        """Number of tokens that begin before the position."""
+        return self._num_discarded + self._token
+
+    def token_at(self, mark: TapeMark) -> int:
+        """Returns the number of the token that has the character at a mark, from 0."""
+        return max(self._num_discarded + bisect_right(self._starts, self._base + mark[0]) - 1, 0)
 
     def _advance(self, count: int) -> None:
         self.index += count

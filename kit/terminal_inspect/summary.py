@@ -1,5 +1,6 @@
 """The ending of a turn in lines: why it ended, its tokens, and its times by stage."""
 
+from antiphon.kit.checker.schema import as_objects
 from antiphon.kit.terminal_chat.pieces import Json, as_table, as_text
 from antiphon.kit.terminal_inspect.api import as_number, is_running
 from antiphon.kit.terminal_inspect.line_output import LineOutput
@@ -11,6 +12,8 @@ STAGES = (
     ("total", "arrived", "ended"),
 )
 """Name of a stage, and the times at which it begins and ends."""
+MAX_UNOFFERED = 5
+"""Calls of tools that were not offered, which a summary shows."""
 
 
 def write_summary(turn: Json, output: LineOutput) -> None:
@@ -18,6 +21,8 @@ def write_summary(turn: Json, output: LineOutput) -> None:
     output.write_line(_describe_ending(turn), _choose_style(turn))
     if description := as_text(turn.get("description")):
         output.write_line(description, "dim")
+    for call in as_objects(turn.get("unoffered_calls"))[:MAX_UNOFFERED]:
+        output.write_wrapped(f"! {as_text(call.get('description'))}")
     output.write_line(_describe_tokens(turn))
     output.write_line(_describe_times(turn))
     names = [f"{key} {turn[key]}" for key in ("api", "model") if turn.get(key)]

@@ -22,6 +22,7 @@ from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.parsing.json_stream import Extent
 from antiphon.harmony.parsing.reader import MAX_HOLD_BACK_CHARS, MIN_HOLD_BACK_CHARS
+from antiphon.harmony.parsing.unoffered_calls import MAX_NOTES
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.template_format import TemplateFormat
@@ -234,6 +235,73 @@ def test_gpt_oss_calls_an_unknown_tool_on_request(unknown_tools: str, names: lis
         text = f'<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{"a": 1}}<|call|>'
         segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(text), prompt_input=prompt_input)
         assert [name for name, _ in parser_helpers.collect_calls(segments)] == expected
+
+
+@EACH_CALLING_DIALECT
+@pytest.mark.parametrize("mode", ["text", "call"])
+def test_call_of_an_unknown_tool_is_noted(dialect: Dialect, mode: str) -> None:
+    """The note has the name, what became of the call, and its place, however the output is split."""
+    before = "" if dialect.calls[0].head_only else "So:\n"
+    is_plain = dialect.calls[0].head_only or dialect.calls[0].openers[0].startswith("```")
+    prompt_input = parser_helpers.build_prompt_input(unknown_tools=mode)
+    for model_format in load_formats(dialect.name):
+        tokens = model_format.encode(before + write_sample_calls(dialect, "one").replace("add", "subtract"))
+        _, reader = parser_helpers.parse_tokens(model_format, tokens, prompt_input=prompt_input)
+        [note] = reader.unoffered_calls
+        became = "text" if is_plain else mode
+        assert (note.name, note.became, note.is_plain) == ("subtract", became, is_plain)
+        assert (note.offered[:3], note.num_offered) == (("add", "write", "now"), 6)
+        assert note.first_token == len(model_format.encode(before))
+        assert "subtract" in model_format.decode(tokens[note.first_token : note.end_token])
+        _, split = parser_helpers.parse_tokens(model_format, tokens, range(len(tokens)), prompt_input=prompt_input)
+        assert split.unoffered_calls == [note]
+
+
+@EACH_CALLING_DIALECT
+def test_unknown_tool_among_known_ones_is_noted(dialect: Dialect) -> None:
+    for model_format in load_formats(dialect.name):
+        text = write_sample_calls(dialect, "text", "one").replace("add", "subtract")
+        segments, reader = parser_helpers.parse_tokens(model_format, model_format.encode(text))
+        notes = reader.unoffered_calls
+        assert [note.name for note in notes] == ["subtract"] and notes[0].first_token < notes[0].end_token
+        assert notes[0].became == "text" or parser_helpers.collect_calls(segments)
+
+
+@EACH_CALLING_DIALECT
+def test_markers_in_prose_and_offered_tools_are_not_noted(dialect: Dialect) -> None:
+    for model_format in load_formats(dialect.name):
+        prose = "".join(f"One writes {marker} before a call, like {marker}nothing.\n" for marker in dialect.all_markers)
+        for text in (prose, write_sample_calls(dialect, "text", "one")):
+            _, reader = parser_helpers.parse_tokens(model_format, model_format.encode(text))
+            assert reader.unoffered_calls == []
+
+
+@pytest.mark.parametrize("mode", ["text", "call"])
+def test_gpt_oss_notes_an_unknown_tool(mode: str) -> None:
+    model_format = parser_helpers.load_token_format("gpt-oss")
+    prompt_input = parser_helpers.build_prompt_input(unknown_tools=mode)
+    for recipient, name in (("functions.subtract", "subtract"), ("browser.search", "browser.search")):
+        text = f'<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{"a": 1}}<|call|>'
+        _, reader = parser_helpers.parse_tokens(model_format, model_format.encode(text), prompt_input=prompt_input)
+        [note] = reader.unoffered_calls
+        assert (note.name, note.first_token) == (name, 0)
+        assert note.became == (mode if name == "subtract" else "text"), "no tool may have that name"
+    refused = parser_helpers.build_prompt_input(tool_choice="none")
+    _, reader = parser_helpers.parse_tokens(
+        model_format, model_format.encode(text.replace("browser.search", "functions.add")), prompt_input=refused
+    )
+    [note] = reader.unoffered_calls
+    assert (note.name, note.num_offered) == ("add", 0), "the request forbids calls"
+
+
+def test_notes_of_an_endless_repetition_are_bounded() -> None:
+    model_format = parser_helpers.load_token_format("hermes")
+    text = "".join(
+        f'<tool_call>\n{{"name": "tool{number}", "arguments": {{}}}}\n</tool_call>\n' for number in range(2 * MAX_NOTES)
+    )
+    _, reader = parser_helpers.parse_tokens(model_format, model_format.encode(text))
+    notes = reader.unoffered_calls
+    assert len(notes) == MAX_NOTES and not any(note.offered for note in notes[1:])
 
 
 @EACH_CALLING_DIALECT

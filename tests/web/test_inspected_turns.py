@@ -21,6 +21,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"'
 SCRIPT = [
+    {"name": "unknown", "when": ["Seek"], "output": ['<tool_call>\n{"name": "seek", "arguments": {}}\n</tool_call>']},
     {"name": "slow", "when": ["slow"], "output": ["One. ", {"pause": HANG_TIMEOUT_S}, "Two."]},
     {"name": "half", "when": ["weather"], "output": [CALL]},
     {"name": "hello", "output": ["<think>\nHm.\n</think>\n\n", "Hello, ", "you."]},
@@ -70,6 +71,20 @@ def test_turn_shows_why_it_ended_and_what_the_machine_did(open_tab: OpenTab, ser
     expect(page.locator(".step").last).to_contain_text("→ freeze fail → ENDED")
     expect(page.locator("td.ran").last).to_contain_text("freeze fail")
     expect(page.locator("#ledger")).to_contain_text("tokens generated")
+
+
+def test_turn_says_that_a_tool_was_not_offered(browser: Any) -> None:
+    with serve(SCRIPT, unknown_tools="text") as server, open_page(browser, server.root) as (page, _):
+        response = ask(server, "Seek", tools=TOOLS)
+        page.goto(f"{server.root}/ui/turns/{response['id']}#key={server.context.page_key}")
+        sentence = "The model called seek, a tool that the request does not offer."
+        expect(page.locator(".ending + p")).to_contain_text(f"! {sentence}")
+        expect(page.locator(".ending + p")).to_contain_text("offered: get_weather.")
+        finding = page.locator(".findings li").first
+        expect(finding).to_contain_text("tool-not-offered: seek: expected a call of get_weather")
+        finding.get_by_role("button").click()
+        expect(page.locator("#changed")).to_contain_text("seek")
+        assert list_violations(page) == []
 
 
 def test_last_response_is_the_stored_one(open_tab: OpenTab, server: RunningServer) -> None:

@@ -44,7 +44,10 @@ export function readTurn(json) {
     cached: count(json["cached_tokens"]),
     output: count(json["output_tokens"]),
     seconds: count(json["seconds"]),
-    tools: Array.isArray(json["tools"]) ? json["tools"].map(text) : [],
+    tools: listOf(json["tools"]).map(text),
+    notes: listOf(json["unoffered_calls"])
+      .slice(0, 5)
+      .map((call) => text(call?.description)),
   };
 }
 

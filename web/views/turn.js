@@ -108,6 +108,7 @@ function TurnSummary({ record, findings }) {
       ${turn.detail !== "" && html` (<${ShortText} value=${turn.detail} />)`}
       ${findings > 0 && html` · <strong>! ${findings} ${findings === 1 ? "finding" : "findings"}</strong>`}
     </p>
+    ${turn.notes.map((note) => html`<p><strong class="bad">!</strong> <${ShortText} value=${note} limit=${600} /></p>`)}
     <dl class="figures">
       <${Figure} name="model"><${ShortText} value=${turn.model} /><//>
       ${phases.map(([name, seconds]) => html`<${Figure} name=${name}>${formatSeconds(seconds)}<//>`)}

@@ -19,6 +19,7 @@ from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.server_figures import decode_figures
 from antiphon.app.projections.inspection.live import build_frame
 from antiphon.app.projections.inspection.steps import build_table
+from antiphon.app.projections.inspection.unoffered import describe_unoffered_finding, list_unoffered_calls
 from antiphon.app.replies.inspected_turns import InspectedTurn, find_turn
 from antiphon.app.routes.inspection.replies import HEADERS, json_page
 from antiphon.app.store.store import ResponseStore
@@ -102,7 +103,8 @@ async def list_findings(request: AnyRequest, turn_id: FromPath[str]) -> Response
     found = await asyncio.to_thread(_check, [entry.data for entry in entries], turn.record)
     replay, differences = await asyncio.to_thread(_replay, turn, server_context(request))
     damage = [DAMAGE | {"event": len(entries), "expected": "an event", "actual": turn.damage}] if turn.damage else []
-    data = [*damage, *(_describe(each) for each in found), *differences]
+    calls = await asyncio.to_thread(list_unoffered_calls, entries)
+    data = [*damage, *map(_describe, found), *map(describe_unoffered_finding, calls), *differences]
     return json_page({"object": "list", "data": data, "complete": is_whole, "replay": replay})
 
 

@@ -22,6 +22,7 @@ from antiphon.app.projections.inspection.summaries import (
     describe_missing,
     describe_record,
 )
+from antiphon.app.projections.inspection.unoffered import list_unoffered_calls
 from antiphon.app.replies.inspected_turns import InspectedTurn, find_turn, forget_turn
 from antiphon.app.replies.turn_lists import MAX_SEARCHED_TURNS, TurnQuery, find_place, list_owner_turns
 from antiphon.app.routes.inspection.query import (
@@ -67,7 +68,12 @@ async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response
     details = (
         describe_missing(turn.missing) if turn.record is None else await asyncio.to_thread(describe_record, turn.record)
     )
-    return json_page(summary | {"num_events": len(turn.log.entries)} | details)
+    entries = turn.log.entries[: turn.log.published]
+    counts = {
+        "num_events": len(turn.log.entries),
+        "unoffered_calls": await asyncio.to_thread(list_unoffered_calls, entries),
+    }
+    return json_page(summary | counts | details)
 
 
 @delete("/v1/inspect/turns/{turn_id:str}", status_code=200)

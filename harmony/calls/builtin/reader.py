@@ -17,7 +17,7 @@ from antiphon.harmony.calls.builtin.shell import ShellReader
 from antiphon.harmony.calls.builtin.whole import LocalShellReader, ToolSearchReader
 from antiphon.harmony.format import OutputReader, PromptInput
 from antiphon.harmony.parsing.tape import MalformedText
-from antiphon.harmony.tools import ToolTable
+from antiphon.harmony.tools import ToolTable, UnofferedCall
 from antiphon.state.segments import Arguments, Call, Close, Segment, ToolKind
 
 _READERS: dict[ToolKind, type[ArgumentsReader]] = {
@@ -55,6 +55,11 @@ class BuiltinCallReader:
     def call_failed(self) -> bool:
         """True if an open call can no longer be completed."""
         return self._failed or self._reader.call_failed
+
+    @property
+    def unoffered_calls(self) -> list[UnofferedCall]:
+        """Notes about calls of tools that were not offered. It is the same list always: who takes them empties it."""
+        return self._reader.unoffered_calls
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None] = ()) -> list[Segment]:
         """Parses more tokens. `logprobs` is empty or has one entry per token."""

@@ -18,6 +18,12 @@ SCRIPT: list[dict[str, Any]] = [
         "output": ["<think>\nHm.\n</think>\n\nI look.\n", CALL],
         "tokens_per_chunk": 4,
     },
+    {
+        "name": "unknown",
+        "when": ["Unknown"],
+        "output": ["I look.\n", '<tool_call>\n{"name": "seek", "arguments": {"a": 1}}\n</tool_call>'],
+        "tokens_per_chunk": 3,
+    },
     {"name": "any", "output": ["Hello there, how are you?"], "cached_tokens": 5},
 ]
 

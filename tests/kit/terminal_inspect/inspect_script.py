@@ -22,6 +22,7 @@ SCRIPT: list[dict[str, Any]] = [
         "output": ["<think>\nHm.\n</think>\n\nI look.\n", CALL],
         "tokens_per_chunk": 4,
     },
+    {"name": "unknown", "when": ["Seek"], "output": [CALL.replace("find", "seek")], "tokens_per_chunk": 4},
     {"name": "any", "output": ["Hello there, how are you?"], "cached_tokens": 5, "tokens_per_chunk": 0},
 ]
 

@@ -59,6 +59,17 @@ def test_timeline_has_the_ending_first_and_every_event_with_its_time(inspector: 
     assert len(shown) == len(rows) and sorted({round(each * 1e3) for each in shown}) == sorted(set(known))
 
 
+def test_call_of_a_tool_that_was_not_offered_is_told_with_the_ending(inspector: Inspector) -> None:
+    turn_id = inspector.ask("Seek", tools=TOOLS)
+    lines = show(turn_id)
+    assert lines[2].startswith("! The model called seek, a tool that the request does not offer.")
+    assert lines[2].endswith("; offered: find.")
+    verified = show(turn_id, "--verify", status=1)
+    [note] = [line for line in verified if line.startswith("note tool-not-offered at event ")]
+    assert "seek: expected a call of find, but got a call of seek that was returned, in the tokens " in note
+    assert verified[-1] == "2 findings, 1 errors; the tokens were replayed", "tool-unknown says what clients do"
+
+
 def test_last_is_the_last_turn(inspector: Inspector) -> None:
     inspector.ask("Search", tools=TOOLS)
     turn_id = inspector.ask("Hi")
