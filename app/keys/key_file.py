@@ -6,7 +6,7 @@ keys of an owner together. `docs/keys.md` has an example and the list of keys.
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +21,12 @@ from antiphon.app.base.api_keys import (
     plain_key,
     require_valid_key,
 )
+from antiphon.app.keys.plain_tables import PlainTables, read_plain_tables
 
 MAX_KEY_FILE_BYTES = 16 << 20
 """Size of 50 000 keys with owners and limits."""
+MAX_LIMIT = (1 << 63) - 1
+"""Largest integer that every reader of TOML must know."""
 LIMIT_NAMES = KeyLimits.__struct_fields__
 OWNER_FIELDS = frozenset({*LIMIT_NAMES, "store_gib"})
 KEY_FIELDS = OWNER_FIELDS | {"owner", "owner_digest", "sha256", "key", "models", "role", "expires"}
@@ -62,21 +65,24 @@ def read_key_file(path: Path) -> tuple[ApiKey, ...]:
 
 def parse_key_file(text: str, path: Path) -> tuple[ApiKey, ...]:
     """Returns the keys of a file with this text. `path` is that of errors. Raises `ApiKeyError`."""
-    lines = [line.strip() for line in text.splitlines()]
-    entries = [line for line in lines if line and not line.startswith("#")]
-    if not entries:
+    first = next(_iterate_entries(text), None)
+    if first is None:
         raise ApiKeyError(f"{path}: contains no API key; write one per line")
-    if is_toml(text):
+    if _TOML_START.match(first):
         return _parse_tables(text, path)
-    digests = (key_digest(require_valid_key(entry, str(path))) for entry in entries)
+    digests = (key_digest(require_valid_key(entry, str(path))) for entry in _iterate_entries(text))
     return tuple(plain_key(digest) for digest in dict.fromkeys(digests))
 
 
 def is_toml(text: str) -> bool:
     """Tells whether a file has tables: its first line that is no comment begins one."""
+    return _TOML_START.match(next(_iterate_entries(text), "")) is not None
+
+
+def _iterate_entries(text: str) -> Iterator[str]:
+    """Yields the lines that are neither blank nor comments."""
     lines = (line.strip() for line in text.splitlines())
-    first = next((line for line in lines if line and not line.startswith("#")), "")
-    return _TOML_START.match(first) is not None
+    return (line for line in lines if line and not line.startswith("#"))
 
 
 def list_headers(text: str) -> list[tuple[str, int]]:
@@ -94,11 +100,8 @@ def _read_header(line: str) -> str:
 
 
 def _parse_tables(text: str, path: Path) -> tuple[ApiKey, ...]:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ApiKeyError(f"{path}: is no TOML: {error}") from None
-    places = _find_places(text, path)
+    document, headers = read_plain_tables(text) or _read_tables(text, path)
+    places = _find_places(headers, path)
     unknown = next((name for name in document if name not in ("key", "owners")), None)
     if unknown is not None:
         raise places[unknown, 0].fault("unknown table; a key is [[key]], and limits of an owner are [owners.NAME]")
@@ -111,6 +114,13 @@ def _parse_tables(text: str, path: Path) -> tuple[ApiKey, ...]:
     return _KeyTables([(table, places["key", index]) for index, table in enumerate(tables)], named).parse()
 
 
+def _read_tables(text: str, path: Path) -> PlainTables:
+    try:
+        return PlainTables(tomllib.loads(text), list_headers(text))
+    except (ValueError, RecursionError) as error:  # of numbers with too many digits, and of lists in lists
+        raise ApiKeyError(f"{path}: is no TOML: {error}") from None
+
+
 class _KeyTablePlaces(dict[tuple[str, int], _KeyTablePlace]):
     """The places of a file by the name of the table and its number, from 0; the file itself for all others."""
 
@@ -121,10 +131,10 @@ class _KeyTablePlaces(dict[tuple[str, int], _KeyTablePlace]):
         return _KeyTablePlace(self._path, f"[[{key[0]}]]" if key[0] == "key" else f"[{key[0]}]", 1)
 
 
-def _find_places(text: str, path: Path) -> _KeyTablePlaces:
+def _find_places(headers: Iterable[tuple[str, int]], path: Path) -> _KeyTablePlaces:
     places, num_keys = _KeyTablePlaces(path), 0
-    for name, line in list_headers(text):
-        plain = re.sub(r"[\"'\s]", "", name)
+    for name, line in headers:
+        plain = name if name == "key" else re.sub(r"[\"'\s]", "", name)
         if plain == "key":
             places[plain, num_keys] = _KeyTablePlace(path, f"[[key]] {num_keys + 1}", line)
             num_keys += 1
@@ -182,11 +192,10 @@ class _KeyTables:
 
     def _parse_key(self, table: dict[str, Any], place: _KeyTablePlace) -> ApiKey:
         digest, name = _read_digest(table, place), _read_owner(table, place)
-        owner_table, owner_place = self._owners.get(name, ({}, place))
         role = table.get("role", "client")
         if role not in ("client", "operator"):
             raise place.fault('role: expected "client" or "operator"')
-        own_gib, shared_gib = _read_gib(table, place), _read_gib(owner_table, owner_place)
+        own_gib, (owner_limits, shared_gib) = _read_gib(table, place), self._read_owner_limits(name)
         return ApiKey(
             digest=digest,
             owner=self._digests.get(name, name) or plain_key(digest).owner,
@@ -195,14 +204,21 @@ class _KeyTables:
             role=role,
             expires=_read_expiry(table, place),
             limits=_read_limits(table, place),
-            owner_limits=_read_limits(owner_table, owner_place),
+            owner_limits=owner_limits,
             store_gib=shared_gib if own_gib is None else own_gib,
         )
 
+    def _read_owner_limits(self, name: str) -> tuple[KeyLimits, float | None]:
+        """Returns the limits of all keys of an owner together, and the GiB that it may store."""
+        if name not in self._owners:
+            return NO_LIMITS, None
+        table, place = self._owners[name]
+        return _read_limits(table, place), _read_gib(table, place)
+
 
 def _check_names(table: dict[str, Any], known: frozenset[str], place: _KeyTablePlace) -> None:
-    unknown = next((name for name in table if name not in known), None)
-    if unknown is not None:
+    if not known.issuperset(table):
+        unknown = next(name for name in table if name not in known)
         shown = f"unknown key '{unknown}'" if _FIELD_NAME.fullmatch(unknown) else "unknown key"  # it may be a secret
         raise place.fault(f"{shown}; known are {', '.join(sorted(known))}")
 
@@ -224,7 +240,9 @@ def _read_owner(table: dict[str, Any], place: _KeyTablePlace) -> str:
     """Returns the name of the owner; "" if the table has none. It must not be the owner of a key without a name."""
     name = table.get("owner", "")
     if "owner" in table and (
-        not isinstance(name, str) or not OWNER_NAME.fullmatch(name) or _PLAIN_OWNER.fullmatch(name)
+        not isinstance(name, str)
+        or not OWNER_NAME.fullmatch(name)
+        or (len(name) == OWNER_DIGITS and _PLAIN_OWNER.fullmatch(name))
     ):
         raise place.fault("owner: expected a name of letters, digits and ._@-, at most 64, that is no digest")
     return str(name)
@@ -254,16 +272,11 @@ def _read_expiry(table: dict[str, Any], place: _KeyTablePlace) -> float | None:
 
 
 def _read_limits(table: dict[str, Any], place: _KeyTablePlace) -> KeyLimits:
-    values = dict(_iterate_limits(table, place))
+    values = {name: table[name] for name in LIMIT_NAMES if name in table}
+    for name, value in values.items():
+        if type(value) is not int or not 1 <= value <= MAX_LIMIT:
+            raise place.fault(f"{name}: expected a positive integer")
     return KeyLimits(**values) if values else NO_LIMITS
-
-
-def _iterate_limits(table: dict[str, Any], place: _KeyTablePlace) -> Iterator[tuple[str, int]]:
-    for name in LIMIT_NAMES:
-        if name in table:
-            if type(table[name]) is not int or table[name] < 1:
-                raise place.fault(f"{name}: expected a positive integer")
-            yield name, table[name]
 
 
 def _read_gib(table: dict[str, Any], place: _KeyTablePlace) -> float | None:
