@@ -23,6 +23,8 @@ type Turn = {
   output: number | null;
   seconds: number | null;
   tools: string[];
+  /** The last text of the user, shortened; empty without a record. */
+  excerpt: string;
   /** Sentences about calls of tools that were not offered. */
   notes: string[];
 };

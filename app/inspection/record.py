@@ -15,6 +15,7 @@ from antiphon.app.base.continuation import RecordBlock
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.inspection.excerpts import find_excerpt
 from antiphon.app.inspection.prompt_blocks import (
     compress,
     decompress,
@@ -132,6 +133,7 @@ class TurnRecord:
         self._redact, self._list_rounds = redact, list_rounds
         self._lock = threading.Lock()
         self._packed_request: bytes | None = None
+        self._excerpt = ""
         self._packed_prompts: list[tuple[Sequence[int], PackedRound]] = []
         """Prompt of each round that is packed so far, and the round as it was then."""
         self.packed: PackedTurn | None = None
@@ -148,8 +150,7 @@ class TurnRecord:
         It takes long: call it in a thread. Several threads may call it.
         """
         with self._lock:
-            if self._packed_request is None:
-                self._packed_request = compress(self._redact(self._request))
+            packed_request = self._pack_request()
             rounds = []
             for number, each in enumerate(self._list_rounds()):
                 if number == len(self._packed_prompts):
@@ -160,7 +161,21 @@ class TurnRecord:
                     self._packed_prompts[number] = each.prompt, packed
                 counts = {"cached_tokens": each.cached_tokens, "output_tokens": each.output_tokens}
                 rounds.append(structs.replace(packed, round=structs.replace(packed.round, **counts)))
-            return self._packed_request, tuple(rounds)
+            return packed_request, tuple(rounds)
+
+    def _pack_request(self) -> bytes:
+        """Returns the request, packed. It is called with the lock."""
+        if self._packed_request is None:
+            request = self._redact(self._request)
+            self._packed_request, self._excerpt = compress(request), find_excerpt(request)
+        return self._packed_request
+
+    def read_excerpt(self) -> str:
+        """Returns the last text of the user, shortened. It may take long: call it in a thread."""
+        with self._lock:
+            if self.packed is None:
+                self._pack_request()
+            return self._excerpt
 
     def pack(self) -> PackedTurn:
         """Returns the parts of a turn that has ended. It takes long: call it in a thread."""
@@ -172,17 +187,18 @@ class TurnRecord:
 
     def finish_packing(self, packed: PackedTurn) -> None:
         """Replaces the log by its packed parts."""
-        self.packed = packed
-        self._log, self._request, self._list_rounds = None, b"", list
-        self._packed_request, self._packed_prompts = None, []
+        with self._lock:
+            self.packed = packed
+            self._log, self._request, self._list_rounds = None, b"", list
+            self._packed_request, self._packed_prompts = None, []
 
     @classmethod
     def from_packed(
-        cls, log: EventLog, stats: TurnStats, dialect: str, settings: OutputSettings, packed: PackedTurn
+        cls, log: EventLog, stats: TurnStats, dialect: str, settings: OutputSettings, packed: PackedTurn, excerpt: str
     ) -> "TurnRecord":
         """Returns the record of a turn whose log is elsewhere."""
         record = cls(log, stats, dialect=dialect, settings=settings)
-        record.packed = packed
+        record.packed, record._excerpt = packed, excerpt
         return record
 
     def open_log(self) -> EventLog:

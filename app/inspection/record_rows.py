@@ -33,10 +33,23 @@ class _TurnRow(Struct, frozen=True, array_like=True):
     request: bytes
     rounds: tuple[_RoundRow, ...]
     settings: OutputSettings = OutputSettings()
+    excerpt: str = ""
+    """The last text of the user, shortened."""
+
+
+class _ListedRow(Struct, frozen=True, array_like=True):
+    """The part of a row that a list shows. What is large stays encoded."""
+
+    dialect: str
+    request: msgspec.Raw
+    rounds: msgspec.Raw
+    settings: msgspec.Raw = msgspec.Raw()
+    excerpt: str = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_TurnRow)
+_listed_decoder = msgspec.msgpack.Decoder(_ListedRow)
 
 
 def create_packer(record: TurnRecord) -> Callable[[], RecordRow | None]:
@@ -57,7 +70,16 @@ def pack_record(record: TurnRecord) -> RecordRow:
     request, rounds = record.pack_parts()
     rows = tuple(_RoundRow(each.round, len(each.blocks), each.grammar is not None) for each in rounds)
     blocks = tuple(block for each in rounds for block in each.all_blocks)
-    return RecordRow(_encode(_TurnRow(record.dialect, request, rows, record.settings)), blocks)
+    row = _TurnRow(record.dialect, request, rows, record.settings, record.read_excerpt())
+    return RecordRow(_encode(row), blocks)
+
+
+def read_stored_excerpt(data: bytes) -> str:
+    """Returns the excerpt of the request in the data of a row; empty if the row is damaged, or older than excerpts."""
+    try:
+        return _listed_decoder.decode(data).excerpt
+    except (msgspec.DecodeError, RecursionError):
+        return ""
 
 
 def read_stored_request(data: bytes) -> bytes:
@@ -81,6 +103,7 @@ def unpack_record(log: EventLog, stats: TurnStats, row: RecordRow) -> TurnRecord
         record = TurnRecord.from_packed(
             *(log, stats, turn.dialect, turn.settings),
             PackedTurn(entries=b"", request=turn.request, rounds=tuple(rounds)),
+            turn.excerpt,
         )
         record.read_request()
     except (msgspec.DecodeError, IndexError, zstandard.ZstdError) as error:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.context import ServerContext
 from antiphon.app.inspection.record import TurnRecord
-from antiphon.app.inspection.record_rows import UnreadableRecordError, read_stored_request
+from antiphon.app.inspection.record_rows import UnreadableRecordError, read_stored_excerpt, read_stored_request
 from antiphon.app.inspection.summaries import TurnFilter
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.summary_tables import LATEST
@@ -36,6 +36,7 @@ class ListedTurn(Struct, frozen=True):
 
     stats: TurnStats
     is_recorded: bool
+    excerpt: str = ""
 
 
 def place_of(stats: TurnStats) -> Place:
@@ -82,8 +83,14 @@ def _merge(query: TurnQuery, records: dict[str, TurnRecord], database: Database,
 
 def _list_page(query: TurnQuery, records: dict[str, TurnRecord], database: Database) -> list[ListedTurn]:
     turns = _merge(query, records, database, query.limit)
-    recorded = database.records.list_recorded([each.response_id for each in turns])
-    return [ListedTurn(each, each.response_id in recorded or each.response_id in records) for each in turns]
+    rows = database.records.list_data(query.owner, [each.response_id for each in turns])
+    return [_list_turn(each, records.get(each.response_id), rows.get(each.response_id)) for each in turns]
+
+
+def _list_turn(stats: TurnStats, record: TurnRecord | None, row: bytes | None) -> ListedTurn:
+    if record is not None:
+        return ListedTurn(stats, is_recorded=True, excerpt=record.read_excerpt())
+    return ListedTurn(stats, is_recorded=row is not None, excerpt="" if row is None else read_stored_excerpt(row))
 
 
 def _search(query: TurnQuery, records: dict[str, TurnRecord], database: Database) -> list[ListedTurn]:
@@ -94,9 +101,9 @@ def _search(query: TurnQuery, records: dict[str, TurnRecord], database: Database
         part = turns[start : start + SEARCHED_TOGETHER]
         rows = database.records.list_data(query.owner, [each.response_id for each in part])
         for stats in part:
-            request = _read_request(records.get(stats.response_id), rows.get(stats.response_id))
-            if searched in request.decode(errors="replace").casefold():
-                found.append(ListedTurn(stats, is_recorded=True))
+            record, row = records.get(stats.response_id), rows.get(stats.response_id)
+            if searched in _read_request(record, row).decode(errors="replace").casefold():
+                found.append(_list_turn(stats, record, row))
         if len(found) >= query.limit:
             break
     return found[: query.limit]

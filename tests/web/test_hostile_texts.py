@@ -185,7 +185,7 @@ def test_errors_of_the_server_are_text(open_tab: OpenTab, server: RunningServer)
 
 
 def test_list_of_turns_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -> None:
-    fields = ("id", "api", "model", "status", "created_at", "seconds", "input_tokens")
+    fields = ("id", "api", "model", "status", "created_at", "seconds", "input_tokens", "excerpt")
     turns = [
         make_summary(1, **dict.fromkeys(fields, text), ending={"cause": text, "detail": text}, tools=[text, text])
         for text in TEXTS
@@ -226,7 +226,8 @@ def test_timeline_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -
     ]
     texts = dict.fromkeys(("model", "status", "times_ms", "description"), ALL_TEXTS)
     ending = dict.fromkeys(("cause", "detail"), ALL_TEXTS)
-    fake = FakeInspection(events=rows, **make_summary(1, ending=ending, **texts))
+    unoffered = [{"description": ALL_TEXTS}, None, ALL_TEXTS]
+    fake = FakeInspection(events=rows, **make_summary(1, ending=ending, unoffered_calls=unoffered, **texts))
     fake.findings = [
         {"code": text, "subject": text, "expected": text, "actual": text, "event": n} for n, text in enumerate(TEXTS)
     ]

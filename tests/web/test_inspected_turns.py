@@ -38,7 +38,9 @@ def ask(server: RunningServer, text: str, **fields: Any) -> dict[str, Any]:
 
 def test_filters_offer_what_the_api_knows() -> None:
     text = (WEB / "lib/turns.js").read_text(encoding="utf-8")
-    lists = {name: text.partition(f"{name} = ")[2].partition(";")[0] for name in ("CAUSES", "STATUSES")}
+    names = ("FAULTS", "CUTS", "CAUSES", "STATUSES")
+    lists = {name: text.partition(f"{name} = ")[2].partition(";")[0] for name in names}
+    lists["CAUSES"] += lists["FAULTS"] + lists["CUTS"]
     assert all(f'"{cause}"' in lists["CAUSES"] for cause in CAUSES) and lists["CAUSES"].count('"') == 2 * len(CAUSES)
     assert all(f'"{status}"' in lists["STATUSES"] for status in STATUSES)
     assert lists["STATUSES"].count('"') == 2 * len(STATUSES)
@@ -53,6 +55,7 @@ def test_page_key_of_the_printed_address_opens_the_list(open_tab: OpenTab, serve
     field.press("Enter")
     expect(page.locator("tbody tr").first).to_contain_text(response["id"][:20])
     expect(page.locator("tbody tr").first).to_contain_text("● stop token")
+    expect(page.locator("tbody tr").first).to_contain_text("Hi")
     other = open_tab(f"#key={server.context.page_key}")
     expect(other.locator(".last li").first).to_contain_text("● stop token")
     other.get_by_role("link", name="Turns").click()

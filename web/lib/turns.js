@@ -2,28 +2,19 @@
 // server that records nothing, or an older one, has fewer.
 
 /** Causes that are a fault, of the model or of the server. A turn with one of them is marked by a sign and in words. */
-const FAULTS = new Set([
+const FAULTS = [
   ...["stopped_in_call", "call_cannot_complete", "compaction_empty", "rejected", "engine_fault", "store_unavailable"],
   ...["server_restarted", "server_bug", "deadline"],
-]);
+];
 /** Causes that cut a turn off. */
-const CUTS = new Set([
+const CUTS = [
   ...["max_output_tokens", "context_full", "max_tool_calls", "client_left", "cancelled", "steered", "server_shutdown"],
-]);
+];
 
 export const CAUSES = Object.freeze([
-  ...["stop_token", "stop_string", "stopped_in_call", "call_cannot_complete", "max_output_tokens", "context_full"],
-  ...[
-    "max_tool_calls",
-    "single_call",
-    "nothing_generated",
-    "compacted",
-    "compaction_empty",
-    "client_left",
-    "cancelled",
-  ],
-  ...["steered", "deadline", "rejected", "engine_fault", "store_unavailable", "server_shutdown", "server_restarted"],
-  "server_bug",
+  ...["stop_token", "stop_string", "single_call", "nothing_generated", "compacted"],
+  ...CUTS,
+  ...FAULTS,
 ]);
 export const STATUSES = Object.freeze(["in_progress", "completed", "incomplete", "failed", "cancelled", "queued"]);
 export const APIS = Object.freeze(["responses", "chat", "completions", "messages", "compact"]);
@@ -45,6 +36,7 @@ export function readTurn(json) {
     output: count(json["output_tokens"]),
     seconds: count(json["seconds"]),
     tools: listOf(json["tools"]).map(text),
+    excerpt: text(json["excerpt"]),
     notes: listOf(json["unoffered_calls"])
       .slice(0, 5)
       .map((call) => text(call?.description)),
@@ -58,8 +50,8 @@ export function describeEnding(turn) {
     return { sign: runs ? "▶" : "○", words: runs ? "running" : turn.status.replaceAll("_", " "), kind: "open" };
   }
   const words = turn.cause.replaceAll("_", " ");
-  if (FAULTS.has(turn.cause)) return { sign: "■", words, kind: "bad" };
-  return CUTS.has(turn.cause) ? { sign: "◐", words, kind: "cut" } : { sign: "●", words, kind: "good" };
+  if (FAULTS.includes(turn.cause)) return { sign: "■", words, kind: "bad" };
+  return CUTS.includes(turn.cause) ? { sign: "◐", words, kind: "cut" } : { sign: "●", words, kind: "good" };
 }
 
 /** Returns the query of a list for the filters that are set. @type {(filters: Record<string, string>, after: string) => string} */

@@ -95,6 +95,7 @@ function TurnList({ first, filters }) {
           "out",
           "time taken",
           "tools",
+          "asked",
           "compare",
         ].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
         <tbody ref=${body}>${turns.map((turn) => html`<${TurnRow} key=${turn.id} turn=${turn} marked=${marked.includes(turn.id)} onMark=${mark} />`)}</tbody>
@@ -119,6 +120,7 @@ function TurnRow({ turn, marked, onMark }) {
     <td class="number">${formatCount(turn.output)}</td>
     <td class="number">${formatSeconds(turn.seconds)}</td>
     <td><${ShortText} value=${turn.tools.join(", ") || "–"} limit=${40} /></td>
+    <td><${ShortText} value=${turn.excerpt || "–"} /></td>
     <td>${address !== null && html`<input type="checkbox" aria-label=${`Compare ${turn.id}`} checked=${marked} onChange=${() => onMark(turn.id)} />`}</td>
   </tr>`;
 }

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 TOO_LONG = f"The request has more than {MAX_REQUEST_BYTES} bytes."
 
 
-def build_summary(stats: TurnStats, *, is_recorded: bool) -> Json:
+def build_summary(stats: TurnStats, *, is_recorded: bool, excerpt: str = "") -> Json:
     """Returns the summary of a turn. Its times are milliseconds from the request on."""
     times, ending = stats.times, stats.ending
     offsets = {name: times.seconds_until(at) for name, at in msgspec.structs.asdict(times).items()}
@@ -36,6 +36,7 @@ def build_summary(stats: TurnStats, *, is_recorded: bool) -> Json:
         "seconds": None if seconds is None else round(seconds, 6),
         "times_ms": {name: None if offset is None else round(offset * 1e3, 3) for name, offset in offsets.items()},
         "recorded": is_recorded,
+        "excerpt": excerpt or None,
     }
 
 

@@ -45,7 +45,10 @@ MAX_NUMBER = 10**9
 
 @get("/v1/inspect/turns")
 async def list_turns(request: AnyRequest) -> Response[bytes]:
-    """Lists summaries of the owner's turns, latest first."""
+    """Lists summaries of the owner's turns, latest first.
+
+    `excerpt` is the last text of the user, at most 80 characters; null if the turn has no record.
+    """
     context, owner, query = server_context(request), request_owner(request), request.query_params
     limit = read_integer(query, "limit", DEFAULT_TURNS, 1, MAX_TURNS)
     wanted, text = read_filter(query)
@@ -55,7 +58,7 @@ async def list_turns(request: AnyRequest) -> Response[bytes]:
         raise ApiError(400, "invalid_value", f"There is no turn with the id '{clip_text(query['after'])}'.", "after")
     chosen = TurnQuery(owner=owner, wanted=wanted, text=text, before=place, limit=limit + 1)
     shown = await list_owner_turns(context, chosen)
-    data = [build_summary(each.stats, is_recorded=each.is_recorded) for each in shown[:limit]]
+    data = [build_summary(each.stats, is_recorded=each.is_recorded, excerpt=each.excerpt) for each in shown[:limit]]
     searched = {"searched": MAX_SEARCHED_TURNS} if text else {}
     return json_page({"object": "list", "data": data, "has_more": len(shown) > limit} | searched)
 
@@ -64,7 +67,8 @@ async def list_turns(request: AnyRequest) -> Response[bytes]:
 async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Returns what is known of a turn: its ending, times and sizes, and where its parts are."""
     turn = await find_turn(request, turn_id)
-    summary = build_summary(turn.stats, is_recorded=turn.record is not None)
+    excerpt = "" if turn.record is None else await asyncio.to_thread(turn.record.read_excerpt)
+    summary = build_summary(turn.stats, is_recorded=turn.record is not None, excerpt=excerpt)
     details = (
         describe_missing(turn.missing) if turn.record is None else await asyncio.to_thread(describe_record, turn.record)
     )

@@ -102,14 +102,6 @@ class RecordTables:
         except (KeyError, TypeError, zstandard.ZstdError) as error:
             raise UnreadableRowError(f"block {error}") from None
 
-    def list_recorded(self, ids: Sequence[str]) -> set[str]:
-        """Returns those of the turns that have a record."""
-        found: set[str] = set()
-        for part in _split(ids):
-            query = f"SELECT id FROM turn_records WHERE id IN ({_marks(len(part))})"  # noqa: S608
-            found.update(row[0] for row in self._connection.execute(query, part))
-        return found
-
     def list_data(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Returns the records of some of the owner's turns by their ids, without their blocks."""
         found: dict[str, bytes] = {}
