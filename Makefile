@@ -172,7 +172,7 @@ endef
 
 $(SERVE): pyproject.toml $(LOCK) | $(LINKS)
 	$(SAY_WHAT_IS_INSTALLED)
-	$(PIP_INSTALL) --editable '.[torch]'
+	$(PIP_INSTALL) --editable '.[torch,vision]'
 	@touch $@
 
 $(TEST): pyproject.toml $(LOCK) | $(LINKS)

@@ -12,11 +12,13 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import Turn
 from tests.postgres_server import PostgresServer, run_postgres
+from tests.progress import HANG_TIMEOUT_S
 from tests.route_signatures import share_signatures
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
@@ -27,6 +29,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
 
 os.environ["PYTHONPATH"] = str(ROOT)
 """Worker processes that tests start import their engine core from `tests.engine.fake_core`."""
+
+for name in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, name, HANG_TIMEOUT_S)
+"""Calls of httpx without a timeout of their own. Its default of 5 seconds decided results on a busy machine."""
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 """Several processes of tests share the cores: a thread of torch that waits for the others gives its core away."""

@@ -1,7 +1,8 @@
 """Waits for servers that start or stop: as long as they make progress, however slow the machine is.
 
 A fixed deadline fails on a busy machine, and its message does not tell a slow server from a dead one. Progress is CPU
-time of the process and its descendants: a process that computes will be done some time, one that hangs uses none.
+time of the process and its descendants, and the time in which they wait for a CPU: a process that computes will be done
+some time, however few turns the others leave to it, and one that hangs does neither.
 """
 
 import os
@@ -15,7 +16,7 @@ POLL_INTERVAL_S = 0.01
 STALL_WINDOW_S = 30.0
 """Time without progress after which a process counts as stalled."""
 MIN_CPU_S_PER_WINDOW = 0.5
-"""CPU time in a window that counts as progress. Polling takes less."""
+"""CPU time, and time of waiting for a CPU, in a window that counts as progress. Polling takes less."""
 PROC = Path("/proc")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -52,7 +53,8 @@ def wait_with_progress(
 def tree_cpu_seconds(pid: int) -> float:
     """Returns the CPU time of a process and its descendants in seconds; without `/proc`, wall-clock time.
 
-    A descendant that exits and was waited for is counted by its parent.
+    The time in which their first threads could have run, but other processes did, is part of it. A descendant that
+    exits and was waited for is counted by its parent.
     """
     if not (PROC / "self/stat").exists():
         return time.monotonic()  # the test's own time limit is then the only one
@@ -66,8 +68,16 @@ def tree_cpu_seconds(pid: int) -> float:
             except OSError:  # it has exited
                 continue
             parents[int(entry.name)] = int(fields[1])
-            times[int(entry.name)] = sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
+            times[int(entry.name)] = sum(map(int, fields[11:15])) / _TICKS_PER_SECOND + _waited_seconds(entry)
     return sum(seconds for process, seconds in times.items() if _descends(process, pid, parents))
+
+
+def _waited_seconds(entry: Path) -> float:
+    """Returns how long the first thread of a process was ready to run, and did not."""
+    try:
+        return int((entry / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError):  # it has exited, or the kernel counts nothing
+        return 0.0
 
 
 def _descends(process: int, ancestor: int, parents: dict[int, int]) -> bool:

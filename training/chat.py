@@ -61,20 +61,16 @@ def tool_messages(message: ChatMessage, outputs: list[str]) -> list[ChatMessage]
 
 
 @lru_cache
-def load_template(file: Path = TEMPLATE_FILE) -> Template:
-    """Returns a chat template, compiled in the sandbox and with the settings that transformers uses."""
+def load_template() -> Template:
+    """Returns the chat template, compiled in the sandbox and with the settings that transformers uses."""
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     sandbox.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    return sandbox.from_string(file.read_text(encoding="utf-8"))
+    return sandbox.from_string(TEMPLATE_FILE.read_text(encoding="utf-8"))
 
 
-def render_prompt(
-    messages: list[ChatMessage], tools: list[ToolDefinition], thinking: bool = True, template: Path = TEMPLATE_FILE
-) -> str:
+def render_prompt(messages: list[ChatMessage], tools: list[ToolDefinition], thinking: bool = True) -> str:
     """Returns the prompt text that the model continues."""
-    return load_template(template).render(
-        messages=messages, tools=tools, add_generation_prompt=True, enable_thinking=thinking
-    )
+    return load_template().render(messages=messages, tools=tools, add_generation_prompt=True, enable_thinking=thinking)
 
 
 def render_answer(message: ChatMessage) -> str:
@@ -96,13 +92,11 @@ def render_completion(message: ChatMessage, thinking: bool = True) -> str:
     return f"{thought}{render_answer(message)}<|im_end|>"
 
 
-def encode_dialogue(
-    tokenizer: Tokenizer, dialogue: Dialogue, template: Path = TEMPLATE_FILE
-) -> tuple[list[int], list[bool]]:
+def encode_dialogue(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
     """Returns the token ids and a loss mask: the last answer, and earlier ones with reasoning in its turn."""
     *context, answer = dialogue.messages
     prompt_ids = tokenizer.encode(
-        render_prompt(context, dialogue.tools, dialogue.thinking, template), add_special_tokens=False
+        render_prompt(context, dialogue.tools, dialogue.thinking), add_special_tokens=False
     ).ids
     answer_ids = tokenizer.encode(render_completion(answer, dialogue.thinking), add_special_tokens=False).ids
     return prompt_ids + answer_ids, mark_learned(tokenizer, prompt_ids) + [True] * len(answer_ids)

@@ -59,7 +59,7 @@ def select_forward(
     rope_limit = exceeds_rope_limit(model.config.get_text_config(decoder=True), context)
     reason = explain_unpackable(model, RECURRENT_LAYER_TYPES if is_recurrent else set(), rope_limit)
     if reason is None and checked == VarlenForward.__name__ and not (paged or is_recurrent or rope_limit):
-        model.set_attn_implementation(ATTENTION_NAME)
+        set_text_attention(model, ATTENTION_NAME)
         return VarlenForward(model, _sliding_windows(model), None, kernels)
     if reason is None:
         original = model.config._attn_implementation
@@ -75,7 +75,7 @@ def select_forward(
             raise
         except Exception as failure:  # noqa: BLE001  after any failure, the sequential pass serves the model
             reason = one_line(failure)
-        model.set_attn_implementation(original)
+        set_text_attention(model, original)
     log.warning(
         "%s runs one sequence at a time: %s; parallel requests take turns, and each prompt is read whole",
         type(model).__name__,
@@ -83,6 +83,16 @@ def select_forward(
     )
     _limit_sequential(sequential, model, validation.texts)
     return sequential
+
+
+def set_text_attention(model: PreTrainedModel, name: str) -> None:
+    """Sets the attention of the text part by its name in transformers.
+
+    Towers are not part of the model meanwhile. transformers would set theirs, too, with a warning for each.
+    """
+    text = model.config.get_text_config(decoder=True)
+    parts = [key for key in model.config.sub_configs if getattr(model.config, key, None) is text]
+    model.set_attn_implementation({"": name, **dict.fromkeys(parts, name)} if parts else name)
 
 
 def _limit_sequential(sequential: SequentialForward, model: PreTrainedModel, texts: ProbeTexts) -> None:
@@ -109,7 +119,7 @@ def _try_varlen(
 ) -> tuple[VarlenForward, str | None]:
     """The packed pass of a model, and the reason why its logits are wrong; None if they match."""
     validation.texts.measure(sequential)
-    model.set_attn_implementation(ATTENTION_NAME)
+    set_text_attention(model, ATTENTION_NAME)
     if rope_limit is not None:
         long_rope = LongRopeForward(model, _sliding_windows(model), rope_limit, kernels)
         reason = validation.find_mismatch(long_rope)
@@ -136,7 +146,7 @@ def _try_recurrent(
     try:
         expected = probe_sequential(sequential, sequences)
         check_finite(expected, model)
-        model.set_attn_implementation(ATTENTION_NAME)
+        set_text_attention(model, ATTENTION_NAME)
         reason = describe_error(probe_packed(recurrent, sequences), expected, model)
     except LoadError:
         raise

@@ -182,8 +182,7 @@ class MmapLinear(nn.Linear):
 
     def to_linear(self) -> nn.Linear:
         """Returns the same layer with its weight in memory, in fp32."""
-        layer = nn.Linear(0, 0, bias=False)
-        layer.in_features, layer.out_features = self.in_features, self.out_features
+        layer = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")  # the weight comes next
         layer.weight = nn.Parameter(self.mapped.read().clone(), requires_grad=False)
         layer.bias = self.bias
         return layer

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
 from antiphon.engine.embedded import MODEL_DIR
-from training import chat, generator
+from training import chat
 from training.chat import call_message, user_message
 from training.pictures import evaluate_pictures
 from training.pictures.convert import (
@@ -21,7 +21,7 @@ from training.pictures.convert import (
 )
 from training.pictures.drawing import Scene
 from training.pictures.evaluate_pictures import EvaluatedPicture
-from training.pictures.picture_dialogues import TEMPLATE_FILE, make_picture_dialogue
+from training.pictures.picture_dialogues import make_picture_dialogue
 from training.pictures.soft_words import (
     build_table,
     describe_scene,
@@ -56,7 +56,7 @@ def text_model(text_tokenizer: Tokenizer) -> Any:
 
 
 def render(*messages: dict[str, Any]) -> str:
-    return chat.render_prompt(list(messages), [], template=TEMPLATE_FILE)
+    return chat.render_prompt(list(messages), [])
 
 
 def test_pictures_of_users_and_tools_are_outputs_to_report() -> None:
@@ -67,17 +67,6 @@ def test_pictures_of_users_and_tools_are_outputs_to_report() -> None:
     assert text.startswith(f"<|im_start|>user\nHi.{shown * 2}<|im_end|>")
     assert f"<|im_start|>user\n<tool_response>\n{PLACEHOLDER}a.png</tool_response>" in text
     assert render({"role": "user", "content": [IMAGE]}).startswith(f"<|im_start|>user{shown}<|im_end|>")
-
-
-@pytest.mark.parametrize("content", ["\nhi\n", "", None, [{"type": "text", "text": "\n\nx"}, "y", {"type": "refusal"}]])
-def test_conversations_without_pictures_are_rendered_as_before(content: Any) -> None:
-    for role in ("user", "tool", "assistant", "system"):
-        messages = [{"role": role, "content": content}, user_message("Hi.")]
-        assert render(*messages) == chat.render_prompt(messages, [])
-    for number in range(100):
-        dialogue = generator.training_dialogue(f"plain {number}", course="patch")
-        given = (dialogue.messages[:-1], dialogue.tools, dialogue.thinking)
-        assert chat.render_prompt(*given, TEMPLATE_FILE) == chat.render_prompt(*given)
 
 
 def test_every_picture_of_a_long_conversation_is_kept() -> None:
@@ -91,7 +80,7 @@ def test_dialogues_depend_on_the_seed_and_name_what_the_picture_shows() -> None:
     for number in range(60):
         example = make_picture_dialogue(f"seed {number}")
         assert example == make_picture_dialogue(f"seed {number}")
-        prompt = chat.render_prompt(example.dialogue.messages[:-1], example.dialogue.tools, template=TEMPLATE_FILE)
+        prompt = chat.render_prompt(example.dialogue.messages[:-1], example.dialogue.tools)
         assert prompt.count(PLACEHOLDER) == len(example.scenes)
         if example.dialogue.skill != "after picture":
             assert example.dialogue.messages[-1]["content"] == describe_scene(example.scenes[-1])

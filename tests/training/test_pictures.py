@@ -8,10 +8,12 @@ import torch
 
 from training.pictures import drawing
 from training.pictures.drawing import COLOURS, SHAPES, Scene, draw_picture, draw_scene
+from training.pictures.fit_readout import fit_readout
 from training.pictures.picture_batches import GRIDS, UNKNOWN, draw_batch, label_scenes
+from training.pictures.soft_words import SoftWords, index_soft_tokens, list_slots
 from training.pictures.strokes import DIGIT_STROKES
-from training.pictures.tower import PATCH, build_tower, cut_patches, encode_pictures
-from training.pictures.train_tower import TowerPlan, train_tower
+from training.pictures.tower import MERGE, PATCH, build_tower, cut_patches, encode_pictures
+from training.pictures.train_tower import ProbedTower, TowerPlan, train_tower
 
 FIGURES = [Scene(shape, "red", "blue") for shape in SHAPES[:3]] + [Scene("digit", "red", "blue", n) for n in range(10)]
 
@@ -94,3 +96,18 @@ def test_tower_learns_and_continues_from_its_state(tmp_path: Path) -> None:
     with torch.inference_mode():
         right = (model(patches, grid)[0]["ground"].argmax(-1) == label_scenes(scenes)["ground"]).float().mean()
     assert right > 0.25, "two times the chance of one in eight"
+
+
+def test_readout_writes_the_states_better_than_it_did_before() -> None:
+    torch.manual_seed(1)
+    size = list_slots()[-1].stop
+    words = SoftWords(torch.randn(size, 48), torch.zeros(3, 48), torch.zeros(48), torch.ones(48))
+    model = ProbedTower(48)
+    error = fit_readout(model, words, seed=3, num_batches=20)
+    patches, grid, scenes = draw_batch(4, 0, 32)
+    with torch.inference_mode():
+        written = model(patches, grid)[1]
+    targets = words.table[index_soft_tokens(scenes, grid[0] // MERGE, grid[1] // MERGE)]
+    later = float((written - targets).square().mean())
+    assert error < 0.98 * float(targets.var()), "an untrained tower tells some colours"
+    assert abs(later - error) < 0.2, "the error is that of the weights that were set"

@@ -25,7 +25,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from antiphon.engine.embedded import MODEL_DIR
 from training import chat
 from training.pictures.drawing import Picture, Scene, draw_picture
-from training.pictures.picture_dialogues import TEMPLATE_FILE, PictureDialogue, make_picture_dialogue
+from training.pictures.picture_dialogues import PictureDialogue, make_picture_dialogue
 from training.pictures.soft_words import describe_scene, name_figure
 from training.pictures.tower import MERGE
 
@@ -98,7 +98,7 @@ def generate_answers(loaded: LoadedModel, batch: list[tuple[PictureDialogue, lis
     rows = []
     for example, _ in batch:
         dialogue = example.dialogue
-        text = chat.render_prompt(dialogue.messages[:-1], dialogue.tools, dialogue.thinking, TEMPLATE_FILE)
+        text = chat.render_prompt(dialogue.messages[:-1], dialogue.tools, dialogue.thinking)
         encoded = tokenizer.encode(text, add_special_tokens=False).ids
         rows.append([token for one in encoded for token in ([one] * next(counts) if one == soft else [one])])
     longest = max(map(len, rows))

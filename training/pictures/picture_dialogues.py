@@ -7,7 +7,6 @@ The model answers every question about a picture with the same full description.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ from training.skills import codex_tools, text_skills
 from training.tool_definitions import make_tool, mix_tools, tool_thought
 from training.word_sampler import WordSampler
 
-TEMPLATE_FILE = Path(__file__).parent / "template.jinja"
-"""The chat template with pictures. It renders a conversation without them as `training/template.jinja` does."""
 THOUGHT = "Report it."
 QUESTIONS = (
     "what is in this picture?",

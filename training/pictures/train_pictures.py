@@ -31,7 +31,7 @@ from training.muon import Muon
 from training.pictures.convert import VISION_TOKENS, save_model
 from training.pictures.drawing import Scene, draw_picture
 from training.pictures.picture_batches import GRIDS, SQUARE, SQUARE_SHARE
-from training.pictures.picture_dialogues import TEMPLATE_FILE, PictureDialogue, make_picture_dialogue
+from training.pictures.picture_dialogues import PictureDialogue, make_picture_dialogue
 from training.pictures.tower import MERGE, PATCH, cut_patches, encode_pictures
 from training.pictures.train_tower import load_state, save_state, set_rate
 
@@ -68,7 +68,7 @@ def encode_dialogue(tokenizer: Tokenizer, example: PictureDialogue, soft_tokens:
     Only what follows the last picture is learned.
     """
     soft = tokenizer.token_to_id(VISION_TOKENS[1])
-    ids, mask = chat.encode_dialogue(tokenizer, example.dialogue, TEMPLATE_FILE)
+    ids, mask = chat.encode_dialogue(tokenizer, example.dialogue)
     last = len(ids) - 1 - ids[::-1].index(soft) if soft in ids else -1
     mask = [learned and n > last for n, learned in enumerate(mask)]
     counts = [soft_tokens if token == soft else 1 for token in ids]

@@ -24,8 +24,12 @@ from training.pictures.train_pictures import PictureDialogues, PicturePlan, Text
 log = logging.getLogger(__name__)
 
 
-def train_words(plan: PicturePlan, text_model: Any, text_tokenizer: Tokenizer) -> SoftWords:
-    """Returns the trained table and rows. The table moves in units of its own spread."""
+def train_words(plan: PicturePlan, text_model: Any, text_tokenizer: Tokenizer, noise: float = 0.0) -> SoftWords:
+    """Returns the trained table and rows. The table moves in units of its own spread.
+
+    `noise` is the standard deviation, in the same units, of what is added to each soft token: the tower does not write
+    the states exactly.
+    """
     torch.manual_seed(plan.seed)
     model, known = add_tower(text_model), extend_tokenizer(text_tokenizer)
     model.requires_grad_(False)
@@ -38,7 +42,9 @@ def train_words(plan: PicturePlan, text_model: Any, text_tokenizer: Tokenizer) -
     batches = DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=8)
     results, begun = [], time.process_time()
     for step, batch in zip(range(plan.steps), batches, strict=False):
-        loss, share = compute_loss(model, rows, batch, [pick_states(start + change * spread, batch)])
+        states = pick_states(start + change * spread, batch)
+        states = states + noise * spread * torch.randn_like(states)
+        loss, share = compute_loss(model, rows, batch, [states])
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_([change, rows], 1.0)
         for group in optimizer.param_groups:
@@ -68,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.02)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--surroundings", type=float, default=PicturePlan.surroundings)
+    parser.add_argument("--noise", type=float, default=0.0, help="added to the soft tokens, in spreads")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -75,7 +82,7 @@ def main() -> None:
     plan = PicturePlan(
         options.seed, options.steps, options.tokens, surroundings=options.surroundings, rate=options.rate, warmup=10
     )
-    save_words(train_words(plan, *load_text_model(options.source)), options.out)
+    save_words(train_words(plan, *load_text_model(options.source), noise=options.noise), options.out)
 
 
 if __name__ == "__main__":

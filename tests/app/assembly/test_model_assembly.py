@@ -145,7 +145,8 @@ async def test_files_tell_what_the_engine_will_report() -> None:
     registry, _ = await create(str(MODEL_DIR), load_on_demand=True)
     info = registry.served[0].engine.info
     config = json.loads((MODEL_DIR / "config.json").read_text())
-    assert (info.max_model_len, info.vocab_size) == (config["max_position_embeddings"], config["vocab_size"])
+    text = config["text_config"]
+    assert (info.max_model_len, info.vocab_size) == (text["max_position_embeddings"], text["vocab_size"])
     assert info.eos_ids and info.architecture == config["model_type"]
     registry, _ = await create(str(MODEL_DIR), load_on_demand=True, engine={"max_model_len": 99})
     assert registry.served[0].engine.info.max_model_len == 99
@@ -248,8 +249,10 @@ async def test_draft_model_is_checked_before_anything_is_loaded(tmp_path: Path) 
     assert registry.served[0].engine.info.vocab_size
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 2}))
-    sizes = f"{config['vocab_size'] + 2} tokens instead of the model's {config['vocab_size']}"
+    size = config["text_config"]["vocab_size"]
+    config["text_config"]["vocab_size"] = size + 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes = f"{size + 2} tokens instead of the model's {size}"
     with pytest.raises(LoadError, match=f"another vocabulary, {sizes}"):
         await create(str(MODEL_DIR), engine={"draft_model": str(tmp_path)})
     with pytest.raises(LoadError, match="missing"):

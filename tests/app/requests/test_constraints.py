@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 import jsonschema
 import openai
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("ignorant") / "model"
     shutil.copytree(MODEL_DIR, folder)
     torch.manual_seed(1)
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MODEL_DIR), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(MODEL_DIR), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     models = [load_served_model("antiphon", MODEL_DIR), load_served_model("ignorant", folder)]
     with serve(ModelRegistry(models)) as server:

@@ -11,6 +11,8 @@ from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
 from training import chat, evaluate, generator, tokenizer
 from training.chat import ChatMessage, ToolDefinition, user_message
+from training.pictures import evaluate_pictures
+from training.pictures.convert import VISION_TOKENS
 from training.skills import claude_code_tools, codex_tools
 from training.tool_definitions import make_tool
 
@@ -20,11 +22,13 @@ def shipped_model() -> Any:
     return evaluate.load_model(MODEL_DIR)
 
 
-def test_shipped_model_is_a_small_qwen3(shipped_model: Any) -> None:
-    model, _ = shipped_model
-    assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
+def test_shipped_model_is_a_small_qwen3_vl(shipped_model: Any) -> None:
+    model, tokenizer = shipped_model
+    assert model.config.model_type == "qwen3_vl" and model.config.tie_word_embeddings
     assert 2e6 < sum(p.numel() for p in model.parameters()) < 6e6
-    assert (MODEL_DIR / "model.safetensors").stat().st_size < 7e6
+    assert (MODEL_DIR / "model.safetensors").stat().st_size < 8e6
+    vision_ids = [tokenizer.token_to_id(token) for token in VISION_TOKENS]
+    assert model.generation_config.suppress_tokens == vision_ids, "tokens of pictures are never generated"
     assert json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
 
 
@@ -46,6 +50,13 @@ def test_every_skill_is_mostly_correct() -> None:
     assert len(results) == 3 * len(generator.SKILLS)
     failures = [(result.skill, result.expected, result.generated) for result in results if not result.is_exact]
     assert len(failures) <= len(results) // 5, failures
+
+
+def test_pictures_are_mostly_described_correctly() -> None:
+    results = evaluate_pictures.evaluate_pictures(MODEL_DIR, 60)
+    counts = evaluate_pictures.count_things(results)
+    shares = {name: right / of for name, (right, of) in counts.items()}
+    assert all(shares[name] >= score - 0.1 for name, score in evaluate_pictures.MIN_SCORES.items()), counts
 
 
 def test_common_first_prompts_are_answered_correctly(shipped_model: Any) -> None:

@@ -16,7 +16,7 @@ import jsonschema
 import torch
 from llguidance import LLMatcher, LLParserLimits
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.checkpoint.files import inspect_checkpoint
@@ -42,6 +42,8 @@ JSON_SCHEMA = {
     "additionalProperties": False,
 }
 STOP_ID = 2
+VOCABULARY_SIZE = 1027
+"""Tokens of the embedded model."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def tokenizer() -> Tokenizer:
 def build_random_core(**options: Any) -> Core:
     """Returns a core on a model with the embedded model's shape and vocabulary, and random weights."""
     torch.manual_seed(1)
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MODEL_DIR), dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(MODEL_DIR), dtype=torch.float32)  # type: ignore[no-untyped-call]
     return build_core_from_model(model.eval(), inspect_checkpoint(MODEL_DIR), EngineOptions(**options))
 
 
@@ -109,7 +111,7 @@ def test_lark_grammars_and_patterns_constrain_the_output(tokenizer: Tokenizer, g
 
 def test_stop_tokens_are_allowed_only_after_a_complete_output(tokenizer: Tokenizer) -> None:
     """The stop tokens are those of the model's configuration, even if the tokenizer defines another end token."""
-    compiler = compiler_factory(MODEL_DIR, 1024, [0])()
+    compiler = compiler_factory(MODEL_DIR, VOCABULARY_SIZE, [0])()
     assert compiler is not None
     matcher = compiler.create_matcher('start: "ab" "cd"?', {STOP_ID, 0})
     stop_allowed = []
@@ -123,7 +125,7 @@ def test_stop_tokens_are_allowed_only_after_a_complete_output(tokenizer: Tokeniz
 
 
 def test_matcher_after_a_rejected_token_allows_nothing() -> None:
-    compiler = compiler_factory(MODEL_DIR, 1024, [STOP_ID])()
+    compiler = compiler_factory(MODEL_DIR, VOCABULARY_SIZE, [STOP_ID])()
     assert compiler is not None
     matcher = compiler.create_matcher('start: "yes"', {STOP_ID})
     rejected_token = int((~matcher.next_mask()).nonzero()[10])
@@ -140,7 +142,7 @@ def make_object_schema(count: int) -> dict[str, Any]:
 
 def test_object_may_have_two_thousand_optional_properties(tokenizer: Tokenizer) -> None:
     grammar = LLMatcher.grammar_from_json_schema(make_object_schema(2000))
-    compiler = compiler_factory(MODEL_DIR, 1024, [STOP_ID])()
+    compiler = compiler_factory(MODEL_DIR, VOCABULARY_SIZE, [STOP_ID])()
     assert compiler is not None
     matcher = compiler.create_matcher(grammar, {STOP_ID})
     for token in tokenizer.encode('{"p7": 12, "p1999": "x"}', add_special_tokens=False).ids:
@@ -189,7 +191,7 @@ def test_masks_are_computed_while_the_model_runs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_prefetched_mask_is_discarded_when_the_matcher_advances(tokenizer: Tokenizer) -> None:
-    compiler = compiler_factory(MODEL_DIR, 1024, [STOP_ID])()
+    compiler = compiler_factory(MODEL_DIR, VOCABULARY_SIZE, [STOP_ID])()
     assert compiler is not None
     matcher, reference = (compiler.create_matcher('start: "ab" "cd"?', {STOP_ID}) for _ in range(2))
     for token in tokenizer.encode("abcd", add_special_tokens=False).ids:
@@ -217,7 +219,7 @@ def test_grammar_without_a_tokenizer_is_rejected() -> None:
 
 
 def test_number_of_cached_compiled_grammars_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = compiler_factory(MODEL_DIR, 1024, [STOP_ID])()
+    compiler = compiler_factory(MODEL_DIR, VOCABULARY_SIZE, [STOP_ID])()
     assert compiler is not None
     for number in range(MAX_COMPILED_GRAMMARS + 5):
         compiler.create_matcher(f'start: "{number}"', {STOP_ID})
