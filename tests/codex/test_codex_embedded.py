@@ -1,12 +1,17 @@
 """The real Codex, and Claude Code, on the embedded model: prompt, chat template, engine, dialect and tool calls, without a script."""
 
+import base64
 import json
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
@@ -24,17 +29,24 @@ from tests.conftest import StartServer
 from tests.counts import FULL_COUNTS
 from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import RunningServer, serve
+from training.pictures.drawing import draw_picture, draw_scene
+from training.pictures.soft_words import describe_scene
 
 needs_weights = pytest.mark.skipif(
     not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
 )
 LONG_FOLDER_NAME = "directory-with-quite-a-long-name"
 SESSIONS = 10 if FULL_COUNTS else 1
+NUM_VIEWED, NUM_CHATTED = (40, 200) if FULL_COUNTS else (1, 10)
 
 
 def make_registry(engine: Engine, model_format: ModelFormat) -> ModelRegistry:
     return ModelRegistry(
-        [ServedModel(names=("antiphon",), engine=engine, format=model_format, created=int(time.time()))]
+        [
+            ServedModel(
+                names=("antiphon",), engine=engine, format=model_format, created=int(time.time()), folder=MODEL_DIR
+            )
+        ]
     )
 
 
@@ -121,6 +133,46 @@ def test_embedded_model_runs_the_command_for_claude_code(
 ) -> None:
     answer = run_claude_code(install_claude_code(), recorded_server[0], prompt, tmp_path / "home", API_KEY)
     assert (answer["result"], answer["num_turns"]) == (result, 2)
+
+
+def draw_evaluation_picture(number: int) -> tuple[str, bytes]:
+    """Returns what a picture shows in the model's words, and its PNG. Training never draws these pictures."""
+    random = np.random.default_rng([2026, 7391, number])
+    scene, file = draw_scene(random), BytesIO()
+    side = int(random.integers(48, 400))
+    Image.fromarray(draw_picture(random, scene, side, side)).save(file, "PNG")
+    return describe_scene(scene), file.getvalue()
+
+
+@needs_weights
+def test_embedded_model_sees_what_view_image_shows(codex: CodexCli, server: RunningServer) -> None:
+    codex.work_folder.mkdir(parents=True)
+    answers = {}
+    for number in range(NUM_VIEWED):
+        shown, picture = draw_evaluation_picture(number)
+        (codex.work_folder / "picture.png").write_bytes(picture)
+        run = codex.exec(server, "use view_image with path=picture.png")
+        answers[number] = (shown, run.final_message)
+    wrong = [answer for answer in answers.values() if answer[0] != answer[1]]
+    print(f"view_image: {len(wrong)} of {NUM_VIEWED} wrong")
+    assert len(wrong) <= NUM_VIEWED // 20, wrong
+
+
+@needs_weights
+def test_embedded_model_sees_the_pictures_of_a_chat(server: RunningServer) -> None:
+    wrong = []
+    for number in range(1_000, 1_000 + NUM_CHATTED):
+        shown, picture = draw_evaluation_picture(number)
+        url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]
+        body = {"model": "antiphon", "messages": [{"role": "user", "content": content}]}
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        reply = httpx.post(f"{server.url}/chat/completions", json=body, headers=headers).json()
+        answer = reply["choices"][0]["message"]["content"]
+        if answer != shown:
+            wrong.append((shown, answer))
+    print(f"chat: {len(wrong)} of {NUM_CHATTED} wrong")
+    assert len(wrong) <= NUM_CHATTED // 20, wrong
 
 
 @needs_weights
