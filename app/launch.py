@@ -33,6 +33,7 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.tls import load_ssl_context
 from antiphon.app.tools.hosted_options import ToolOptionError, check_tool_options
+from antiphon.engine.malloc_tuning import keep_large_blocks_mapped
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
@@ -56,6 +57,7 @@ def run_until_signal(
 ) -> None:
     """Serves until a signal arrives. `spawn` starts the engine's worker process. Raises `ServeError`."""
     open_missing_descriptors()
+    keep_large_blocks_mapped()
     sink = LogSink(describe=log_config.describe_dropped_json if style == "json" else describe_dropped)
     log_config.configure_logging(style, sink)
     try:

@@ -8,7 +8,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
 LOADING_BLOCK_BYTES = 1 << 20
-"""Size of a block from which on it is mapped on its own while a model is loaded."""
+"""Size of a block from which on it is mapped on its own while a model is loaded, and in a front end."""
 
 SERVING_BLOCK_BYTES = 32 << 20
 """The same when it is loaded: the largest size that glibc itself chooses in time, since mapping costs page faults."""
@@ -21,6 +21,15 @@ def return_freed_memory() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_large_blocks_mapped() -> None:
+    """From now on, glibc maps large blocks on their own. For processes that handle requests and compute nothing.
+
+    glibc itself maps fewer and fewer blocks: after the first large body is freed, the next ones lie on the heap, where
+    smaller objects keep the holes that they leave.
+    """
+    _set_parameter(M_MMAP_THRESHOLD, LOADING_BLOCK_BYTES)
 
 
 @contextlib.contextmanager
