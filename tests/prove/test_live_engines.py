@@ -12,6 +12,7 @@ from openai import OpenAI
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk
+from antiphon.engine.remote.options import RemoteTimeouts
 from antiphon.harmony import detect
 from bench.random_models import create_model
 from tests.codex.codex_process import API_KEY, CodexCli
@@ -44,10 +45,11 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def serve_over(url: str, **settings: Any) -> Iterator[RunningServer]:
-    """Serves the tiny model over the engine at this address."""
+def serve_over(*urls: str, timeouts: RemoteTimeouts | None = None, **settings: Any) -> Iterator[RunningServer]:
+    """Serves the tiny model over the engines at these addresses."""
     model_format = detect.load_format(create_model("tiny"), "hermes").format
-    served = ServedModel(names=("tiny",), engine=build_engine(url), format=model_format, created=1_700_000_000)
+    engine = build_engine(*urls, timeouts=timeouts)
+    served = ServedModel(names=("tiny",), engine=engine, format=model_format, created=1_700_000_000)
     with serve(ModelRegistry([served]), api_keys=(API_KEY,), **settings) as server:
         yield server
 
