@@ -8,10 +8,18 @@ import httpx
 import pytest
 
 from antiphon.app.base.api_keys import ApiKey, key_digest, plain_key
-from antiphon.app.keys.key_file import parse_key_file
+from antiphon.app.keys.key_file import parse_key_file, read_key_file
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.client import ProcessEngine
+from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS
+from antiphon.harmony.detect import load_format
+from tests.clients.test_websocket_embedded import KEEPING_TEMPLATE
+from tests.codex.test_codex_embedded import make_registry, needs_weights
 from tests.conftest import StartServer
-from tests.serving import RunningServer, scripted_registry
+from tests.engine.threaded_engine import ThreadWorker
+from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [{"name": "any", "output": ["<think>\nThink.\n</think>\n\nHello."]}]
 OLD, NEW, OTHER = "sk-old", "sk-new", "sk-other"
@@ -85,6 +93,45 @@ def check_rotation(stored: dict[str, Any], new: httpx.Client, other: httpx.Clien
     assert new.post("/responses", json=sealed).status_code == 200
     refused = other.post("/responses", json=sealed)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_encrypted_content")
+
+
+LONG_TEXT = "The harbour of Oslo has nine quays, and each of them has a number. " * 6
+
+
+@needs_weights
+def test_new_key_continues_from_the_cached_prefix_of_the_old_one(tmp_path: Path) -> None:
+    """After a reload that takes the old key away. The same text of another owner is computed again."""
+    pytest.importorskip("torch")
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[key]]\nowner = "a"\nkey = "{OLD}"\n[[key]]\nowner = "b"\nkey = "{OTHER}"', encoding="utf-8")
+    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
+    registry = make_registry(engine, load_format(MODEL_DIR, "hermes", KEEPING_TEMPLATE).format)
+    turn = {"model": "antiphon", "input": LONG_TEXT, "max_output_tokens": 8, "temperature": 0}
+    with serve(registry, file_keys=read_key_file(path), key_file=path) as server:
+        with client(server, OLD) as old:
+            first = old.post("/responses", json=turn).json()
+        path.write_text(path.read_text(encoding="utf-8").replace(OLD, NEW), encoding="utf-8")
+        assert httpx.post(f"{server.url}/admin/reload", headers=control_headers(server), timeout=60).status_code == 200
+        with client(server, OLD) as old, client(server, NEW) as new, client(server, OTHER) as other:
+            assert old.get("/models").status_code == 401
+            follow_up = {**turn, "input": "Go on.", "previous_response_id": first["id"]}
+            continued = new.post("/responses", json=follow_up).json()
+            again = new.post("/responses", json=turn).json()
+            foreign = other.post("/responses", json=turn).json()
+    num_input = first["usage"]["input_tokens"]
+    assert cached_tokens(first) == 0 and num_input > 100
+    for response in (continued, again):
+        assert num_input - MIN_PREFIX_TOKENS <= cached_tokens(response) < response["usage"]["input_tokens"]
+    assert (cached_tokens(foreign), foreign["usage"]["input_tokens"]) == (0, num_input)
+
+
+def control_headers(server: RunningServer) -> dict[str, str]:
+    return {"authorization": f"Bearer {server.context.keys.control_key}"}
+
+
+def cached_tokens(response: dict[str, Any]) -> int:
+    assert response["status"] in ("completed", "incomplete"), response
+    return int(response["usage"]["input_tokens_details"]["cached_tokens"])
 
 
 def two_models() -> ModelRegistry:

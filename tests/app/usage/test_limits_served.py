@@ -1,6 +1,11 @@
 """Limits and sums of usage over real sockets: every API, WebSocket, gRPC, batches, two servers and a kill."""
 
+import asyncio
+import contextlib
 import json
+import os
+import re
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +19,12 @@ from websockets.sync.client import connect
 from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.keys.key_file import parse_key_file
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.engine.process.resident_memory import read_resident_bytes
 from tests.app.batches.batch_client import BatchClient, make_lines
 from tests.app.grpc.grpc_helpers import SERVICE
 from tests.app.grpc.grpc_helpers import connect as connect_grpc
 from tests.conftest import StartServer
+from tests.counts import FULL_COUNTS
 from tests.progress import wait_with_progress
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -25,6 +32,9 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "slow", "when": ["slow"], "output": ["word "] * 2000},
     {"name": "any", "output": ["<think>\nThink.\n</think>\n\nHello."]},
 ]
+NUM_WRONG_KEYS = 100_000 if FULL_COUNTS else 2_000
+MAX_GROWN_BYTES = 4 << 20
+"""Resident memory that may come and go beside requests: 40 bytes a key, where a digest alone has 65 in Python."""
 KEY, OTHER, OPERATOR = "sk-limited", "sk-other", "sk-operator"
 
 
@@ -260,17 +270,54 @@ def test_pages_follow_each_other(usage_server: RunningServer) -> None:
     assert starts == [86_400 * day for day in range(40)]
 
 
-def test_wrong_keys_write_nothing(start_server: StartServer) -> None:
-    server = start_server(SCRIPT, api_keys=parse(""))
-    with httpx.Client(base_url=server.url, timeout=60) as caller:
-        for number in range(2000):
-            reply = caller.post("/responses", json={}, headers={"authorization": f"Bearer sk-{number}"})
-            assert reply.status_code == 401
+async def send_wrong_keys(server: RunningServer, first: int, count: int) -> None:
+    """Sends requests with keys that all differ, over several connections that stay open. Each must get a 401."""
+    numbers = iter(range(first, first + count))
+
+    async def send_some() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for number in numbers:
+            head = f"POST /v1/responses HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer sk-wrong-{number}\r\n"
+            writer.write(f"{head}content-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+            reply = (await reader.readuntil(b"\r\n\r\n")).lower()
+            assert reply.startswith(b"http/1.1 401 "), reply
+            length = re.search(rb"content-length: (\d+)", reply)
+            assert length is not None and b"invalid_api_key" in await reader.readexactly(int(length[1]))
+            server.access_records.clear()  # the test server keeps them
+        writer.close()
+
+    await asyncio.gather(*(send_some() for _ in range(8)))
+
+
+def count_rows(file: Path) -> dict[str, int]:
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: connection.execute(f'SELECT COUNT(*) FROM "{name}"').fetchone()[0] for name in tables}
+
+
+def read_series(server: RunningServer) -> set[str]:
+    """Returns the names and labels of all metrics."""
+    text = httpx.get(f"{server.root}/metrics", headers={"authorization": f"Bearer {OPERATOR}"}).text
+    return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+def test_wrong_keys_write_nothing(start_server: StartServer, tmp_path: Path) -> None:
+    """No row, no label and no memory: a scan must not fill the server."""
+    file = tmp_path / "responses.db"
+    server = start_server(SCRIPT, api_keys=parse("requests_per_minute = 2"), store_file=file)
+    read_series(server)  # which counts, too
+    asyncio.run(send_wrong_keys(server, 0, NUM_WRONG_KEYS // 10))
+    rows, series, resident_bytes = count_rows(file), read_series(server), read_resident_bytes(os.getpid()) or 0
+    asyncio.run(send_wrong_keys(server, NUM_WRONG_KEYS // 10, NUM_WRONG_KEYS - NUM_WRONG_KEYS // 10))
     usage: Any = server.context.usage
-    assert not usage._hours and not usage._minutes and not usage._changed
+    assert not usage._hours and not usage._minutes and not usage._recent and not usage._changed
     assert not server.context.meter._limits._scopes
-    metrics = httpx.get(f"{server.root}/metrics", headers={"authorization": f"Bearer {OPERATOR}"}).text
-    assert "sk-1999" not in metrics
+    assert read_series(server) == series and not [each for each in series if "sk-" in each]
+    grown_bytes = (read_resident_bytes(os.getpid()) or 0) - resident_bytes
+    print(f"resident memory: {resident_bytes >> 10} KiB, then {grown_bytes >> 10} KiB more after {NUM_WRONG_KEYS} keys")
+    assert grown_bytes < MAX_GROWN_BYTES, f"{grown_bytes / NUM_WRONG_KEYS:.0f} bytes a key"
+    server.stop()
+    assert count_rows(file) == rows and not rows["usage_hours"]
 
 
 @pytest.mark.parametrize("stops", [True, False])
