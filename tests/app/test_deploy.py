@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import httpx
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -134,6 +135,21 @@ def read_manifests(name: str) -> dict[str, dict[str, Any]]:
     objects = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / name).read_text(encoding="utf-8")))
     assert len({each["kind"] for each in objects}) == len(objects)
     return {each["kind"]: each for each in objects}
+
+
+@pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("name", ["single.yaml", "cluster.yaml"])
+def test_manifests_fit_the_schemas_of_kubernetes(name: str, version: str) -> None:
+    """Unknown fields are faults, too."""
+    for manifest in read_manifests(name).values():
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_field_that_kubernetes_does_not_know_is_found() -> None:
+    manifest = read_manifests("single.yaml")["Deployment"]
+    manifest["spec"]["template"]["spec"]["containers"][0]["readinessProb"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="readinessProb"):
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("name", ["single.yaml", "cluster.yaml"])
