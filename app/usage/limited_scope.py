@@ -1,4 +1,4 @@
-"""What counts against the limits of a key, or of all keys of an owner, and the limits that are in force now."""
+"""The state of the limits of a key, or of all keys of an owner, and the limits that are in force now."""
 
 from typing import Literal
 
