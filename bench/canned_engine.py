@@ -19,7 +19,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 
 
 class JobRequest(msgspec.Struct):
-    """What the server reads of a job."""
+    """The fields of a job that the server reads."""
 
     stop_token_ids: list[int] = []
     max_tokens: int = 16

@@ -53,7 +53,7 @@ class InputApprovalResponse(InputHostedItem, frozen=True, kw_only=True, tag="mcp
 
 
 class InputSearchAction(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a web search did: `search`, `open_page` or `find_in_page`."""
+    """The act of a web search: `search`, `open_page` or `find_in_page`."""
 
     type: str | None = None
     query: str | None = None

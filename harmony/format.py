@@ -44,7 +44,7 @@ class RequestTemplate(Protocol):
 
 
 class TemplateOptions(Struct, frozen=True, kw_only=True):
-    """What a request changes about the rendering of its prompt. The defaults change nothing."""
+    """Changes of a request to the rendering of its prompt. The defaults change nothing."""
 
     source: str | None = None
     """Chat template to use instead of the model's own."""
@@ -86,7 +86,7 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     """Form that the text for the user must have, such as a JSON Schema."""
     effort: str | None = None
     unknown_tools: Literal["text", "call"] = "text"
-    """What becomes of a call whose tool was not offered: text, or a call that the client can answer with an error.
+    """The result of a call whose tool was not offered: text, or a call that the client can answer with an error.
 
     A call in a syntax that occurs in ordinary answers, such as a bare JSON object, is text in either case.
     """

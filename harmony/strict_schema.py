@@ -35,7 +35,7 @@ class _CannotCloseError(Exception):
 
 
 class _Members(Struct):
-    """What the schemas that apply to one object say about its properties."""
+    """The rules for the properties of one object, from all schemas that apply to it."""
 
     names: dict[str, None]
     """Names in the order of their declaration; the values are unused."""

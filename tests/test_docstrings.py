@@ -38,6 +38,17 @@ def test_docstrings_are_markdown() -> None:
     assert not found, "write `name` for a name, without a role"
 
 
+def test_docstrings_name_their_subject() -> None:
+    found = [
+        f"{module}: {node.value.value.splitlines()[0]}"
+        for module in list_source_modules()
+        for node in ast.walk(parse_module(module))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if node.value.value.startswith("What ")
+    ]
+    assert not found, "name the thing: its kind, its state, its parts"
+
+
 def test_dead_parameter_is_found() -> None:
     source = (
         'def f(limit):\n    """Returns at most `most` rows, as `len` counts them, up to `limit`."""\n    return limit'

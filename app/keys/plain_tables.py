@@ -32,7 +32,7 @@ _STRING, _INTEGER, _VALUE, _KEY, _OWNER, _OTHER = (
 
 
 class PlainTables(NamedTuple):
-    """What a file of plain lines means."""
+    """The meaning of a file of plain lines."""
 
     document: dict[str, Any]
     """As `tomllib` returns it."""

@@ -21,7 +21,7 @@ WEB_FOLDER = Path(__file__).resolve().parents[2] / "web"
 """The folder of `antiphon.web`. It lies beside `app` in the repository and where the package is installed."""
 INDEX_NAME = "index.html"
 ASSETS_PLACEHOLDER = b"assets:"
-"""What the document writes before the names of its modules, in place of the path that leads to them."""
+"""Prefix of the names of modules in the document, in place of the path that leads to them."""
 DIGEST_LENGTH = 16
 VIEW_PATH = re.compile(r"/ui/(?:|turns|live|compare|play|turns/[A-Za-z0-9_.-]{1,200})")
 """Paths that the page shows a view at. The server answers all of them with the document."""

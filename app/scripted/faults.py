@@ -16,7 +16,7 @@ from antiphon.kit.faults.fault import ApiName
 
 
 class FaultyRequest(Struct):
-    """What a fault needs to know of a request, and the fault of its reply once the engine has chosen one."""
+    """The facts of a request that decide its faults, and the fault of its reply once the engine has chosen one."""
 
     api: ApiName | None
     """None: a WebSocket."""

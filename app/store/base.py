@@ -1,4 +1,4 @@
-"""What a response store keeps besides event logs, and types of what it returns."""
+"""Records that a response store keeps besides event logs, and the types of its results."""
 
 from collections.abc import Callable
 

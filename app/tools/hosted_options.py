@@ -28,7 +28,7 @@ class ToolTarget(Struct, frozen=True):
 
 
 class HostedOptions(Struct, frozen=True, kw_only=True):
-    """What the options say about tools that clients name by type."""
+    """The options of tools that clients name by type."""
 
     web_search: ToolTarget | None = None
     open_page: ToolTarget | None = None

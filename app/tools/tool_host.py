@@ -48,7 +48,7 @@ MAX_TOOLS = 128
 
 
 class HostPolicy(Struct, frozen=True, kw_only=True):
-    """What the operator allows: hosts that clients may name, and servers whose calls always need an approval."""
+    """The operator's rules: hosts that clients may name, and servers whose calls always need an approval."""
 
     allowed_hosts: tuple[str, ...] = ()
     approve_labels: frozenset[str] = frozenset()

@@ -60,7 +60,7 @@ class UsageRecorder:
         self._minute = -MINUTE_S
         """Start of the minute of `_recent`, in seconds since 1970."""
         self._recent: dict[_UserOfModel, UsageCounts] = {}
-        """What the sums of hours and minutes do not have yet: they get it when they are read, not with each turn."""
+        """Counts that the sums of hours and minutes get when they are read, not with each turn."""
         self._budgets = _Budgets()
         self._pending: dict[Spender, int] = {}
         self._in_flight: dict[Spender, int] = {}

@@ -1,4 +1,4 @@
-"""What transformers reports about the weights of a model that it has loaded."""
+"""The report of transformers about the weights of a model that it has loaded."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -105,7 +105,7 @@ class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteSetup(msgspec.Struct, frozen=True):
-    """What the parts of one remote engine share."""
+    """The settings that the parts of one remote engine share."""
 
     options: RemoteOptions
     model: RemoteModel

@@ -77,7 +77,7 @@ class _ReadFinder:
         return frozenset.intersection(*ends)
 
     def _visit_for(self, node: nodes.For, known: _Names) -> None:
-        """What the body sets is gone after each turn."""
+        """Reads a loop: a variable that its body sets is gone after each turn."""
         self._visit(node.iter, known)
         inner = self._visit(node.target, known) | {"loop"}
         if node.test is not None:

@@ -86,7 +86,7 @@ class MessagesReply:
         self.calls: list[PendingCall] = []
         self._blocks: dict[int, Json] = {}
         self._texts: dict[tuple[int, str], StringIO] = {}
-        """What deltas have added to a key of the block with an index."""
+        """The text that deltas have added, by the index of the block and the key."""
         self._has_ended = False
 
     def read_event(self, event: Json) -> Iterator[ReplyPiece]:

@@ -1,4 +1,4 @@
-"""What the APIs have in common: pieces of a reply to show, calls to answer, and the interface of an API."""
+"""The parts that the APIs have in common: pieces of a reply to show, calls to answer, and the interface of an API."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatSettings(msgspec.Struct, kw_only=True):
-    """What every request has beside the conversation."""
+    """The settings of every request beside the conversation."""
 
     model: str
     instructions: str | None = None

@@ -23,7 +23,7 @@ POLL_INTERVAL_S = 0.5
 
 
 class InspectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for. At most one of the fields from `at` on is set."""
+    """The request of the command line. At most one of the fields from `at` on is set."""
 
     turn_id: str | None = None
     """None: the last turn, or with `follow` the one that runs or the next."""

@@ -43,7 +43,7 @@ RADII, DIGIT_RADII = (0.24, 0.44), (0.3, 0.46)
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows. `digit` is None unless the shape is a digit; the colours of `other` are arbitrary."""
+    """The content of a picture. `digit` is None unless the shape is a digit; the colours of `other` are arbitrary."""
 
     shape: str
     colour: str

@@ -39,7 +39,7 @@ SIDES, MAX_ASPECT = (48, 400), 1.8
 
 @dataclass(frozen=True)
 class EvaluatedPicture:
-    """What the last picture of a dialogue shows, the kind of dialogue, and the generated answer without reasoning."""
+    """The scene of a dialogue's last picture, the kind of dialogue, and the generated answer without reasoning."""
 
     skill: str
     scene: Scene

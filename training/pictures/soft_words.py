@@ -39,7 +39,7 @@ CONTEXTS = (
     ("<|im_start|>user\n", "<|im_end|>"),
     ("<|im_start|>user\nview a.png<|im_end|>\n<|im_start|>user\n<tool_response>\n", "</tool_response>"),
 )
-"""What stands before and after a description in the prompts from which the states are taken."""
+"""The text before and after a description in the prompts from which the states are taken."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class FetchResultBlock(ContentBlock, frozen=True, kw_only=True, tag="web_fetch_t
 
 
 class CodeOutput(Struct, frozen=True, kw_only=True, tag_field="type", tag="code_execution_result"):
-    """What code has printed: in `stderr` if it has failed."""
+    """The output of code: in `stderr` if it has failed."""
 
     stdout: str
     stderr: str

@@ -8,7 +8,7 @@ from antiphon.events.hosted_inputs import InputApprovalResponse, InputHostedItem
 from antiphon.events.inputs import AnyInput
 
 _ItemKey = tuple[str, str]
-"""What is unique, and its id. Some clients give a call and its output one id, so the kind of an item counts."""
+"""The kind and the id of an item. Some clients give a call and its output one id, so the kind counts."""
 
 
 def check_duplicates(items: Sequence[AnyInput], param: str = "input") -> None:

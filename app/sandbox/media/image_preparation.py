@@ -18,7 +18,7 @@ MAX_RATIO = 200
 """Largest ratio of the sides. Qwen's and GLM's processors refuse more."""
 PATCH_NAMES = ("image_grid_thw", "grid_thws", "image_grid_hws")
 TEXT_NAMES = frozenset({"rows", "cols", "num_patches"})
-"""What processors return besides the arrays of the model, to write the replacement text."""
+"""Results of processors besides the arrays of the model, from which the replacement text is written."""
 _COMPANION = 32
 """Side in pixels of the second picture of a prompt with several, which only tells the processor that there is one."""
 

@@ -26,7 +26,7 @@ MAX_CODE_BYTES = 256 * 1024
 _MAX_TRACEBACK_BYTES = 8 * 1024
 """Tracebacks quote lines of the code, which have any length."""
 _MAX_KEPT_OUTPUT_BYTES = 1 << 20
-"""What a run may print before it is ended. More than is shown, so that a long table does not end a run."""
+"""Length of the output at which a run is ended. More than is shown, so that a long table does not end a run."""
 _MAX_SUSPENSIONS = 100_000
 """Calls of a session that its parent answers: attempts to open files, sleeps."""
 _ENDED = "The process that runs the code has failed."
@@ -46,7 +46,7 @@ class CodeLimits(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 128 << 20
     recursion_depth: int = 500
     log_bytes: int = 64 * 1024
-    """What is shown of the output of one run."""
+    """The part of a run's output that is shown."""
     containers: int = 64
     concurrent_runs: int = 4
 

@@ -44,7 +44,7 @@ def check_extra() -> None:
 
 
 class _KnownServer(Struct):
-    """What earlier sessions with a server over HTTP have shown."""
+    """Facts that earlier sessions with a server over HTTP have shown."""
 
     mode: str = "auto"
     """The protocol that it speaks."""

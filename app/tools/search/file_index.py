@@ -31,7 +31,7 @@ _REFRESH_INTERVAL_S = 5.0
 _PASSAGE_CHARS = 3200
 """About 800 tokens of 4 characters."""
 _OVERLAP_CHARS = 400
-"""What a passage repeats of the one before, so that no sentence is in two halves only."""
+"""Length of the text that a passage repeats of the one before, so that no sentence is in two halves only."""
 _MAX_QUERY_TERMS = 64
 _QUERY_TIMEOUT_S = 10.0
 """Time after which a search is given up."""
@@ -62,7 +62,7 @@ class IndexedFile(Struct, frozen=True, kw_only=True):
 
     @property
     def attributes(self) -> dict[str, str | int]:
-        """What filters may compare."""
+        """The attributes that filters may compare."""
         modified_at = self.mtime_ns // 1_000_000_000
         name = self.path.rpartition("/")[2]
         return {"filename": name, "path": self.path, "size": self.size, "modified_at": modified_at}

@@ -54,9 +54,9 @@ class ReplayDifference(Struct, frozen=True, kw_only=True):
     position: int
     subject: str
     expected: str
-    """What the tokens give."""
+    """The value that the tokens give."""
     actual: str
-    """What is stored."""
+    """The value that is stored."""
 
 
 def check_replay(

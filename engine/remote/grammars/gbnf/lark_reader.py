@@ -29,7 +29,7 @@ TOKENS = re.compile(
 )
 COUNT = re.compile(r"[0-9]+")
 DEFINITION = re.compile(r"[ \t]*(?:\[[^\]\n]*\][ \t]*)?:")
-"""What follows a name that begins a definition."""
+"""Pattern of the text after a name that begins a definition."""
 BLANKS = re.compile(r"[ \t\r\n]*")
 MAX_RULE_DEPTH = 100
 _json = json.JSONDecoder()

@@ -47,7 +47,7 @@ def translate_grammar(grammar: str, added_tokens: Mapping[int, str]) -> GbnfGram
 
 
 class _Translation:
-    """What all scopes share."""
+    """The state that all scopes share."""
 
     def __init__(self, excluded: list[str]) -> None:
         self.table, self.rules = ExpressionTable(), RuleWriter()
