@@ -25,6 +25,7 @@ from antiphon.app.inspection.prompt_blocks import (
     unpack_grammar,
 )
 from antiphon.events import stream as ev
+from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.drafts import OutputSettings
 
 MAX_REQUEST_BYTES = 1 << 20
@@ -35,6 +36,7 @@ RECORD_BYTES = 2048
 """Memory of a record besides its packed parts (measured)."""
 
 _encode = msgspec.msgpack.Encoder().encode
+_tools_decoder = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
 _entries_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, TokenDetail | None]])
 
 
@@ -57,6 +59,14 @@ class RoundRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if the answer begins inside text for the user."""
     grammar: str = ""
     """Grammar of the output; empty if there is none, or if it is too long."""
+    offered: tuple[ToolSpec, ...] = ()
+    """Tools of the prompt, in a turn whose tools the server runs; empty once they are packed."""
+    tools: bytes = b""
+    """The same, packed; empty if they are those of the round before."""
+    may_call: bool = True
+    """False if the model may call none of them."""
+    summary: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Input, cached, output and reasoning tokens of the compaction before the round."""
 
     def compare_prompts(self) -> "RoundRecord":
         """Returns the round with the restored range, which takes as long as the prompt."""
@@ -99,7 +109,8 @@ class PackedTurn(Struct, frozen=True, kw_only=True):
     def num_bytes(self) -> int:
         """Memory of the parts, without the blocks, which other turns may share."""
         num_blocks = sum(len(each.all_blocks) for each in self.rounds)
-        return RECORD_BYTES + len(self.entries) + len(self.request) + 100 * num_blocks
+        tools = sum(len(each.round.tools) for each in self.rounds)
+        return RECORD_BYTES + len(self.entries) + len(self.request) + tools + 100 * num_blocks
 
 
 class TurnRecord:
@@ -151,7 +162,7 @@ class TurnRecord:
         """
         with self._lock:
             packed_request = self._pack_request()
-            rounds = []
+            rounds, previous = [], b""
             for number, each in enumerate(self._list_rounds()):
                 if number == len(self._packed_prompts):
                     self._packed_prompts.append((each.prompt, _pack_round(self.owner, each)))
@@ -159,8 +170,11 @@ class TurnRecord:
                 if prompt is not each.prompt:  # that of a compaction takes the place of the one before
                     packed = _pack_round(self.owner, each)
                     self._packed_prompts[number] = each.prompt, packed
-                counts = {"cached_tokens": each.cached_tokens, "output_tokens": each.output_tokens}
-                rounds.append(structs.replace(packed, round=structs.replace(packed.round, **counts)))
+                tools = b"" if packed.round.tools == previous else packed.round.tools
+                previous = packed.round.tools
+                changes: dict[str, Any] = {"summary": each.summary, "tools": tools}
+                changes |= {"cached_tokens": each.cached_tokens, "output_tokens": each.output_tokens}
+                rounds.append(structs.replace(packed, round=structs.replace(packed.round, **changes)))
             return packed_request, tuple(rounds)
 
     def _pack_request(self) -> bytes:
@@ -229,10 +243,25 @@ class TurnRecord:
 
 def _pack_round(owner: str, each: RoundRecord) -> PackedRound:
     return PackedRound(
-        round=structs.replace(each.compare_prompts(), prompt=(), grammar=""),
+        round=structs.replace(
+            each.compare_prompts(),
+            prompt=(),
+            grammar="",
+            offered=(),
+            tools=compress(_encode(each.offered)) if each.offered else b"",
+        ),
         blocks=split_prompt(owner, each.prompt),
         grammar=pack_grammar(owner, each.grammar) if each.grammar else None,
     )
+
+
+def list_tool_tables(rounds: Sequence[RoundRecord]) -> list[ToolTable | None]:
+    """Returns the tools of each round, in a turn whose tools the server runs; None for those of the request."""
+    tables: list[ToolTable | None] = []
+    for each in rounds:
+        offered = _tools_decoder.decode(decompress(each.tools)) if each.tools else each.offered
+        tables.append(ToolTable(offered) if offered else tables[-1] if tables else None)
+    return tables
 
 
 def find_restored(rendered: Sequence[int], prompt: Sequence[int]) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """`POST /v1/responses/compact`: reduces a conversation to the user's messages and one encrypted summary."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from litestar import post
@@ -16,8 +15,8 @@ from antiphon.app.replies.http_replies import final_reply, json_reply, start_tur
 from antiphon.app.replies.listed_items import list_whole_items
 from antiphon.app.replies.stored_reads import read_with_history
 from antiphon.app.requests.fields import decode_body
-from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import CompactBody
+from antiphon.app.requests.responses.input_items import add_compaction_trigger
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import InputMessage
@@ -35,7 +34,9 @@ async def compact_conversation(request: AnyRequest) -> Response[Any]:
         request_owner(request),
         body,
         request_state(request.scope).body_bytes,
-        lambda history: read_responses_request(_add_trigger(body), request_models(request), history, context.settings),
+        lambda history: read_responses_request(
+            add_compaction_trigger(body), request_models(request), history, context.settings
+        ),
     )
     items = (*parsed.earlier_items, *parsed.spec.input_items)
     logs = await start_turns(request, parsed)
@@ -44,16 +45,6 @@ async def compact_conversation(request: AnyRequest) -> Response[Any]:
     contents = {each.sent.reference.sha256: each.sent.data for each in parsed.spec.media if each.sent is not None}
     listed = await list_whole_items(request, with_ids(tuple(user_messages), logs[0].id), contents)
     return json_reply({**reply, "output": [*listed, *reply["output"]]})
-
-
-def _add_trigger(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the equivalent Responses request: a compaction trigger ends its input, and it is not stored."""
-    items = body.get("input")
-    if isinstance(items, str):
-        items = [{"role": "user", "content": items}]
-    if items is None or isinstance(items, list):
-        items = [*(items or ()), {"type": items_of.COMPACTION_TRIGGER}]
-    return {**body, "input": items, "store": False}
 
 
 async def _compacted_output(log: EventLog) -> dict[str, Any]:

@@ -288,6 +288,18 @@ class OutputProcessor:
         """The summary of the conversation; empty if it has failed."""
         return self._summary.text if self._summary else ""
 
+    def count_summary(self) -> tuple[int, int, int, int]:
+        """Returns the numbers of input, cached, output and reasoning tokens of the summary."""
+        each = self._summary
+        if each is None:
+            return (0, 0, 0, 0)
+        return each.num_prompt_tokens, each.num_cached_tokens, each.num_generated_tokens, each.reasoning_tokens
+
+    def restore_summary(self, counts: tuple[int, int, int, int]) -> None:
+        """Sets what `count_summary` has returned, in a turn that is replayed."""
+        if self._summary is not None:
+            self._summary.restore_counts(*counts)
+
     def end_compaction(self, content: str, turn_prompt: TurnPrompt | None) -> None:
         """Emits the compaction. The turn goes on with the output for this prompt, or ends without one."""
         self._is_compacting = False

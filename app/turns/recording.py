@@ -54,7 +54,7 @@ def redact_request(body: bytes) -> bytes:
 def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
     """Returns the rounds of a turn so far."""
     sampling = msgspec.to_builtins(job.sampling)
-    rounds = []
+    rounds: list[RoundRecord] = []
     for each in processor.rounds:
         prompt, grammar = each.prompt, each.prompt.grammar or ""
         rounds.append(
@@ -67,6 +67,9 @@ def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
                 in_reasoning=prompt.prompt.in_reasoning,
                 in_text=prompt.prompt.in_text,
                 grammar=grammar if len(grammar) <= MAX_GRAMMAR_CHARS else "",
+                offered=() if processor.tools is None else tuple(prompt.prompt_input.tools),
+                may_call=prompt.prompt_input.tool_choice != "none" and not prompt.prompt_input.forbids_calls,
+                summary=processor.count_summary() if not rounds else (0, 0, 0, 0),
             )
         )
     return rounds

@@ -4,16 +4,19 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec import structs
 
+from antiphon.app.base.endings import Ending
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.inspection.prompt_blocks import compress
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.recorder import TurnRecorder
+from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.turns.continuation.replay_check import UncheckableTurnError, check_replay
 from antiphon.events import stream as ev
 from antiphon.harmony.detect import DIALECTS
@@ -31,6 +34,10 @@ from tests.snapshots.run_case import (
     read_responses,
     run_messages_request,
 )
+from tests.snapshots.test_server_tools import CASES as SERVER_TOOL_CASES
+from tests.snapshots.test_server_tools import SETTINGS, start_chat_turns, start_message_turn
+from tests.snapshots.tool_cases import TOOL_CASES
+from tests.snapshots.tool_runs import ToolCase, run_tool_case
 
 ALL_CASES = [*CASES, *EXTRA_CASES, *BUILTIN_CASES, *COMPACTION_CASES]
 UNCOMPARED = ("sequence_number", "completed_at", "logprobs")
@@ -43,11 +50,15 @@ async def record_case(run: Callable[..., Awaitable[object]], case: Case) -> Turn
     """Returns the record of a case; None if the turn was refused."""
     recorder = TurnRecorder(64 << 20)
     await run(case, recorder=recorder)
+    await wait_packed(recorder)
+    return next(recorder.list_records(""), None)
+
+
+async def wait_packed(recorder: TurnRecorder) -> None:
     async with asyncio.timeout(HANG_TIMEOUT_S):
         while recorder.num_packing or recorder.list_running():
             await asyncio.sleep(0)
     await recorder.close()
-    return next(recorder.list_records(""), None)
 
 
 async def check_case(run: Callable[..., Awaitable[object]], case: Case) -> None:
@@ -56,17 +67,18 @@ async def check_case(run: Callable[..., Awaitable[object]], case: Case) -> None:
     if record is None:
         assert case.refused
         return
-    if case.name.startswith("compaction") and record.stats.api == "responses":
-        with pytest.raises(UncheckableTurnError):
-            check_replay(record, record.open_log(), make_single_case_registry(case))
-        return
-    assert check_replay(record, record.open_log(), make_single_case_registry(case)) is None
-    dice = random.Random(case.name)
+    check_record(record, partial(make_single_case_registry, case), case.name)
+
+
+def check_record(record: TurnRecord, create_registry: Callable[[], ModelRegistry], name: str) -> None:
+    """Asserts that a turn is replayed, and that a damaged log is not."""
+    assert check_replay(record, record.open_log(), create_registry(), SETTINGS) is None
+    dice = random.Random(name)
     for _ in range(NUM_DAMAGES):
         log = record.open_log()
-        number, name = damage_entry(log, dice)
-        found = check_replay(record, log, make_single_case_registry(case))
-        assert found is not None, f"event {number}: {log.entries[number].data!r} for {name}"
+        number, data = damage_entry(log, dice)
+        found = check_replay(record, log, create_registry(), SETTINGS)
+        assert found is not None, f"event {number}: {log.entries[number].data!r} for {data!r}"
 
 
 def damage_entry(log: EventLog, dice: random.Random) -> tuple[int, bytes]:
@@ -95,6 +107,34 @@ def drop_uncompared(value: Any) -> Any:
 @pytest.mark.parametrize("case", [case for case in ALL_CASES if "responses" in case.faces], ids=lambda case: case.name)
 async def test_responses(case: Case) -> None:
     await check_case(read_responses, case)
+
+
+@pytest.mark.parametrize("case", TOOL_CASES, ids=lambda case: case.name)
+async def test_tools_of_the_server(case: ToolCase) -> None:
+    recorder = TurnRecorder(64 << 20)
+    result = await run_tool_case(case, recorder)
+    await wait_packed(recorder)
+    record = next(recorder.list_records(""), None)
+    if result.error is not None:
+        return
+    assert record is not None and record.id == result.response["id"]
+    if record.stats.ending is not None and record.stats.ending.cause == "rejected":
+        with pytest.raises(UncheckableTurnError, match="refused"):
+            check_replay(record, record.open_log(), result.run.registry)
+        return
+    check_record(record, lambda: result.run.registry, case.name)
+
+
+@pytest.mark.parametrize("name", SERVER_TOOL_CASES)
+async def test_tools_of_the_server_on_the_other_apis(name: str) -> None:
+    for run in (start_chat_turns, start_message_turn):
+        recorder = TurnRecorder(64 << 20)
+        logs, registry = await run(SERVER_TOOL_CASES[name], recorder)
+        for log in logs:
+            await log.wait_finished()
+        await wait_packed(recorder)
+        [record] = recorder.list_records("")
+        check_record(record, lambda registry=registry: registry, name)
 
 
 @pytest.mark.parametrize("case", [case for case in ALL_CASES if "chat" in case.faces], ids=lambda case: case.name)
@@ -126,6 +166,32 @@ async def test_turns_that_cannot_be_replayed_say_why() -> None:
         record.packed = structs.replace(record.packed, request=compress(body))
         with pytest.raises(UncheckableTurnError, match=reason):
             check_replay(record, log, models)
-    record.packed = structs.replace(record.packed, rounds=record.packed.rounds * 2)
-    with pytest.raises(UncheckableTurnError, match="ran tools"):
-        check_replay(record, log, models)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tools": b""}, "its record does not have"),
+        ({"ending": "rejected"}, "the prompt of a later round was refused"),
+        ({"at_us": 10**9}, "the limit of time"),
+    ],
+)
+async def test_turns_with_tools_that_cannot_be_replayed_say_why(change: dict[str, Any], reason: str) -> None:
+    recorder = TurnRecorder(64 << 20)
+    case = next(case for case in TOOL_CASES if case.answers and not case.act and not case.earlier)
+    result = await run_tool_case(case, recorder)
+    await wait_packed(recorder)
+    [record] = recorder.list_records("")
+    log = record.open_log()
+    assert record.packed is not None
+    if "tools" in change:
+        rounds = [structs.replace(each, round=structs.replace(each.round, **change)) for each in record.packed.rounds]
+        record.packed = structs.replace(record.packed, rounds=tuple(rounds))
+    elif "ending" in change:
+        record.stats.ending = Ending(change["ending"])
+    else:
+        last = log.entries[-1]
+        assert last.detail is not None
+        log.entries[-1] = LogEntry(last.event, last.data, structs.replace(last.detail, **change))
+    with pytest.raises(UncheckableTurnError, match=reason):
+        check_replay(record, log, result.run.registry, SETTINGS)

@@ -8,7 +8,10 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from antiphon.app.base.encryption import KEY_BYTES, Sealer
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import Settings
+from antiphon.app.inspection.recorder import TurnRecorder
+from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
 from antiphon.app.requests.chat.request import read_chat_request
@@ -25,7 +28,14 @@ from antiphon.app.tools.tool_host import HostPolicy, ToolHost
 from antiphon.events.hosted import McpExecutionError
 from tests.serving import scripted_registry
 from tests.snapshots.event_lines import IdNumbers, format_chunk, format_message_event
-from tests.snapshots.run_case import CaseResult, MessageResult, PlainSealer, collect_frames, make_turn_manager
+from tests.snapshots.run_case import (
+    CaseResult,
+    MessageResult,
+    PlainSealer,
+    collect_frames,
+    make_origin,
+    make_turn_manager,
+)
 from tests.snapshots.snapshot_files import SNAPSHOT_FOLDER, CaseSnapshot
 from tests.snapshots.stream_sums import sum_chat_chunks, sum_message_events
 
@@ -104,11 +114,21 @@ def _make_host() -> ToolHost:
     return ToolHost(servers, builtins, store, ApprovalReader(signer), HostPolicy())
 
 
-def _make_manager() -> Any:
-    return make_turn_manager(sealer=PlainSealer(b"x" * KEY_BYTES), tool_host=_make_host())
+def _make_manager(recorder: TurnRecorder | None = None) -> Any:
+    return make_turn_manager(sealer=PlainSealer(b"x" * KEY_BYTES), tool_host=_make_host(), recorder=recorder)
 
 
-async def _read_chat(script: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+async def start_chat_turns(
+    script: list[dict[str, Any]], recorder: TurnRecorder | None = None
+) -> tuple[list[EventLog], ModelRegistry]:
+    """Starts the turns of a chat completion. Returns their logs, and the models."""
+    logs, _, registry = await _start_chat(script, recorder)
+    return logs, registry
+
+
+async def _start_chat(
+    script: list[dict[str, Any]], recorder: TurnRecorder | None
+) -> tuple[list[EventLog], Any, ModelRegistry]:
     weather = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
     body = {
         "model": "scripted",
@@ -122,16 +142,28 @@ async def _read_chat(script: list[dict[str, Any]]) -> tuple[list[dict[str, Any]]
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    parsed = read_chat_request(
-        body, scripted_registry([{**reply, "tokens_per_chunk": 16} for reply in script]), SETTINGS
-    )
-    logs = await _make_manager().start_prompts(parsed.model, (parsed.spec,))
-    frames = await collect_frames(ChatStream(logs, parsed.form))
-    reply = await final_completion(logs, parsed.form)
+    registry = _build_registry(script)
+    parsed = read_chat_request(body, registry, SETTINGS)
+    origin = make_origin("chat", body)
+    logs = await _make_manager(recorder).start_prompts(parsed.model, (parsed.spec,), origin=origin)
+    return logs, parsed.form, registry
+
+
+def _build_registry(script: list[dict[str, Any]]) -> ModelRegistry:
+    return scripted_registry([{**reply, "tokens_per_chunk": 16} for reply in script])
+
+
+async def _read_chat(script: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    logs, form, _ = await _start_chat(script, None)
+    frames = await collect_frames(ChatStream(logs, form))
+    reply = await final_completion(logs, form)
     return CaseResult(frames, reply, logs[0]).data, json.loads(reply)
 
 
-async def _read_message(script: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+async def start_message_turn(
+    script: list[dict[str, Any]], recorder: TurnRecorder | None = None
+) -> tuple[list[EventLog], ModelRegistry]:
+    """Starts the turn of an Anthropic message. Returns its log, and the models."""
     body = {
         "model": "scripted",
         "max_tokens": 10_000,
@@ -144,9 +176,14 @@ async def _read_message(script: list[dict[str, Any]]) -> tuple[list[dict[str, An
         ],
         "stream": True,
     }
-    registry = scripted_registry([{**reply, "tokens_per_chunk": 16} for reply in script])
+    registry = _build_registry(script)
     parsed = read_messages_request(body, registry, lambda _: None, SETTINGS)
-    log = await _make_manager().start_turn(parsed.model, parsed.spec)
+    log = await _make_manager(recorder).start_turn(parsed.model, parsed.spec, "", make_origin("messages", body))
+    return [log], registry
+
+
+async def _read_message(script: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    [log], _ = await start_message_turn(script)
     frames = await collect_frames(MessagesStream(log))
     reply = json.loads(await final_message(log))
     return MessageResult(frames, reply).events, reply

@@ -10,6 +10,7 @@ from typing import Any, cast
 from antiphon.app.base.encryption import KEY_BYTES
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections import responses
 from antiphon.app.requests.responses import request as responses_request
@@ -32,7 +33,7 @@ from antiphon.engine.protocol import EngineInfo, Job
 from antiphon.events.hosted import McpCallError, McpExecutionError
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
-from tests.snapshots.run_case import PlainSealer, collect_frames, load_case_format, make_turn_manager
+from tests.snapshots.run_case import PlainSealer, collect_frames, load_case_format, make_origin, make_turn_manager
 
 LABEL = "maps"
 MCP = {"type": "mcp", "server_label": LABEL, "require_approval": "never"}
@@ -120,7 +121,13 @@ class ToolCase:
 class ToolRun:
     """The server of a case, and the turn that runs."""
 
-    def __init__(self, case: ToolCase, store: MemoryStore, registry: ModelRegistry | None = None) -> None:
+    def __init__(
+        self,
+        case: ToolCase,
+        store: MemoryStore,
+        registry: ModelRegistry | None = None,
+        recorder: TurnRecorder | None = None,
+    ) -> None:
         self.case, self.store = case, store
         self.servers = FakeToolServers(case.answers)
         if case.waits:
@@ -133,6 +140,7 @@ class ToolRun:
         self.manager: TurnManager = make_turn_manager(
             store=store,
             sealer=sealer,
+            recorder=recorder,
             tool_host=ToolHost(
                 servers, BuiltinTools(HostedOptions(), servers, new_id, None), store, signer, HostPolicy()
             ),
@@ -153,7 +161,8 @@ class ToolRun:
             await self.store.prepare_read("", previous)
         history = StoredHistory(self.store, "", self.manager.sealer or PlainSealer())
         parsed = await asyncio.to_thread(responses_request.read_responses_request, body, self.registry, history)
-        self.log = await self.manager.start_turn(parsed.model, parsed.spec)
+        origin = make_origin("responses", body)
+        self.log = await self.manager.start_turn(parsed.model, parsed.spec, "", origin)
         return self.log
 
     @property
@@ -248,22 +257,24 @@ class ToolCaseResult:
 
 
 @asynccontextmanager
-async def open_run(case: ToolCase, registry: ModelRegistry | None = None) -> AsyncIterator[ToolRun]:
+async def open_run(
+    case: ToolCase, registry: ModelRegistry | None = None, recorder: TurnRecorder | None = None
+) -> AsyncIterator[ToolRun]:
     """Opens the server of a case, and closes it at the end. `registry`: a model that does not play the case."""
     async with AsyncExitStack() as stack:
         faults: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
         store = MemoryStore()
         stack.push_async_callback(store.close)
-        run = ToolRun(case, store, registry)
+        run = ToolRun(case, store, registry, recorder)
         stack.push_async_callback(run.manager.drain, 0)
         yield run
     assert not faults, "callbacks of the event loop have failed"
 
 
-async def run_tool_case(case: ToolCase) -> ToolCaseResult:
+async def run_tool_case(case: ToolCase, recorder: TurnRecorder | None = None) -> ToolCaseResult:
     """Runs a case through `/v1/responses`."""
-    async with open_run(case) as run:
+    async with open_run(case, recorder=recorder) as run:
         fields: dict[str, Any] = dict(case.request)
         num_jobs = num_calls = 0
         if case.earlier is not None:

@@ -4,7 +4,7 @@ Clients send items back as they received them, with every key spelled out, so nu
 accepted. Unknown types and roles, and parts that a role may not have, are not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -113,6 +113,16 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
 def is_trigger(entry: Any) -> bool:
     """Tells whether an entry of the input is a compaction trigger."""
     return isinstance(entry, dict) and entry.get("type") == COMPACTION_TRIGGER
+
+
+def add_compaction_trigger(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the Responses request that asks for a compaction alone: a trigger ends its input; it is not stored."""
+    items = body.get("input")
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if items is None or isinstance(items, list):
+        items = [*(items or ()), {"type": COMPACTION_TRIGGER}]
+    return {**body, "input": items, "store": False}
 
 
 def additional_tools(items: Iterable[AnyInput]) -> RequestTools:

@@ -18,7 +18,8 @@ from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse
 from antiphon.events import stream as ev
-from antiphon.events.items import Reasoning
+from antiphon.events.hosted import ToolSearchOutput
+from antiphon.events.items import Compaction, Reasoning
 from antiphon.harmony.format import ModelFormat
 from antiphon.state.ids import NewId
 from antiphon.state.table import IllegalInput, State
@@ -34,15 +35,18 @@ class RecordedIds:
     def __init__(self, entries: Sequence[LogEntry], new_id: NewId) -> None:
         self._new_id = new_id
         self._ids: defaultdict[str, deque[str]] = defaultdict(deque)
-        self._sealed: deque[str] = deque()
+        self._sealed: defaultdict[Purpose, deque[str]] = defaultdict(deque)
         for entry in entries:
             event = entry.event
             if isinstance(event, ev.ItemAdded):
-                for recorded in (event.item.id, getattr(event.item, "call_id", None)):
+                call_id = None if isinstance(event.item, ToolSearchOutput) else getattr(event.item, "call_id", None)
+                for recorded in (event.item.id, call_id):
                     if recorded:
                         self._ids[recorded.partition("_")[0]].append(recorded)
             elif isinstance(event, ev.ItemDone) and isinstance(event.item, Reasoning) and event.item.encrypted_content:
-                self._sealed.append(event.item.encrypted_content)
+                self._sealed["reasoning"].append(event.item.encrypted_content)
+            elif isinstance(event, ev.ItemDone) and isinstance(event.item, Compaction):
+                self._sealed["compaction"].append(event.item.encrypted_content)
 
     def new_id(self, prefix: str) -> str:
         """Returns the next id with this prefix."""
@@ -51,7 +55,8 @@ class RecordedIds:
 
     def take_sealed(self, purpose: Purpose) -> str | None:
         """Returns the next sealed text; None if the stored events have no more."""
-        return self._sealed.popleft() if self._sealed and purpose == "reasoning" else None
+        sealed = self._sealed[purpose]
+        return sealed.popleft() if sealed else None
 
 
 class ProcessorRebuild:

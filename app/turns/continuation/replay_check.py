@@ -6,36 +6,39 @@ compared, since the record has none. Pieces of a text are compared as a whole: s
 the next ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.app.base.endings import Ending
 from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.base.turn_stats import Api
-from antiphon.app.inspection.record import RoundRecord, TurnRecord
+from antiphon.app.inspection.record import RoundRecord, TurnRecord, list_tool_tables
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.messages.request import read_messages_request
+from antiphon.app.requests.responses.input_items import add_compaction_trigger
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S
+from antiphon.app.turns.continuation.recorded_tools import RecordedTools, ServerCallItem
 from antiphon.app.turns.continuation.replay import RecordedIds
+from antiphon.app.turns.continuation.turn_replay import TurnReplay
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
-from antiphon.engine.protocol import Chunk, FinishReason
 from antiphon.events import sse
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.items import Compaction
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from antiphon.state.table import IllegalInput, State
+from antiphon.harmony.tools import ToolTable
+from antiphon.state.table import IllegalInput
 
 STORED_FIELDS = ("previous_response_id", "conversation", "background", "store")
 """Fields of a request that only its history and the store need."""
@@ -66,14 +69,12 @@ def check_replay(
 
     Raises `UncheckableTurnError`. It takes long: call it in a thread.
     """
-    rounds, entries = record.read_rounds(), log.entries
-    if len(rounds) != 1 or any(_is_compaction(entry.event) for entry in entries):
-        raise UncheckableTurnError("the server ran tools, or compacted the conversation")
-    processor = _create_processor(record, log, rounds[0], models, settings)
+    entries = log.entries
+    replay = _create_replay(record, log, models, settings)
     stored = [_normalize(msgspec.json.decode(entry.data)) for entry in entries]
     try:
-        events = list(_replay(processor, entries, rounds[0]))
-    except (IllegalInput, ValueError, RuntimeError, LookupError) as error:
+        events = list(replay.replay(entries))
+    except (IllegalInput, ValueError, RuntimeError, LookupError, TypeError) as error:
         return ReplayDifference(
             position=max(len(entries) - 1, 0),
             subject="tokens",
@@ -84,34 +85,68 @@ def check_replay(
     return _compare(_merge_deltas(stored), _merge_deltas(replayed), len(entries))
 
 
-def _is_compaction(event: Event) -> bool:
-    return isinstance(event, ev.ItemAdded) and isinstance(event.item, Compaction)
-
-
-def _create_processor(
-    record: TurnRecord, log: EventLog, each: RoundRecord, models: ModelRegistry, settings: Settings
-) -> OutputProcessor:
+def _create_replay(record: TurnRecord, log: EventLog, models: ModelRegistry, settings: Settings) -> TurnReplay:
     spec, form = _read_spec(record, models, settings)
-    if spec.server_tools is not None or spec.compact or spec.comparison_id is not None:
-        raise UncheckableTurnError("its events do not depend on the tokens alone")
+    if spec.comparison_id is not None:
+        raise UncheckableTurnError("its events depend on the response that its prompt is compared with")
+    rounds = record.read_rounds()
+    tables = list_tool_tables(rounds)
+    _check_tools(record, log, tables)
+    if not rounds:
+        raise UncheckableTurnError("it was interrupted before the model read a prompt")
     spec = structs.replace(spec, base_response=log.base_response)
-    prompt = TurnPrompt(
-        format=form,
-        owner=log.owner,
-        prompt_input=spec.prompt_input,
-        now=datetime.fromtimestamp(log.base_response.created_at, UTC),
-        rendered_tokens=(),
-        prompt=RenderedPrompt(tuple(each.prompt), "", in_reasoning=each.in_reasoning, in_text=each.in_text),
-    )
+    prompts = [_build_prompt(spec, form, log, *each) for each in zip(rounds, tables, strict=True)]
+    has_tools, is_compacted = tables[0] is not None, any(_is_compaction(entry.event) for entry in log.entries)
+    tools = RecordedTools(log.entries, spec.max_tool_calls) if has_tools else None
+    first = structs.replace(prompts[0], summary=prompts[0]) if is_compacted and not spec.compact else prompts[0]
     ids, last = RecordedIds(log.entries, lambda prefix: f"{prefix}_new"), log.response.completed_at
-    return OutputProcessor(
+    processor = OutputProcessor(
         spec,
-        prompt,
+        first,
         form,
         new_id=ids.new_id,
         clock=lambda: int(last or 0),
         settings=record.settings,
         seal=lambda purpose, text: ids.take_sealed(purpose) or text,
+        tools=tools,
+    )
+    processor.restore_summary(rounds[0].summary)
+    return TurnReplay(processor, rounds, prompts, tools, ends_compacted=spec.compact)
+
+
+def _check_tools(record: TurnRecord, log: EventLog, tables: Sequence[ToolTable | None]) -> None:
+    """Raises `UncheckableTurnError` for turns with tools of the server that depend on more than the record has."""
+    has_calls = any(
+        isinstance(entry.event, ev.ItemAdded) and isinstance(entry.event.item, ServerCallItem) for entry in log.entries
+    )
+    if tables[:1] in ([], [None]) and (has_calls or len(tables) > 1):
+        raise UncheckableTurnError("the server ran tools, which its record does not have")
+    ending = record.stats.ending
+    if has_calls and ending is not None and ending.cause == "rejected":
+        raise UncheckableTurnError("the prompt of a later round was refused")
+    if has_calls and log.entries[-1].detail is not None and log.entries[-1].detail.at_us > MAX_TOOL_TIME_S * 1e6:
+        raise UncheckableTurnError("its tools may have reached the limit of time, which its events do not tell")
+
+
+def _is_compaction(event: Event) -> bool:
+    return isinstance(event, ev.ItemAdded) and isinstance(event.item, Compaction)
+
+
+def _build_prompt(
+    spec: TurnSpec, form: ModelFormat, log: EventLog, each: RoundRecord, table: ToolTable | None
+) -> TurnPrompt:
+    prompt_input = spec.prompt_input
+    if table is not None:
+        prompt_input = structs.replace(
+            prompt_input, tools=table, tool_choice="auto", allowed_tools=None, forbids_calls=not each.may_call
+        )
+    return TurnPrompt(
+        format=form,
+        owner=log.owner,
+        prompt_input=prompt_input,
+        now=datetime.fromtimestamp(log.base_response.created_at, UTC),
+        rendered_tokens=(),
+        prompt=RenderedPrompt(tuple(each.prompt), "", in_reasoning=each.in_reasoning, in_text=each.in_text),
     )
 
 
@@ -121,7 +156,7 @@ def _read_spec(record: TurnRecord, models: ModelRegistry, settings: Settings) ->
         sent = msgspec.json.decode(record.read_request())
     except msgspec.DecodeError:
         raise UncheckableTurnError("the request was not kept") from None
-    if not isinstance(sent, dict) or record.stats.api == "compact":
+    if not isinstance(sent, dict):
         raise UncheckableTurnError("its events do not depend on the tokens alone")
     sent = {name: value for name, value in sent.items() if name not in STORED_FIELDS}
     try:
@@ -144,66 +179,9 @@ def _parse(api: Api, sent: Json, models: ModelRegistry, settings: Settings) -> t
     elif api == "messages":
         parsed = read_messages_request(sent, models, lambda _: None, settings)
     else:
+        sent = add_compaction_trigger(sent) if api == "compact" else sent
         parsed = read_responses_request(sent, models, settings=settings)
     return parsed.model, parsed.spec
-
-
-def _replay(processor: OutputProcessor, entries: Sequence[LogEntry], each: RoundRecord) -> Iterator[Event]:
-    """Yields the events that the steps of a log give."""
-    for step in _split_steps(entries):
-        _repeat_step(processor, step, each)
-        yield from processor.collect_events()
-
-
-def _split_steps(entries: Sequence[LogEntry]) -> Iterator[Sequence[LogEntry]]:
-    """Yields the entries of each step, whose last one has its detail. The end of another process has none."""
-    start = 0
-    for number, entry in enumerate(entries, 1):
-        if entry.detail is not None or number == len(entries):
-            yield entries[start:number]
-            start = number
-
-
-def _repeat_step(processor: OutputProcessor, step: Sequence[LogEntry], each: RoundRecord) -> None:
-    last, state = step[-1], processor.machine.state
-    tokens = () if last.detail is None else last.detail.tokens
-    is_last = isinstance(last.event, ev.Terminal)
-    if state in (State.NEW, State.QUEUED) and any(isinstance(entry.event, ev.InProgress) for entry in step):
-        processor.on_admitted(Chunk(cached_tokens=each.cached_tokens))
-        if not tokens and not is_last:
-            return
-    elif state is State.NEW:
-        processor.on_queued()
-        if not is_last:
-            return
-    if is_last:
-        _repeat_end(processor, last, tokens)
-    elif tokens:
-        processor.process_chunk(Chunk(tokens=tokens))
-    else:
-        processor.keepalive()
-
-
-def _repeat_end(processor: OutputProcessor, last: LogEntry, tokens: tuple[int, ...]) -> None:
-    """Repeats the last step: the engine's last chunk, or what ended the turn without the engine."""
-    event, detail = last.event, last.detail
-    assert isinstance(event, ev.Terminal)
-    response = event.response
-    stop_id = None if detail is None else detail.stop_id
-    finish: FinishReason | None = "stop"
-    if response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens":
-        finish = "length"
-    if response.status == "cancelled" or (response.error is not None and not processor.round.reader.call_failed):
-        finish = None
-    processor.process_chunk(Chunk(tokens=tokens, finish=finish, stop_id=stop_id))
-    if processor.is_ended:
-        return
-    if response.status == "cancelled":
-        processor.cancel(Ending("cancelled"))
-    elif response.error is not None:
-        processor.fail(response.error.code, response.error.message, Ending("engine_fault"))
-    else:
-        processor.request_steer()
 
 
 def _normalize(event: Json) -> Json:

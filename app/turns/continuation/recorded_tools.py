@@ -1,0 +1,121 @@
+"""The tools of a turn that is replayed: what they returned, and what the client approved, is in the stored events."""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, structs
+
+from antiphon.app.base.event_log import LogEntry
+from antiphon.app.tools.hosted_turn import ApprovedCall, FoundTools, HostedTurn
+from antiphon.app.tools.search.citations import SourceList, WebSource
+from antiphon.events import hosted_events as hev
+from antiphon.events import stream as ev
+from antiphon.events.hosted import (
+    CodeInterpreterCall,
+    FileSearchCall,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
+    ToolSearchCall,
+    ToolSearchOutput,
+    WebSearchCall,
+)
+from antiphon.events.items import UrlCitation
+from antiphon.state.segments import Call, CallResult, CodeResult, FileSearchResult, McpResult, WebSearchResult
+
+ServerCallItem = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
+
+
+class RecordedTools(HostedTurn):
+    """Answers what the processor asks of the tools with what the events of the log say. It runs nothing."""
+
+    def __init__(self, entries: Sequence[LogEntry], max_calls: int | None) -> None:
+        done = [entry.event.item for entry in entries if isinstance(entry.event, ev.ItemDone)]
+        requests = deque(item.id for item in done if isinstance(item, McpApprovalRequest))
+        self._found = deque(item for item in done if isinstance(item, ToolSearchOutput) and item.execution == "server")
+        super().__init__(
+            runners={},
+            sign=lambda *_: requests.popleft(),
+            use_approvals=_claim_nothing,
+            lists=tuple(item for item in done if isinstance(item, McpListTools)),
+            approved=tuple(_list_approved(entries)),
+            max_calls=max_calls,
+        )
+        self._titles = _list_cited(entries)
+        self._known_sources = self._find_earlier_sources(done)
+
+    @property
+    def sources(self) -> SourceList:
+        """The pages that web searches have found so far."""
+        return self._known_sources
+
+    def load_tools(self, call: ToolSearchCall) -> FoundTools:
+        """Returns what the search has found. What the model reads of it is in the next prompt."""
+        return FoundTools(structs.replace(self._found.popleft(), call_id=call.call_id), "")
+
+    def take_result(self, item: ServerCallItem) -> CallResult:
+        """Returns what the tool returned, from the call's item as it is done."""
+        is_failed = item.status == "failed"
+        if isinstance(item, McpCall):
+            error = item.error if item.error is not UNSET and not isinstance(item.error, str) else None
+            return McpResult(item.output if isinstance(item.output, str) else None, error)
+        if isinstance(item, CodeInterpreterCall):
+            outputs = item.outputs if isinstance(item.outputs, tuple) else ()
+            return CodeResult("".join(str(each["logs"]) for each in outputs), is_failed=is_failed)
+        if isinstance(item, FileSearchCall):
+            results = item.results if isinstance(item.results, tuple) else ()
+            return FileSearchResult(item.queries or (), results, is_failed=is_failed)
+        if not is_failed:
+            self._known_sources = self._known_sources.join(self._build_sources(_list_found(item)))
+        return WebSearchResult(item.action, is_failed=is_failed)
+
+    def _find_earlier_sources(self, done: Sequence[object]) -> SourceList:
+        """Returns the pages that earlier turns have found, as far as this one cites them."""
+        found = {url for item in done if isinstance(item, WebSearchCall) for url in _list_found(item)}
+        return self._build_sources([url for url in self._titles if url not in found])
+
+    def _build_sources(self, urls: Sequence[str]) -> SourceList:
+        """Returns pages with their titles. One whose citations differ has none: a citation has the link's label."""
+        titles = {url: next(iter(each)) if len(each) == 1 else "" for url, each in self._titles.items()}
+        return SourceList(tuple(WebSource(url=url, title=titles.get(url, "")) for url in urls))
+
+
+async def _claim_nothing(_nonces: Sequence[str]) -> bool:
+    return True
+
+
+def _list_approved(entries: Sequence[LogEntry]) -> list[ApprovedCall]:
+    """Returns the calls that the client has approved, with the arguments that were told."""
+    calls: dict[str, Call] = {}
+    arguments: defaultdict[str, str] = defaultdict(str)
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, ev.ItemAdded) and isinstance(event.item, McpCall) and event.item.approval_request_id:
+            item, label = event.item, event.item.server_label
+            calls[item.id] = Call(
+                item.name, "mcp", None, label, server_label=label, approval_request_id=str(item.approval_request_id)
+            )
+        elif isinstance(event, hev.McpCallArgumentsDeltaEvent):
+            arguments[event.item_id] += event.delta
+    return [ApprovedCall(call, arguments[item_id], "") for item_id, call in calls.items()]
+
+
+def _list_cited(entries: Sequence[LogEntry]) -> dict[str, set[str]]:
+    """Returns the URLs that the text cites, each with the titles of its citations."""
+    cited: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        annotation = getattr(entry.event, "annotation", None)
+        if isinstance(annotation, UrlCitation):
+            cited[annotation.url].add(annotation.title)
+    return dict(cited)
+
+
+def _list_found(item: WebSearchCall) -> list[str]:
+    """Returns the URLs of the pages that a search has found, or of the one that was opened."""
+    action: Any = item.action
+    if not isinstance(action, dict) or item.status == "failed":
+        return []
+    if action.get("type") == "open_page":
+        return [str(action.get("url"))]
+    return [str(each.get("url")) for each in action.get("sources") or ()]
