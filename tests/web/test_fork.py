@@ -8,12 +8,15 @@ import pytest
 
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
+from tests.web.accessibility import check_every_look
 from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
 from tests.web.test_play import MODELS, SCRIPT, TOOLS, Json, ask, find_item, last_request, last_turn, send
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
+MAX_FIELDS = 60
+"""Fields that Tab reaches on a page, at most."""
 SERVER = partial(serve, partial(scripted_registry, SCRIPT, names=MODELS), inspect="memory")
 
 
@@ -37,6 +40,45 @@ def test_fork_sends_what_the_request_was_but_for_the_change(open_tab: OpenTab, s
     expect(send(page)).to_contain_text("It is 12 degrees in Oslo.")
     changed = [{"role": "user", "content": [{"type": "input_text", "text": "12 degrees?"}]}]
     assert last_request(server) == fields | {"model": "scripted", "stream": True, "input": changed}
+
+
+def press_tab_until(page: Any, field: Any) -> None:
+    """Goes from field to field by Tab, to this one."""
+    for _ in range(MAX_FIELDS):
+        page.keyboard.press("Tab")
+        if field.evaluate("field => field === document.activeElement"):
+            return
+    pytest.fail("Tab does not reach the field")
+
+
+@pytest.mark.parametrize("by", ["mouse", "keyboard"])
+def test_fork_is_accessible(open_tab: OpenTab, server: RunningServer, by: str) -> None:
+    """From the turn to the reply of the fork: axe in every look, with an item chosen and with an answer."""
+    response = ask(server, input=[{"role": "user", "content": text} for text in ("Hi", "Hi again")], tools=TOOLS)
+    page = open_tab(f"turns/{response['id']}#key={server.context.page_key}")
+    link = page.get_by_role("link", name="Fork", exact=True)
+    expect(link).to_be_visible()
+    choice, button = page.get_by_label("up to item"), page.get_by_role("button", name="Send", exact=True)
+    if by == "mouse":
+        link.click()
+        choice.select_option("0")
+    else:
+        press_tab_until(page, link)
+        page.keyboard.press("Enter")
+        expect(choice).to_be_visible()
+        press_tab_until(page, choice)
+        page.keyboard.press("ArrowDown")
+    expect(choice).to_have_value("0")
+    expect(find_item(page, "0: user")).to_have_value("Hi")
+    check_every_look(page)
+    if by == "mouse":
+        button.click()
+    else:
+        press_tab_until(page, find_item(page, "0: user"))
+        page.keyboard.press("ControlOrMeta+Enter")
+    expect(page.locator(".column .output").filter(has_text="completed").first).to_be_visible()
+    assert len(last_request(server)["input"]) == 1
+    check_every_look(page)
 
 
 def test_fork_at_any_item_goes_on_from_there(open_tab: OpenTab, server: RunningServer) -> None:
