@@ -45,7 +45,8 @@ def wait_with_progress(
         if clock() - window_start < STALL_WINDOW_S:
             continue
         cpu = measure(pid)
-        if cpu - cpu_at_start < MIN_CPU_S_PER_WINDOW and not condition():
+        # The sum falls where a process has ended whose CPU time no other one takes over: that is progress, too.
+        if abs(cpu - cpu_at_start) < MIN_CPU_S_PER_WINDOW and not condition():
             raise StalledError(f"{what}: no progress for {STALL_WINDOW_S:g} s ({cpu - cpu_at_start:.2f} s of CPU time)")
         window_start, cpu_at_start = clock(), cpu
 

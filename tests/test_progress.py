@@ -48,6 +48,19 @@ def test_process_that_stalls_is_an_error_after_one_window() -> None:
     assert clock.now < 3 * STALL_WINDOW_S
 
 
+def test_sum_that_falls_is_progress() -> None:
+    """A descendant has ended whose CPU time nobody keeps, as vLLM's do at its start."""
+    clock = FakeClock()
+    wait_with_progress(
+        lambda: clock.now > 2 * STALL_WINDOW_S,
+        "the server",
+        cpu_seconds=lambda _: 20.0 if clock.now < 10 else 5.0 + clock.now / 50,
+        clock=clock,
+        sleep=clock.sleep,
+    )
+    assert clock.now > 2 * STALL_WINDOW_S
+
+
 def test_error_of_the_condition_ends_the_wait() -> None:
     def fail() -> bool:
         raise AssertionError("the process has exited")
