@@ -41,7 +41,7 @@ PROCESS_TESTS = tests/app/batches/test_batch_command.py tests/app/batches/test_b
 	tests/app/store/test_summaries.py tests/app/store/test_tool_kills.py tests/app/store/test_usage_kills.py \
 	tests/app/test_engine_process.py tests/app/test_exit.py tests/app/test_lost_workers_served.py \
 	tests/app/test_replacement.py tests/app/test_without_linux.py tests/app/test_worker_faults.py \
-	tests/app/tools/test_interrupted_calls.py tests/test_packaging.py
+	tests/app/tools/test_interrupted_calls.py tests/test_packaging.py tests/test_container_images.py
 
 test: $(TEST) $(CLIENTS)  ## install, then run the tests but those of the next targets (fixed seeds, reduced counts)
 	$(BIN)/python -m pytest $(SPREAD) $(addprefix --ignore=,$(ENGINE_TESTS) $(CLIENT_TESTS) $(PROCESS_TESTS)) $(ARGS)

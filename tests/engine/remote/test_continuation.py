@@ -80,7 +80,7 @@ class TestRequest:
 
     @pytest.mark.parametrize(
         ("generated", "code"),
-        [((50,) * 4094, "context_length_exceeded"), ((-1,), "invalid_request"), ((1024,), "invalid_request")],
+        [((50,) * 4094, "context_length_exceeded"), ((-1,), "invalid_request"), ((1027,), "invalid_request")],
     )
     async def test_tokens_that_no_run_has_generated(self, generated: tuple[int, ...], code: str) -> None:
         async with remote_engine() as (engine, [server]):
@@ -208,7 +208,7 @@ class TestGrammars:
             assert merge_chunks(chunks) == (*ids("c"), EOS)
             body = server.jobs[1].body
             assert "grammar" not in body and body["n_predict"] == 1
-            assert set(range(1024)) - {token for token, bias in body["logit_bias"] if bias is False} == set(ids("cd"))
+            assert set(range(1027)) - {token for token, bias in body["logit_bias"] if bias is False} == set(ids("cd"))
             await engine.close()
 
     async def test_refused_mask_is_no_error_of_the_client(self) -> None:
