@@ -2,7 +2,9 @@
 
 .bench/envs/llama/bin/python bench/llama_server.py FILE.gguf PORT STREAMS CONTEXT [MMPROJ.gguf]
 
-`LLAMA_THREADS` is the number of threads. On busy cores one is fastest: several wait for each other at every step.
+Variables of the environment: `LLAMA_THREADS`, the number of threads, of which one is fastest on busy cores, since several
+wait for each other at every step; `LLAMA_DRAFT_MODEL`, the file of a draft model (`-md`); `LLAMA_SYNTH_RATES`, the
+probabilities with which the first, the second, … token of a draft is accepted (`--spec-synth-rates`).
 """
 
 import os
@@ -23,6 +25,13 @@ def main(file: str, port: str, streams: str, context: str, projector: str = "") 
     params.use_jinja = True
     if threads := os.environ.get("LLAMA_THREADS"):
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
+    if draft := os.environ.get("LLAMA_DRAFT_MODEL"):
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        params.speculative.draft.mparams.path = draft
+        params.speculative.draft.cpuparams.n_threads = params.cpuparams.n_threads
+        params.speculative.draft.cpuparams_batch.n_threads = params.cpuparams.n_threads
+        rates = os.environ.get("LLAMA_SYNTH_RATES", "")
+        params.speculative.synth_rates = [float(rate) for rate in rates.split(",") if rate]
     if projector:
         params.mmproj.path, params.mmproj_use_gpu = projector, False
     server = xllamacpp.Server(params)
