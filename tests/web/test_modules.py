@@ -5,8 +5,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.clients.node_install import SCRIPT_TIMEOUT_S, install_node_sdk
 from tests.snapshots.builtin_cases import BUILTIN_CASES, COMPACTION_CASES
 from tests.snapshots.cases import CASES
@@ -17,6 +15,7 @@ from tests.snapshots.tool_runs import run_tool_case
 from tests.web.naive_fold import Json, snapshot_responses
 
 MODULES = Path(__file__).with_name("modules")
+FOLD_TESTS = "fold.test.mjs"
 
 
 def run_node_tests(*files: Path, **variables: str) -> None:
@@ -29,11 +28,10 @@ def run_node_tests(*files: Path, **variables: str) -> None:
     assert done.returncode == 0 and "# pass 0" not in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "name", ["comparison", "lines", "live", "play", "readings", "rows", "streams", "text", "tokens"]
-)
-def test_module(name: str) -> None:
-    run_node_tests(MODULES / f"{name}.test.mjs")
+def test_every_module() -> None:
+    """In one run: each start of Node takes longer than most of these tests."""
+    files = sorted(MODULES.glob("*.test.mjs"))
+    run_node_tests(*(path for path in files if path.name != FOLD_TESTS))
 
 
 async def test_response_as_of_every_event_of_every_case(tmp_path: Path) -> None:
@@ -51,4 +49,4 @@ async def test_response_as_of_every_event_of_every_case(tmp_path: Path) -> None:
     ]
     path = tmp_path / "cases.json"
     path.write_text(json.dumps(fixture), encoding="utf-8")
-    run_node_tests(MODULES / "fold.test.mjs", FOLD_FIXTURE=str(path))
+    run_node_tests(MODULES / FOLD_TESTS, FOLD_FIXTURE=str(path))
