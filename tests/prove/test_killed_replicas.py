@@ -36,8 +36,8 @@ ROUNDS = (((0,), ()), ((0, 1), ()), ((1,), ()), ((0,), (1,)), ((1,), (0,)))
 """Indices of the servers that a round kills first, and later. If the first one has no streams, the other is."""
 NUM_STREAMS, NUM_TEXTS = 4, 1
 """Streams of a round. The last ones are text of a fixed length, all others are calls."""
-TEXT_TOKENS = 60
-MIN_WORDS, MAX_WORDS = 3, 5
+TEXT_TOKENS = 200
+MIN_WORDS, MAX_WORDS = 6, 9
 """Words of a call. Behind a seam, random weights leave the grammar at nearly every token, which takes two requests each."""
 MAX_DELTAS = 4
 """A call has more deltas. So far, at most, streams are when a server is killed."""
