@@ -110,9 +110,13 @@ function TurnList({ first, filters }) {
 function TurnRow({ turn, marked, onMark }) {
   const ending = describeEnding(turn);
   const address = turnAddress(turn.id);
+  const link = (/** @type {string} */ value, /** @type {number} */ limit) => {
+    const shown = html`<${ShortText} value=${value} limit=${limit} />`;
+    return address === null ? shown : html`<a href=${address}>${shown}</a>`;
+  };
   return html`<tr>
     <td>${turn.at === null ? "–" : html`<time dateTime=${turn.at.toISOString()}>${turn.at.toLocaleTimeString("en-GB")}</time>`}</td>
-    <th scope="row">${address === null ? html`<${ShortText} value=${turn.id} />` : html`<a href=${address}><${ShortText} value=${turn.id} limit=${24} /></a>`}</th>
+    <th scope="row">${link(turn.id, 24)}</th>
     <td><${ShortText} value=${turn.api} /></td>
     <td><${ShortText} value=${turn.model} limit=${40} /></td>
     <td class=${ending.kind}>${ending.sign} <${ShortText} value=${ending.words} /></td>
@@ -120,7 +124,7 @@ function TurnRow({ turn, marked, onMark }) {
     <td class="number">${formatCount(turn.output)}</td>
     <td class="number">${formatSeconds(turn.seconds)}</td>
     <td><${ShortText} value=${turn.tools.join(", ") || "–"} limit=${40} /></td>
-    <td><${ShortText} value=${turn.excerpt || "–"} /></td>
+    <td>${turn.excerpt ? link(turn.excerpt, 80) : "–"}</td>
     <td>${address !== null && html`<input type="checkbox" aria-label=${`Compare ${turn.id}`} checked=${marked} onChange=${() => onMark(turn.id)} />`}</td>
   </tr>`;
 }
