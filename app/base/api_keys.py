@@ -16,7 +16,7 @@ class ApiKeyError(ValueError):
     """A key that cannot be used. The message is one line for the operator and does not contain the key."""
 
 
-class KeyLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KeyLimits(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Limits of a key, or of all keys of an owner together. None: unlimited."""
 
     max_concurrent: int | None = None
@@ -31,7 +31,7 @@ class KeyLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_LIMITS = KeyLimits()
 
 
-class ApiKey(Struct, frozen=True, kw_only=True):
+class ApiKey(Struct, frozen=True, kw_only=True, gc=False):
     """An API key that clients may send."""
 
     digest: bytes

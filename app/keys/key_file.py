@@ -21,6 +21,7 @@ from antiphon.app.base.api_keys import (
     plain_key,
     require_valid_key,
 )
+from antiphon.app.keys.pace import Pace, run_through
 from antiphon.app.keys.plain_tables import PlainTables, read_plain_tables
 
 MAX_KEY_FILE_BYTES = 16 << 20
@@ -49,8 +50,11 @@ class _KeyTablePlace(NamedTuple):
         return ApiKeyError(f"{self.path}, line {self.line}, {self.header}: {message}")
 
 
-def read_key_file(path: Path) -> tuple[ApiKey, ...]:
-    """Returns the keys of a file, each once. Raises `ApiKeyError`, with table and line of what is wrong."""
+def read_key_file(path: Path, pace: Pace[Any] = run_through) -> tuple[ApiKey, ...]:
+    """Returns the keys of a file, each once. Raises `ApiKeyError`, with table and line of what is wrong.
+
+    `pace` is that of the loops over lines and tables.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_KEY_FILE_BYTES + 1)
@@ -60,17 +64,17 @@ def read_key_file(path: Path) -> tuple[ApiKey, ...]:
         raise ApiKeyError(f"{path}: cannot read API keys: {reason}") from None
     if len(content) > MAX_KEY_FILE_BYTES:
         raise ApiKeyError(f"{path}: cannot read API keys: it has more than {MAX_KEY_FILE_BYTES >> 20} MiB")
-    return parse_key_file(text, path)
+    return parse_key_file(text, path, pace)
 
 
-def parse_key_file(text: str, path: Path) -> tuple[ApiKey, ...]:
+def parse_key_file(text: str, path: Path, pace: Pace[Any] = run_through) -> tuple[ApiKey, ...]:
     """Returns the keys of a file with this text. `path` is that of errors. Raises `ApiKeyError`."""
     first = next(_iterate_entries(text), None)
     if first is None:
         raise ApiKeyError(f"{path}: contains no API key; write one per line")
     if _TOML_START.match(first):
-        return _parse_tables(text, path)
-    digests = (key_digest(require_valid_key(entry, str(path))) for entry in _iterate_entries(text))
+        return _parse_tables(text, path, pace)
+    digests = (key_digest(require_valid_key(entry, str(path))) for entry in pace(_iterate_entries(text)))
     return tuple(plain_key(digest) for digest in dict.fromkeys(digests))
 
 
@@ -99,9 +103,9 @@ def _read_header(line: str) -> str:
     return name if is_header else ""
 
 
-def _parse_tables(text: str, path: Path) -> tuple[ApiKey, ...]:
-    document, headers = read_plain_tables(text) or _read_tables(text, path)
-    places = _find_places(headers, path)
+def _parse_tables(text: str, path: Path, pace: Pace[Any]) -> tuple[ApiKey, ...]:
+    document, headers = read_plain_tables(text, pace) or _read_tables(text, path)
+    places = _find_places(pace(headers), path)
     unknown = next((name for name in document if name not in ("key", "owners")), None)
     if unknown is not None:
         raise places[unknown, 0].fault("unknown table; a key is [[key]], and limits of an owner are [owners.NAME]")
@@ -111,7 +115,8 @@ def _parse_tables(text: str, path: Path) -> tuple[ApiKey, ...]:
     if not isinstance(owners, dict) or not all(isinstance(table, dict) for table in owners.values()):
         raise places["owners", 0].fault("write the limits of an owner as [owners.NAME]")
     named = {name: (table, places[f"owners.{name}", 0]) for name, table in owners.items()}
-    return _KeyTables([(table, places["key", index]) for index, table in enumerate(tables)], named).parse()
+    placed = [(table, places["key", index]) for index, table in enumerate(pace(tables))]
+    return _KeyTables(placed, named).parse(pace)
 
 
 def _read_tables(text: str, path: Path) -> PlainTables:
@@ -156,8 +161,8 @@ class _KeyTables:
         """Owners of old keys, by the name of the owner that takes their data over."""
         self._takers: dict[str, str] = {}
 
-    def parse(self) -> tuple[ApiKey, ...]:
-        for table, place in self._tables:
+    def parse(self, pace: Pace[Any]) -> tuple[ApiKey, ...]:
+        for table, place in pace(self._tables):
             _check_names(table, KEY_FIELDS, place)
             self._read_owner_digest(table, place)
         named = {table.get("owner") for table, _ in self._tables}
@@ -166,7 +171,7 @@ class _KeyTables:
             if name not in named:
                 raise place.fault("no key has this owner")
         keys: dict[bytes, tuple[ApiKey, _KeyTablePlace]] = {}
-        for table, place in self._tables:
+        for table, place in pace(self._tables):
             key = self._parse_key(table, place)
             if key.digest in keys:
                 earlier, earlier_place = keys[key.digest]

@@ -10,6 +10,8 @@ import re
 import tomllib
 from typing import Any, NamedTuple
 
+from antiphon.app.keys.pace import Pace, run_through
+
 _TEXT = r"[^\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]*+"
 """Characters of a string without escapes. Python counts U+0085, U+2028 and U+2029 as ends of lines; TOML does not."""
 _END = r"[ \t]*+(?:\#[^\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]*+)?\n"
@@ -40,14 +42,14 @@ class PlainTables(NamedTuple):
     """Tables with the lines of their headers, from 1."""
 
 
-def read_plain_tables(text: str) -> PlainTables | None:
+def read_plain_tables(text: str, pace: Pace[Any] = run_through) -> PlainTables | None:
     """Returns what the lines mean; None if one is not plain, or defines what another one has defined."""
     document: dict[str, Any] = {}
     headers: list[tuple[str, int]] = []
     table: dict[str, Any] | None = None
     values = _ValueTexts()
     # A match is a line, and every line has a match.
-    for number, match in enumerate(_LINE.finditer(text.replace("\r\n", "\n") + "\n"), 1):
+    for number, match in enumerate(pace(_LINE.finditer(text.replace("\r\n", "\n") + "\n")), 1):
         kind = match.lastindex
         if kind is None:
             continue

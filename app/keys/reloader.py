@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec import Struct
 from antiphon.app.base.api_keys import ApiKey, ApiKeyError
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.keys.pace import pause_between
 
 CHECK_INTERVAL_S = 5.0
 """Time between two looks for a changed file."""
@@ -83,12 +85,13 @@ class Reloader:
             faults: list[str] = []
             marks = await self._wait_stable()
             removed, num_cancelled = await self._reload_keys(faults)
+            removed_ids = await asyncio.to_thread(_list_ids, removed)
             certificate = await self._reload_certificate(faults)
             self._marks = marks
             report = ReloadReport(
                 keys=len(self._keys),
                 revoked=len(removed),
-                revoked_ids=tuple(key.id for key in removed),
+                revoked_ids=removed_ids,
                 cancelled_turns=num_cancelled,
                 certificate=certificate,
                 faults=tuple(faults),
@@ -114,7 +117,7 @@ class Reloader:
         if self._key_file is None:
             return (), 0
         try:
-            keys = await asyncio.to_thread(read_key_file, self._key_file)
+            keys = await asyncio.to_thread(_read_keys, self._key_file)
         except ApiKeyError as error:
             faults.append(f"{error}; the API keys are as before")
             return (), 0
@@ -157,6 +160,26 @@ def _mark_file(path: Path) -> FileMark:
 def _is_fresh(mark: FileMark) -> bool:
     """Tells whether a file may have changed within the last second. A time in the future counts as one."""
     return mark is not None and time.time() - mark[2] / 1e9 < STABLE_S
+
+
+def _read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Returns the keys of a file. It takes long: call it in a thread.
+
+    Python's collector is off meanwhile: it would search the objects of all streams each time that the reader has made
+    enough new ones, none of which are in a cycle.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return read_key_file(path, pause_between)
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+def _list_ids(keys: Sequence[ApiKey]) -> tuple[str, ...]:
+    """Returns the ids of keys. It takes long: call it in a thread."""
+    return tuple(key.id for key in pause_between(keys))
 
 
 def _log_report(report: ReloadReport) -> None:
