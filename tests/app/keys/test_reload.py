@@ -1,6 +1,7 @@
 """Reloads: a changed file of keys is in force without a restart, and a file that cannot be used changes nothing."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from antiphon.app.keys import reloader
+from antiphon.app.keys import pace, reloader
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.reloader import Reloader, ReloadReport
@@ -95,6 +96,25 @@ def test_bad_file_leaves_the_old_keys_in_force(key_file: Path, name: str) -> Non
     [fault] = report.faults
     assert str(key_file) in fault and fault.endswith("; the API keys are as before") and "\n" not in fault
     assert list(keys) == before and report.revoked == 0
+
+
+@pytest.mark.parametrize("last_line", ["", "nonsense\n"])
+def test_large_file_is_read_in_parts(key_file: Path, monkeypatch: pytest.MonkeyPatch, last_line: str) -> None:
+    pauses, collects = list[float](), list[bool]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        collects.append(gc.isenabled())
+
+    monkeypatch.setattr(pace.time, "sleep", sleep)
+    keys = KeyRing((), read_key_file(key_file))
+    write(key_file, *(f"sk-{number}" for number in range(200)))
+    key_file.write_text(key_file.read_text() + last_line)
+    assert not pauses and gc.isenabled()
+    report = asyncio.run(Reloader(keys, key_file).reload())
+    assert (len(keys), bool(report.faults)) == ((1, True) if last_line else (200, False))
+    assert len(pauses) >= 200 * 3 // pace.ITEMS_PER_PAUSE and not any(collects)
+    assert gc.isenabled(), "Python's collector runs again"
 
 
 @contextmanager
