@@ -98,9 +98,9 @@ async def measure_reload(count: int) -> None:
         read_s, replace_s = list[float](), list[float]()
         for _ in range(NUM_RELOADS):
             start = time.thread_time()
-            again = read_key_file(path)
+            change = keys.prepare(read_key_file(path))
             read = time.thread_time()
-            keys.replace(again)
+            keys.apply(change)
             read_s.append(read - start)
             replace_s.append(time.thread_time() - read)
     for name, times in (("read the file, in a thread", read_s), ("replace the keys, on the event loop", replace_s)):

@@ -4,12 +4,21 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from antiphon.app.base.api_keys import NO_KEY, ApiKey, key_digest
 
 PAGE_KEY_BYTES = 32
 CONTROL_KEY = ApiKey(digest=b"", owner="", role="operator")
 """Key of requests that the user who runs the server sends with `KeyRing.control_key`."""
+
+
+class KeyChange(NamedTuple):
+    """Keys that clients may send from now on, and keys that they may send no more."""
+
+    keys: dict[bytes, ApiKey]
+    """By digest."""
+    removed: tuple[ApiKey, ...]
 
 
 class KeyRing:
@@ -44,12 +53,19 @@ class KeyRing:
 
         A key of the file takes the place of the same key of the start, since it may have limits.
         """
-        before = self._keys
-        self._keys = {key.digest: key for key in (*self._fixed, *from_file)}
-        self._owners = {}
+        return self.apply(self.prepare(from_file))
+
+    def prepare(self, from_file: Iterable[ApiKey]) -> KeyChange:
+        """Returns what `replace` would change. With many keys it takes milliseconds: call it in a thread."""
+        keys = {key.digest: key for key in (*self._fixed, *from_file)}
+        return KeyChange(keys, tuple(key for digest, key in self._keys.items() if digest not in keys))
+
+    def apply(self, change: KeyChange) -> tuple[ApiKey, ...]:
+        """Makes a change that was prepared after the one before was made. Returns the keys that it removes."""
+        self._keys, self._owners = change.keys, {}
         for call in self.on_change:
             call()
-        return tuple(key for digest, key in before.items() if digest not in self._keys)
+        return change.removed
 
     def find(self, sent: bytes) -> ApiKey | None:
         """Returns the key that a client sent; None if there is no such key.

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from antiphon.app.base.api_keys import ApiKey, ApiKeyError
 from antiphon.app.keys.key_file import read_key_file
-from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.keys.key_ring import KeyChange, KeyRing
 from antiphon.app.keys.pace import pause_between
 
 CHECK_INTERVAL_S = 5.0
@@ -117,11 +117,11 @@ class Reloader:
         if self._key_file is None:
             return (), 0
         try:
-            keys = await asyncio.to_thread(_read_keys, self._key_file)
+            change = await asyncio.to_thread(_prepare_keys, self._keys, self._key_file)
         except ApiKeyError as error:
             faults.append(f"{error}; the API keys are as before")
             return (), 0
-        removed = self._keys.replace(keys)
+        removed = self._keys.apply(change)
         return removed, self._on_revoked(removed) if removed else 0
 
     async def _reload_certificate(self, faults: list[str]) -> bool:
@@ -162,8 +162,8 @@ def _is_fresh(mark: FileMark) -> bool:
     return mark is not None and time.time() - mark[2] / 1e9 < STABLE_S
 
 
-def _read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Returns the keys of a file. It takes long: call it in a thread.
+def _prepare_keys(keys: KeyRing, path: Path) -> KeyChange:
+    """Returns what the keys of a file change. It takes long: call it in a thread.
 
     Python's collector is off meanwhile: it would search the objects of all streams each time that the reader has made
     enough new ones, none of which are in a cycle.
@@ -171,7 +171,7 @@ def _read_keys(path: Path) -> tuple[ApiKey, ...]:
     is_enabled = gc.isenabled()
     gc.disable()
     try:
-        return read_key_file(path, pause_between)
+        return keys.prepare(pause_between(read_key_file(path, pause_between)))
     finally:
         if is_enabled:
             gc.enable()
