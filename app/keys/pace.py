@@ -10,6 +10,7 @@ Pace = Callable[[Iterable[Item]], Iterator[Item]]
 ITEMS_PER_PAUSE = 50
 """Items of a loop that are handled without a pause: about half a millisecond of work."""
 PAUSE_S = 0.002
+"""Length of a pause, in which other threads run."""
 
 
 def run_through(items: Iterable[Item]) -> Iterator[Item]:
