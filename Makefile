@@ -28,7 +28,8 @@ serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8
 
 # Three parts of the tests take longer than all others: those that compute with torch, those that run other programs, and
 # those that start, kill and replace whole processes of this one.
-ENGINE_TESTS = tests/engine tests/training tests/bench tests/models
+ENGINE_TESTS = tests/engine tests/training tests/bench tests/models tests/app/requests/test_constraints.py \
+	tests/app/turns/test_rounds_embedded.py tests/kit/conformance/test_suites_on_embedded_model.py
 CLIENT_TESTS = tests/clients tests/codex tests/web $(addprefix tests/kit/,pytest_plugin terminal_chat terminal_inspect) \
 	tests/kit/test_sample.py tests/kit/test_hostile_servers_in_terminals.py tests/kit/test_live_view.py
 

@@ -79,7 +79,7 @@ def test_turns_are_marked_in_the_list(open_tab: OpenTab, server: RunningServer, 
         if way == "mouse":
             row.get_by_role("checkbox").check()
         else:
-            row.get_by_role("link").focus()
+            row.get_by_role("link").first.focus()
             page.keyboard.press("c")
         expect(row.get_by_role("checkbox")).to_be_checked()
     expect(rows[0].get_by_role("checkbox")).not_to_be_checked()

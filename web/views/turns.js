@@ -110,9 +110,9 @@ function TurnList({ first, filters }) {
 function TurnRow({ turn, marked, onMark }) {
   const ending = describeEnding(turn);
   const address = turnAddress(turn.id);
-  const link = (/** @type {string} */ value, /** @type {number} */ limit) => {
+  const link = (/** @type {string} */ value, /** @type {number} */ limit, tabIndex = 0) => {
     const shown = html`<${ShortText} value=${value} limit=${limit} />`;
-    return address === null ? shown : html`<a href=${address}>${shown}</a>`;
+    return address === null ? shown : html`<a href=${address} tabIndex=${tabIndex}>${shown}</a>`;
   };
   return html`<tr>
     <td>${turn.at === null ? "–" : html`<time dateTime=${turn.at.toISOString()}>${turn.at.toLocaleTimeString("en-GB")}</time>`}</td>
@@ -124,7 +124,7 @@ function TurnRow({ turn, marked, onMark }) {
     <td class="number">${formatCount(turn.output)}</td>
     <td class="number">${formatSeconds(turn.seconds)}</td>
     <td><${ShortText} value=${turn.tools.join(", ") || "–"} limit=${40} /></td>
-    <td>${turn.excerpt ? link(turn.excerpt, 80) : "–"}</td>
+    <td>${turn.excerpt ? link(turn.excerpt, 80, -1) : "–"}</td>
     <td>${address !== null && html`<input type="checkbox" aria-label=${`Compare ${turn.id}`} checked=${marked} onChange=${() => onMark(turn.id)} />`}</td>
   </tr>`;
 }
