@@ -34,10 +34,10 @@ URL = f"http://127.0.0.1:{PORT}"
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer of single bytes, filled up to the size of the vocabulary."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    """Writes a tokenizer of single bytes and one pair, filled up to the size of the vocabulary."""
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
     names = letters + [f"t{number}" for number in range(VOCABULARY_SIZE - len(letters) - len(SPECIAL_TOKENS))]
-    tokenizer = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[("a", "b")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
