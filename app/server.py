@@ -106,7 +106,7 @@ class AntiphonServer(uvicorn.Server):
         """The signal that ended the server."""
         self._waiting: asyncio.Task[None] | None = None
         self.shares_socket = False
-        """Whether another process accepts connections from the same socket, now or as soon as this one ends."""
+        """True if another process accepts connections from the same socket, now or as soon as this one ends."""
         self.manager = ServiceManager()
         context.begin_drain = self.begin_drain
 

@@ -221,3 +221,6 @@ HostedItem = (
     | McpApprovalRequest
     | McpApprovalResponse
 )
+
+ServerCallItem = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
+"""Calls that the server itself runs."""

@@ -160,7 +160,7 @@ class OutputReader(Protocol):
 
     @property
     def unoffered_calls(self) -> list[UnofferedCall]:
-        """Notes about calls of tools that were not offered. It is the same list always: who takes them empties it."""
+        """Notes about calls of tools that were not offered. The caller that takes them empties the list."""
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None] = ()) -> list[Segment]:
         """Parses more tokens. `logprobs` is empty or has one entry per token."""

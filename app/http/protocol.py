@@ -142,7 +142,7 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
 
     @property
     def is_active(self) -> bool:
-        """Whether a request is being received, or waits for the beginning of its answer."""
+        """True if a request is being received, or waits for the beginning of its answer."""
         cycle = self._current_cycle()
         is_waiting = cycle is not None and not cycle.response_started
         return self._awaiting_admission or is_waiting or bool(self.conn.trailing_data[0])

@@ -63,7 +63,7 @@ class OnDemandEngine(EngineWrapper):
         """Number of the latest use, from the pool's count."""
         self.num_loads = self.num_unloads = 0
         self.is_starting = False
-        """Whether the model is being loaded at the start of the server."""
+        """True if the model is being loaded at the start of the server."""
         self._num_batch_jobs = 0
         self._uses = UseCounter(pool.timeouts.min_stay_s, idle_unload_s, pool.notify_change, self._on_idle)
         self._info = expected_info
@@ -86,7 +86,7 @@ class OnDemandEngine(EngineWrapper):
 
     @property
     def can_leave(self) -> bool:
-        """Whether the model is loaded, not in use, and was not in use a moment ago."""
+        """True if the model is loaded, not in use, and was not in use a moment ago."""
         return self.load_state == "loaded" and self._uses.has_left
 
     def unready_reason(self) -> str | None:

@@ -24,7 +24,7 @@ class UseCounter:
     ) -> None:
         self.count = 0
         self.has_left = False
-        """Whether there has been no use for `min_stay_s`."""
+        """True if there has been no use for `min_stay_s`."""
         self._min_stay_s, self._idle_s, self._on_leave, self._on_idle = min_stay_s, idle_s, on_leave, on_idle
         self._timers: list[asyncio.TimerHandle] = []
 

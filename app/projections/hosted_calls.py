@@ -12,10 +12,10 @@ from antiphon.events.hosted import (
     McpExecutionError,
     McpHttpError,
     McpProtocolError,
+    ServerCallItem,
     WebSearchCall,
 )
 
-HostedCallItem = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
 FAILED = "The call failed."
 
 
@@ -43,7 +43,7 @@ def list_source_urls(call: WebSearchCall) -> list[str]:
     return [source["url"] for source in action.get("sources") or ()]
 
 
-def write_arguments(call: HostedCallItem) -> str:
+def write_arguments(call: ServerCallItem) -> str:
     """Returns the arguments of a call as JSON."""
     if isinstance(call, McpCall):
         return call.arguments

@@ -69,11 +69,11 @@ class Database:
     commit_number = 0
     """Number of the last transaction that was committed, if the database counts them."""
     is_volatile = False
-    """Whether the data ends with this process: the steps of a response need not be written before the last one."""
+    """True if the data ends with this process: the steps of a response need not be written before the last one."""
     max_responses: float = inf
     """Number of responses above which the oldest are deleted."""
     commit_is_uncertain = False
-    """Whether the last transaction was interrupted after its COMMIT was sent."""
+    """True if the last transaction was interrupted after its COMMIT was sent."""
 
     def __init__(self, connection: SqlConnection, completions: CompletionTables, records: RecordTables) -> None:
         self._connection, self.completions, self.records = connection, completions, records

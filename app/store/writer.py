@@ -61,7 +61,7 @@ class StoreWriter:
         self.num_bytes = 0
         """Size of the database at the latest sweep."""
         self.runs_batches = False
-        """Whether this process takes over the batches of servers that are dead."""
+        """True if this process takes over the batches of servers that are dead."""
         self.busy_since: float | None = None
         """Time at which the thread ended its last wait for operations; None while it waits."""
         self._is_closing = False

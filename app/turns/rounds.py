@@ -24,14 +24,11 @@ from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt, to_input
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events.hosted import (
-    CodeInterpreterCall,
-    FileSearchCall,
     McpApprovalRequest,
-    McpCall,
     McpListTools,
+    ServerCallItem,
     ToolSearchCall,
     ToolSearchOutput,
-    WebSearchCall,
 )
 from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput
 from antiphon.events.items import Compaction
@@ -49,7 +46,6 @@ MAX_LISTED_TOOLS = 16
 """Names of called tools that are listed with a turn."""
 MAX_INLINE_CHARS = 4096
 """Length of an output that is tokenized on the event loop."""
-_SERVER_ITEMS = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
 _UNSPOKEN_ITEMS = McpListTools | Compaction | ToolSearchOutput
 
 
@@ -104,7 +100,7 @@ class Round:
         for item in output[self.first_item :]:
             if _is_server_search(item):
                 spoken += [_show_call(call, item.call_id) for call in islice(calls, 1)]
-            elif isinstance(item, _SERVER_ITEMS):
+            elif isinstance(item, ServerCallItem):
                 call = next(calls, None)
                 # The last one was cut before it was whole, so it is none of the calls.
                 spoken.append(_show_cut_call(item) if call is None else _show_call(call, item.id))
@@ -125,7 +121,7 @@ class Round:
         stands in the place of the request for its approval.
         """
         if not self.is_admitted:
-            return to_input([item for item in output[self.first_item :] if isinstance(item, _SERVER_ITEMS)])
+            return to_input([item for item in output[self.first_item :] if isinstance(item, ServerCallItem)])
         spoken = self.list_spoken(output)
         calls = [item for item in spoken if isinstance(item, InputFunctionCall)]
         outputs = [

@@ -105,7 +105,8 @@ class RateLimits:
                 raise fault
             return
         for bound in scopes:
-            bound.divide(share)
+            if bound.share != share:
+                bound.divide(share)
             _check_places(bound, len(places))
         limited = [bound.scope for bound in scopes if bound.max_running is not None]
         release = _make_release(limited)

@@ -93,7 +93,7 @@ class ScriptedReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def shows_media(self) -> bool:
-        """Whether the output tells what pictures the job has."""
+        """True if the output tells what pictures the job has."""
         return any(isinstance(entry, ScriptStep) and entry.media for entry in self.output)
 
     @property

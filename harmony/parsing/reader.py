@@ -72,7 +72,7 @@ class TapeReader:
 
     @property
     def unoffered_calls(self) -> list[UnofferedCall]:
-        """Notes about calls of tools that were not offered. It is the same list always: who takes them empties it."""
+        """Notes about calls of tools that were not offered. The caller that takes them empties the list."""
         return self.unoffered.notes
 
     # Emitting segments.

@@ -40,7 +40,7 @@ class LifecycleChecker:
         self._has_item = False
         self._has_progress = False
         self._is_between_rounds = False
-        """Whether the last item is done and was run by the server, and nothing but `in_progress` has followed."""
+        """True if the last item is done and was run by the server, and nothing but `in_progress` has followed."""
         self._error: Mapping[str, Any] | None = None
         self.terminal_type: str | None = None
         self.final_response: Mapping[str, Any] | None = None

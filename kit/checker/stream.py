@@ -51,7 +51,7 @@ class StreamChecker:
 
     @property
     def _is_early(self) -> bool:
-        """Whether the stream has the form of early 2025."""
+        """True if the stream has the form of early 2025."""
         first = self._lifecycle.first_snapshot
         return first is not None and is_early_response(first)
 

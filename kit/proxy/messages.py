@@ -39,12 +39,12 @@ class IncomingRequest(msgspec.Struct, frozen=True):
 
     @property
     def is_websocket(self) -> bool:
-        """Whether the request asks for a WebSocket."""
+        """True if the request asks for a WebSocket."""
         return find_header(self.headers, "upgrade").lower() == "websocket"
 
     @property
     def has_body(self) -> bool:
-        """Whether the headers announce a body."""
+        """True if the headers announce a body."""
         return bool(find_header(self.headers, "transfer-encoding") or find_header(self.headers, "content-length"))
 
 

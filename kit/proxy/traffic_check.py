@@ -43,7 +43,7 @@ class ExchangeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_error(self) -> bool:
-        """Whether one of the findings is an error."""
+        """True if one of the findings is an error."""
         return any(finding.level == "error" for finding in self.findings)
 
 

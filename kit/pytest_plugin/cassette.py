@@ -32,7 +32,7 @@ class CassetteServer(RelayedServer):
         self.path = path
         """The file of the cassette."""
         self.is_recording = is_recording
-        """Whether replies come from the real server, and are written to the cassette."""
+        """True if replies come from the real server, and are written to the cassette."""
 
 
 class CassettePool:

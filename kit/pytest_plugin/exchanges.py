@@ -22,7 +22,7 @@ class RelayedExchange:
         self.reply_headers: dict[str, str] = {}
         self.reply_body = b""
         self.is_complete = False
-        """Whether the whole reply came."""
+        """True if the whole reply came."""
 
     def __repr__(self) -> str:
         return f"<{self.method} {self.path}: {self.status or 'no reply'}, {len(self.reply_body)} bytes>"
@@ -34,7 +34,7 @@ class RelayedExchange:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the reply is server-sent events."""
+        """True if the reply is server-sent events."""
         return self.reply_headers.get("content-type", "").startswith("text/event-stream")
 
     @property

@@ -38,7 +38,7 @@ class ServerOutput:
         self._lines: list[str] = []
         self._base_url: str | None = None
         self.has_ended = False
-        """Whether the server has closed its output, which it does when it ends."""
+        """True if the server has closed its output, which it does when it ends."""
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._read_lines, name="antiphon output", daemon=True)
         self._thread.start()

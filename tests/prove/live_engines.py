@@ -5,7 +5,7 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -73,13 +73,8 @@ def run_vision_server(folder: Path) -> Iterator[str]:
     subprocess.run([python, ROOT / "bench" / "vision_gguf.py", folder], check=True)
     files = [str(folder / name) for name in ("text.gguf", "mmproj.gguf")]
     script = str(ROOT / "bench" / "llama_server.py")
-    server = ServerProcess([python, script, files[0], str(port), "2", "8192", files[1]], log, {})
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_healthy(server, url, log)
+    with run_command([python, script, files[0], str(port), "2", "8192", files[1]], port, log, {}) as url:
         yield url
-    finally:
-        server.terminate()
 
 
 class LiveServer:
@@ -118,8 +113,14 @@ def run_vllm_vision_server(folder: Path, *flags: str) -> Iterator[str]:
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"),
         *("--enforce-eager", "--enable-scale-out", *VLLM_FLAGS, *flags),
     ]
-    server = ServerProcess(command, log, VLLM_ENV)
-    url = f"http://127.0.0.1:{port}"
+    with run_command(command, port, log, VLLM_ENV) as url:
+        yield url
+
+
+@contextmanager
+def run_command(command: list[str], port: int, log: Path, variables: Mapping[str, str]) -> Iterator[str]:
+    """Runs the command of a server at this port until the end of the block. Yields its base URL."""
+    server, url = ServerProcess(command, log, variables), f"http://127.0.0.1:{port}"
     try:
         wait_until_healthy(server, url, log)
         yield url

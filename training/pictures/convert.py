@@ -19,7 +19,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from training import chat, tokenizer
+from training import tokenizer
 from training.pictures.soft_words import SoftWords, load_words
 from training.pictures.tower import MERGE, PATCH, PICTURE_SIDE, build_tower_config
 from training.train import save_weights
@@ -99,8 +99,6 @@ def save_model(model: Any, text_tokenizer: Tokenizer, folder: Path) -> None:
     )
     bf16_model.save_pretrained(folder)
     tokenizer.save_tokenizer(extend_tokenizer(text_tokenizer), folder)
-    template = chat.TEMPLATE_FILE.read_text(encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "preprocessor_config.json").write_text(
         json.dumps(processor_settings(), indent=2) + "\n", encoding="utf-8"
     )

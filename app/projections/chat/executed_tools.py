@@ -5,16 +5,15 @@ from msgspec import UNSET
 from antiphon.app.projections.chat.schema import ExecutedTool, FoundPassage, FoundResults
 from antiphon.app.projections.hosted_calls import (
     FAILED,
-    HostedCallItem,
     describe_failure,
     list_source_urls,
     read_logs,
     write_arguments,
 )
-from antiphon.events.hosted import CodeInterpreterCall, FileSearchCall, McpCall, WebSearchCall
+from antiphon.events.hosted import CodeInterpreterCall, FileSearchCall, McpCall, ServerCallItem, WebSearchCall
 
 
-def build_executed_tool(call: HostedCallItem, index: int) -> ExecutedTool:
+def build_executed_tool(call: ServerCallItem, index: int) -> ExecutedTool:
     """Returns call number `index`, which has ended."""
     arguments = write_arguments(call)
     is_failed = call.status == "failed"

@@ -48,7 +48,7 @@ class OutputConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolChoiceSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether and which tools are called."""
+    """The choice of tools: whether one must be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     disable_parallel_tool_use: bool | None = None

@@ -137,7 +137,7 @@ class ProcessorFacts(Struct, frozen=True, array_like=True, tag=True):
     soft_token: str = ""
     """Token whose rows are replaced by features."""
     depends_on_count: bool = False
-    """Whether a picture is prepared in another way if the prompt has several."""
+    """True if a picture is prepared in another way if the prompt has several."""
     error: str = ""
 
 
@@ -175,7 +175,7 @@ class PageFacts(Struct, frozen=True, array_like=True):
     """Beginning with 1."""
     text: str
     is_cut: bool = False
-    """Whether the page has more text."""
+    """True if the page has more text."""
     png_bytes: int = 0
     """Length of the rendered page. The payload has the pages one after the other."""
 

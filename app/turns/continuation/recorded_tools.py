@@ -17,14 +17,13 @@ from antiphon.events.hosted import (
     McpApprovalRequest,
     McpCall,
     McpListTools,
+    ServerCallItem,
     ToolSearchCall,
     ToolSearchOutput,
     WebSearchCall,
 )
 from antiphon.events.items import UrlCitation
 from antiphon.state.segments import Call, CallResult, CodeResult, FileSearchResult, McpResult, WebSearchResult
-
-ServerCallItem = McpCall | WebSearchCall | CodeInterpreterCall | FileSearchCall
 
 
 class RecordedTools(HostedTurn):

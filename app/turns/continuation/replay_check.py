@@ -26,7 +26,7 @@ from antiphon.app.requests.responses.input_items import add_compaction_trigger
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S
-from antiphon.app.turns.continuation.recorded_tools import RecordedTools, ServerCallItem
+from antiphon.app.turns.continuation.recorded_tools import RecordedTools
 from antiphon.app.turns.continuation.replay import RecordedIds
 from antiphon.app.turns.continuation.turn_replay import TurnReplay
 from antiphon.app.turns.output_processor import OutputProcessor
@@ -34,6 +34,7 @@ from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.events import sse
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
+from antiphon.events.hosted import ServerCallItem
 from antiphon.events.items import Compaction
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from antiphon.app.base.endings import Ending
 from antiphon.app.base.event_log import LogEntry
 from antiphon.app.inspection.record import RoundRecord
-from antiphon.app.turns.continuation.recorded_tools import RecordedTools, ServerCallItem
+from antiphon.app.turns.continuation.recorded_tools import RecordedTools
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Chunk, FinishReason
 from antiphon.events import hosted_events as hev
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
+from antiphon.events.hosted import ServerCallItem
 from antiphon.events.items import Compaction
 from antiphon.events.response import Response
 from antiphon.state.table import State

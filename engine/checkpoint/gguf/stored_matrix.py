@@ -36,7 +36,7 @@ class GgufMatrix(QuantizedWeight):
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows are decoded without the others: nothing moves values to other rows."""
+        """True if rows are decoded without the others: nothing moves values to other rows."""
         return self._finish is None
 
     def read_rows(self, rows: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class BuiltinCallReader:
 
     @property
     def unoffered_calls(self) -> list[UnofferedCall]:
-        """Notes about calls of tools that were not offered. It is the same list always: who takes them empties it."""
+        """Notes about calls of tools that were not offered. The caller that takes them empties the list."""
         return self._reader.unoffered_calls
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None] = ()) -> list[Segment]:
