@@ -1,8 +1,10 @@
 """Runs a command in a pseudo-terminal: types into it, and keeps every byte that it writes."""
 
+import codecs
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -18,6 +20,18 @@ from tests.progress import HANG_TIMEOUT_S
 COMMAND = (sys.executable, "-m", "antiphon")
 CTRL_C, CTRL_D = "\x03", "\x04"
 READ_BYTES = 1 << 16
+UNFINISHED_CONTROL = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*|[ -/]*)?\Z")
+"""The end of an output that stopped inside a control sequence: `ESC [ … final`, `ESC ] … BEL`, `ESC … final`."""
+
+
+def is_cut(output: bytes) -> bool:
+    """True if the output ends inside a UTF-8 character or a control sequence.
+
+    An unfinished UTF-8 character is at most three bytes long; other bytes that are no UTF-8 are not waited for.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(output[-4:])
+    return bool(decoder.getstate()[0]) or UNFINISHED_CONTROL.search(output) is not None
 
 
 class PseudoTerminal:
@@ -47,9 +61,13 @@ class PseudoTerminal:
                 assert condition(), f"ended without {what!r}: {self.output[-3000:]!r}"
 
     def wait_quiet(self) -> None:
-        """Reads until nothing comes for a moment: a read may end inside a control sequence or a line end."""
+        """Reads until nothing comes for a moment, and the output does not end inside a character or a control sequence.
+
+        The terminal takes a long write in parts, and a busy machine may pause the command between two of them.
+        """
+        deadline = time.monotonic() + HANG_TIMEOUT_S
         while self._read(0.2):
-            pass
+            assert time.monotonic() < deadline, f"the output ends inside a character: {self.output[-3000:]!r}"
 
     def wait_end(self, timeout_s: float = HANG_TIMEOUT_S) -> int:
         """Reads to the end. Returns the exit status."""
