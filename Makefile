@@ -17,7 +17,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 SPREAD := -n $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-processes test-engine test-clients test-all test-full test-cpus check mutants snapshots models prove sbom bench bench-peers clean
+.PHONY: help serve test test-processes test-engine test-clients test-all test-full test-cpus test-gpu check mutants snapshots models prove sbom bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
@@ -73,6 +73,11 @@ test-cpus: $(addprefix test-cpu-,$(CPUS))  ## run the engine's tests as on other
 test-cpu-%: $(TEST) $(CLIENTS)
 	@echo 'As on another CPU, $* of 3: $(CPU_$*)'
 	$(CPU_$*) $(BIN)/python -m pytest $(SPREAD) $(CPU_TESTS) $(ARGS)
+
+GPU_TESTS ?= $(addprefix tests/engine/,adapters cache forward media prefix_disk scheduler test_engine_contract.py)
+
+test-gpu: $(TEST)  ## run the tests of the engine's results with their models on CUDA; needs a GPU
+	ANTIPHON_TEST_DEVICE=cuda $(BIN)/python -m pytest $(SPREAD) $(GPU_TESTS) $(ARGS)
 
 check: $(TEST)  ## check lint, format, strict types, layers and sizes, in Python and in web/
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import os
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,9 @@ from antiphon.engine.protocol import Chunk, Job, Sampling
 from antiphon.engine.scheduler.core import Core
 
 torch.set_num_threads(1)
+
+DEVICE = os.environ.get("ANTIPHON_TEST_DEVICE", "cpu")
+"""Device of the tiny models; `make test-gpu` sets cuda."""
 
 VOCAB_SIZE, EOS_ID = 96, 2
 BASE_CONFIG = {
@@ -77,7 +81,7 @@ def tiny_model(family: str) -> PreTrainedModel:
     class_name, overrides = FAMILY_CONFIGS[family]
     torch.manual_seed(7)
     model: Any = AutoModelForCausalLM.from_config(getattr(transformers, class_name)(**BASE_CONFIG | overrides))  # type: ignore[no-untyped-call]
-    return cast("PreTrainedModel", model.eval())
+    return cast("PreTrainedModel", model.eval().to(DEVICE))
 
 
 def copy_tiny_model(family: str) -> PreTrainedModel:
@@ -120,7 +124,7 @@ def generate_tokens(core: Core, job: Job) -> list[int]:
 @torch.inference_mode()
 def generate_with_transformers(family: str, prompt: list[int], count: int) -> list[int]:
     """Returns the output of transformers' own greedy `generate`."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=DEVICE)
     model: Any = tiny_model(family)
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
     return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]

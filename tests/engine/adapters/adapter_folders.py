@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.options import EngineOptions, LoraModule
 from antiphon.engine.scheduler.core import Core
-from tests.engine.tiny_models import BASE_CONFIG, FAMILY_CONFIGS
+from tests.engine.tiny_models import BASE_CONFIG, DEVICE, FAMILY_CONFIGS
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **FAMILY_CONFIGS,
@@ -39,7 +39,7 @@ def base_model(family: str) -> PreTrainedModel:
     class_name, overrides = MODELS[family]
     torch.manual_seed(7)
     model: Any = AutoModelForCausalLM.from_config(getattr(transformers, class_name)(**BASE_CONFIG | overrides))  # type: ignore[no-untyped-call]
-    return cast("PreTrainedModel", model.eval())
+    return cast("PreTrainedModel", model.eval().to(DEVICE))
 
 
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
@@ -145,7 +145,7 @@ def build_adapted_core(family: str, folders: dict[str, Path], *, optimize: bool 
 @torch.inference_mode()
 def generate_merged(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     """Returns the output of transformers' own greedy `generate`."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     output = cast("Any", model).generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
     )

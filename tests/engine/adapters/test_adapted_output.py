@@ -75,7 +75,7 @@ def step_logits(core: Core, prompts: list[list[int]], names: list[str]) -> Tenso
 
 @torch.inference_mode()
 def merged_logits(model: Any, prompt: list[int]) -> Tensor:
-    logits: Tensor = model(torch.tensor([prompt])).logits[0, -1]
+    logits: Tensor = model(torch.tensor([prompt], device=model.device)).logits[0, -1]
     return logits
 
 

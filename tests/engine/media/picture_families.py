@@ -18,7 +18,7 @@ from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk, Fault, Job, Sampling
 from antiphon.engine.scheduler.core import Core
-from tests.engine.tiny_models import BASE_CONFIG, EOS_ID
+from tests.engine.tiny_models import BASE_CONFIG, DEVICE, EOS_ID
 from tests.engine.vision_models import MOE
 
 SOFT_ID, VIDEO_ID, AUDIO_ID, START_ID, END_ID, BREAK_ID = 90, 91, 92, 93, 94, 95
@@ -367,7 +367,7 @@ def tiny_picture_model(name: str) -> PreTrainedModel:
         for parameter in module.parameters(recurse=False):
             if parameter.ndim > 1 and parameter.std() < 0.1:
                 parameter.data = 0.1 * torch.randn(parameter.shape)
-    return cast("PreTrainedModel", model.eval())
+    return cast("PreTrainedModel", model.eval().to(DEVICE))
 
 
 def build_picture_core(name: str, **options: Any) -> Core:
@@ -469,12 +469,13 @@ def join_output(chunks: list[Chunk]) -> list[int]:
 def generate_reference(name: str, prompt: Prompt, model: PreTrainedModel | None = None) -> list[int]:
     """Returns the greedy output of transformers' `generate` for a prompt."""
     family, model = FAMILIES[name], model or tiny_picture_model(name)
-    ids = torch.tensor([prompt.tokens])
+    ids = torch.tensor([prompt.tokens], device=DEVICE)
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if family.token_types:
         inputs[family.token_types] = (ids == SOFT_ID).long()
     for key in prompt.pictures[0].arrays if prompt.pictures else ():
-        inputs[key] = _join_arrays([picture.arrays[key] for picture in prompt.pictures], key, family)
+        arrays = [picture.arrays[key] for picture in prompt.pictures]
+        inputs[key] = _join_arrays(arrays, key, family).to(DEVICE)
     cast("Any", model.base_model).rope_deltas = None
     output: Any = model.generate(  # type: ignore[operator]
         **inputs,

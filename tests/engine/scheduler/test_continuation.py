@@ -18,7 +18,7 @@ from antiphon.engine.protocol import Chunk, EngineError, TokenLogprob
 from antiphon.engine.scheduler.core import Core
 from tests.counts import FULL_COUNTS
 from tests.engine.forward.recurrent.tiny_hybrids import hybrid_model
-from tests.engine.tiny_models import BASE_CONFIG, VOCAB_SIZE, join_tokens, make_job, make_prompts, run_jobs
+from tests.engine.tiny_models import BASE_CONFIG, DEVICE, VOCAB_SIZE, join_tokens, make_job, make_prompts, run_jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -47,7 +47,7 @@ def build_wide(config: str, quantization: Any, **overrides: Any) -> Core:
     options = EngineOptions(
         quantization=quantization, force_quantization=True, max_draft_seqs=0, enable_prefix_caching=False
     )
-    return build_core_from_model(model.eval(), options=options, optimize=True)
+    return build_core_from_model(model.eval().to(DEVICE), options=options, optimize=True)
 
 
 FORMS: dict[str, Any] = {

@@ -16,6 +16,7 @@ from antiphon.engine.protocol import Chunk, EngineError, Job
 from antiphon.engine.scheduler.core import Core
 from tests.engine.fake_model import FakeModel, build_core_with_fake_model
 from tests.engine.tiny_models import (
+    DEVICE,
     EOS_ID,
     VOCAB_SIZE,
     build_tiny_core,
@@ -45,7 +46,7 @@ def catch_rejection(core: Core, job: Job) -> EngineError:
 
 def compute_logits(tokens: list[int]) -> Any:
     with torch.inference_mode():
-        return tiny_model("llama")(torch.tensor([tokens])).logits[0]
+        return tiny_model("llama")(torch.tensor([tokens], device=DEVICE)).logits[0].cpu()
 
 
 def test_first_chunk_is_admission_and_last_chunk_has_the_finish() -> None:

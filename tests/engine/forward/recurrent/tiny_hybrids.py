@@ -7,6 +7,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.engine.tiny_models import DEVICE
+
 VOCAB_SIZE = 512
 BASE_CONFIG = {
     "vocab_size": VOCAB_SIZE,
@@ -94,7 +96,7 @@ def hybrid_model(family: str) -> PreTrainedModel:
     class_name, overrides = HYBRID_CONFIGS[family]
     torch.manual_seed(7)
     model: Any = AutoModelForCausalLM.from_config(getattr(transformers, class_name)(**BASE_CONFIG | overrides))  # type: ignore[no-untyped-call]
-    return cast("PreTrainedModel", model.eval())
+    return cast("PreTrainedModel", model.eval().to(DEVICE))
 
 
 def generate_with_hybrid(family: str, prompt: list[int], count: int) -> list[int]:
@@ -105,7 +107,7 @@ def generate_with_hybrid(family: str, prompt: list[int], count: int) -> list[int
 @functools.cache
 @torch.inference_mode()
 def _generate_once(family: str, prompt: tuple[int, ...], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=DEVICE)
     model: Any = hybrid_model(family)
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
     return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
