@@ -66,7 +66,7 @@ class PseudoTerminal:
         The terminal takes a long write in parts, and a busy machine may pause the command between two of them.
         """
         deadline = time.monotonic() + HANG_TIMEOUT_S
-        while self._read(0.2):
+        while self._read(0.2) or (is_cut(self.output) and self.process.poll() is None):
             assert time.monotonic() < deadline, f"the output ends inside a character: {self.output[-3000:]!r}"
 
     def wait_end(self, timeout_s: float = HANG_TIMEOUT_S) -> int:

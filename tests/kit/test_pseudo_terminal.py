@@ -22,10 +22,12 @@ def test_quiet_output_is_whole(first: bytes, rest: bytes) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=child_side, stdout=child_side) as process:
         os.close(child_side)
         reader = PseudoTerminal(process, terminal)
-        reader.wait_until(lambda: reader.output.endswith(first), "first part")
-        reader.wait_quiet()
-        assert first + rest in reader.output
-        process.kill()
+        try:
+            reader.wait_until(lambda: reader.output.endswith(first), "first part")
+            reader.wait_quiet()
+            assert first + rest in reader.output
+        finally:
+            process.kill()
     os.close(terminal)
 
 
