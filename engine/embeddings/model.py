@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from antiphon.engine.embeddings.repository import EncoderKind, SentenceModules, uses_identity
 from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
-from antiphon.engine.errors import LoadError, one_line
+from antiphon.engine.errors import LoadError, is_out_of_memory, one_line
 from antiphon.engine.load.architectures import LOAD_OPTIONS
 from antiphon.engine.load.finite_logits import check_finite_weights
 from antiphon.engine.load.load_method import choose_device
@@ -148,9 +148,9 @@ def load_encoder(
         model = model.eval().to(chosen)
     except LoadError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise LoadError(f"{modules.transformer} does not fit into the memory of {chosen}") from error
     except Exception as error:
+        if is_out_of_memory(error):
+            raise LoadError(f"{modules.transformer} does not fit into the memory of {chosen}") from error
         log.debug("loading %s failed", modules.transformer, exc_info=True)
         raise LoadError(f"{modules.transformer} cannot be loaded ({one_line(error)}); check its files") from error
     missing = [name for name in names if kind == "rerank" or "pooler." not in name]

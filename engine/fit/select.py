@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from transformers import PreTrainedModel
 
 from antiphon.engine.cache.paged import PagePool
-from antiphon.engine.errors import LoadError, one_line
+from antiphon.engine.errors import LoadError, one_line, refuse_out_of_memory
 from antiphon.engine.fit.validation import ProbeTexts, Validation, describe_error, make_text, relative_error
 from antiphon.engine.forward.attention import ATTENTION_NAME
 from antiphon.engine.forward.attention_variants.layer_variants import find_windows
@@ -52,7 +52,7 @@ def select_forward(
     `context` is the number of tokens to serve, None for the model's own.
 
     Validation reads the whole model several times. `validation` keeps what it finds for later checks. Raises
-    `LoadError` if the model's logits are not finite.
+    `LoadError` if the model's logits are not finite, or if memory runs out.
     """
     sequential, validation = SequentialForward(model), validation or Validation(model)
     is_recurrent = has_recurrent_layers(model)
@@ -74,6 +74,7 @@ def select_forward(
         except LoadError:  # no pass can serve the model
             raise
         except Exception as failure:  # noqa: BLE001  after any failure, the sequential pass serves the model
+            refuse_out_of_memory(failure)
             reason = one_line(failure)
         set_text_attention(model, original)
     log.warning(
@@ -151,6 +152,7 @@ def _try_recurrent(
     except LoadError:
         raise
     except Exception as failure:  # noqa: BLE001  the sequential pass is used instead
+        refuse_out_of_memory(failure)
         reason = one_line(failure)
     if reason is not None:
         recurrent.detach()
@@ -181,6 +183,7 @@ def _interleaving_mismatch(forward: SequentialForward, texts: ProbeTexts, model:
     except LoadError:
         raise
     except Exception as failure:  # noqa: BLE001  a model that fails here may still serve one request at a time
+        refuse_out_of_memory(failure)
         return one_line(failure)
     return None if error <= INTERLEAVING_TOLERANCE else f"the logits differ by {error:.2g}"
 

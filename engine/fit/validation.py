@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphon.engine.errors import one_line
+from antiphon.engine.errors import one_line, refuse_out_of_memory
 from antiphon.engine.fit.packing_plan import DryRun
 from antiphon.engine.fit.quantization_error import ReferenceLogits
 from antiphon.engine.forward.interface import ForwardPass, SequenceInput
@@ -127,6 +127,7 @@ class Validation:
         try:
             return run()
         except Exception as failure:  # noqa: BLE001  another pass is used instead
+            refuse_out_of_memory(failure)
             return one_line(failure)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphon.engine.errors import LoadError, one_line
+from antiphon.engine.errors import LoadError, one_line, refuse_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ def remove_unused_towers(model: PreTrainedModel, run: Callable[[], Tensor]) -> d
     try:
         expected = run()
     except Exception as error:
+        refuse_out_of_memory(error)
         raise LoadError(
             f"{type(model).__name__} does not run on text alone ({one_line(error)}); choose a text generation model"
         ) from error

@@ -16,7 +16,7 @@ from antiphon.engine.checkpoint.context_length import DEFAULT_CONTEXT_TOKENS, re
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, read_token_ids, sampling_defaults
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
-from antiphon.engine.errors import LoadError, one_line
+from antiphon.engine.errors import LoadError, is_out_of_memory, one_line
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.load.architectures import LOAD_OPTIONS, check_quantization_method, choose_model_class, load_config
 from antiphon.engine.load.decoded_checkpoint import load_decoded, load_gguf
@@ -81,7 +81,7 @@ def _load_as_planned(model_class: Any, checkpoint: Checkpoint, plan: LoadPlan) -
 
 def _explain_failure(path: Path, device: str, error: Exception) -> LoadError:
     """Returns the error for a model that transformers could not load."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if is_out_of_memory(error):
         return LoadError(f"{path} does not fit into the memory of {device}; choose a smaller model")
     if isinstance(error, ImportError):
         return LoadError(f"{path} needs a package that is not installed ({one_line(error)}); install it")

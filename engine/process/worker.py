@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from antiphon.engine.errors import LoadError
+from antiphon.engine.errors import LoadError, is_out_of_memory
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapter_commands import apply_adapter_command
 from antiphon.engine.process.gpu_memory import GpuMemory
@@ -234,9 +234,8 @@ def gc_paused() -> Iterator[None]:
 
 
 def _describe_error(error: Exception) -> str:
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     message = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"out of memory ({message})" if out_of_memory else message
+    return f"out of memory ({message})" if is_out_of_memory(error) else message
 
 
 def _exit_with_parent(parent: int) -> None:

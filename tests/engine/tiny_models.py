@@ -18,6 +18,8 @@ torch.set_num_threads(1)
 
 DEVICE = os.environ.get("ANTIPHON_TEST_DEVICE", "cpu")
 """Device of the tiny models; `make test-gpu` sets cuda."""
+DEVICE_OPTIONS: dict[str, Any] = {} if DEVICE == "cpu" else {"kv_cache_gib": 0.05}
+"""Default options of their cores. A cache on a GPU is allocated at the start, and by default takes what is free."""
 
 VOCAB_SIZE, EOS_ID = 96, 2
 BASE_CONFIG = {
@@ -91,7 +93,7 @@ def copy_tiny_model(family: str) -> PreTrainedModel:
 
 def build_tiny_core(family: str = "llama", **options: Any) -> Core:
     """Returns a core on a copy of the family's model."""
-    return build_core_from_model(copy_tiny_model(family), options=EngineOptions(**options))
+    return build_core_from_model(copy_tiny_model(family), options=EngineOptions(**DEVICE_OPTIONS | options))
 
 
 def make_job(tokens: list[int], name: str = "j", **options: Any) -> Job:

@@ -129,7 +129,7 @@ def merge_adapter(family: str, folder: Path) -> PreTrainedModel:
         module = model.get_submodule(name)
         if name == "lm_head" and module.weight is model.get_input_embeddings().weight:
             module.weight = nn.Parameter(module.weight.clone())
-        change = scale * (b @ a)
+        change = (scale * (b @ a)).to(DEVICE)
         weight = cast("Tensor", module.weight)
         weight.add_(change.T if isinstance(module, Conv1D) else change)
     return model

@@ -1,9 +1,14 @@
 """Greedy output equals that of transformers' own `generate`, token for token, alone and in changing batches."""
 
+from unittest.mock import Mock
+
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
+from antiphon.engine.errors import LoadError
 from antiphon.engine.fit.select import select_forward
 from antiphon.engine.forward.recurrent.forward import RecurrentForward
 from antiphon.engine.forward.sequential import SequentialForward
@@ -83,3 +88,24 @@ def test_varlen_forward_with_wrong_logits_is_not_selected(
     )
     assert isinstance(select_forward(copy_tiny_model("llama")), SequentialForward)
     assert "its logits differ" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 8 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError("no memory"),
+    ],
+)
+@pytest.mark.parametrize("place", ["block_attention._attend_fused", "sequential.SequentialForward.run"])
+def test_no_slower_pass_is_selected_when_memory_runs_out(
+    failure: Exception, place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that another program had filled, models ran one sequence at a time from then on."""
+    monkeypatch.setattr(f"antiphon.engine.forward.{place}", Mock(side_effect=failure))
+    with pytest.raises(
+        LoadError, match=r"memory ran out while the model was tested \(.*\); free some memory"
+    ) as caught:
+        select_forward(copy_tiny_model("llama"))
+    assert "capacity" not in str(caught.value) and not caplog.text

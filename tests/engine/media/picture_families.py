@@ -18,7 +18,7 @@ from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk, Fault, Job, Sampling
 from antiphon.engine.scheduler.core import Core
-from tests.engine.tiny_models import BASE_CONFIG, DEVICE, EOS_ID
+from tests.engine.tiny_models import BASE_CONFIG, DEVICE, DEVICE_OPTIONS, EOS_ID
 from tests.engine.vision_models import MOE
 
 SOFT_ID, VIDEO_ID, AUDIO_ID, START_ID, END_ID, BREAK_ID = 90, 91, 92, 93, 94, 95
@@ -372,7 +372,7 @@ def tiny_picture_model(name: str) -> PreTrainedModel:
 
 def build_picture_core(name: str, **options: Any) -> Core:
     """Returns a core on a copy of the family's model."""
-    options = {"pack_cache": False} | options
+    options = {"pack_cache": False} | DEVICE_OPTIONS | options
     return build_core_from_model(
         copy.deepcopy(tiny_picture_model(name)), options=EngineOptions(**options), optimize=True
     )

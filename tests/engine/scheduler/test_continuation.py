@@ -18,7 +18,16 @@ from antiphon.engine.protocol import Chunk, EngineError, TokenLogprob
 from antiphon.engine.scheduler.core import Core
 from tests.counts import FULL_COUNTS
 from tests.engine.forward.recurrent.tiny_hybrids import hybrid_model
-from tests.engine.tiny_models import BASE_CONFIG, DEVICE, VOCAB_SIZE, join_tokens, make_job, make_prompts, run_jobs
+from tests.engine.tiny_models import (
+    BASE_CONFIG,
+    DEVICE,
+    DEVICE_OPTIONS,
+    VOCAB_SIZE,
+    join_tokens,
+    make_job,
+    make_prompts,
+    run_jobs,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -45,7 +54,11 @@ def build_wide(config: str, quantization: Any, **overrides: Any) -> Core:
     settings = getattr(transformers, config)(**BASE_CONFIG | WIDE | overrides)
     model: Any = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
     options = EngineOptions(
-        quantization=quantization, force_quantization=True, max_draft_seqs=0, enable_prefix_caching=False
+        quantization=quantization,
+        force_quantization=True,
+        max_draft_seqs=0,
+        enable_prefix_caching=False,
+        **DEVICE_OPTIONS,
     )
     return build_core_from_model(model.eval().to(DEVICE), options=options, optimize=True)
 
@@ -62,7 +75,7 @@ HYBRIDS = ("qwen3_next", "falcon_h1", "lfm2")
 @functools.cache
 def form_core(form: str) -> Core:
     if form in HYBRIDS:
-        options = EngineOptions(enable_prefix_caching=False, deterministic=True)
+        options = EngineOptions(enable_prefix_caching=False, deterministic=True, **DEVICE_OPTIONS)
         return build_core_from_model(copy.deepcopy(hybrid_model(form)), options=options, optimize=True)
     core: Core = FORMS[form]()
     return core

@@ -25,7 +25,15 @@ from tests.engine.fake_model import (
     make_tokens,
     next_token_by_hash,
 )
-from tests.engine.tiny_models import copy_tiny_model, generate_tokens, join_tokens, make_job, make_prompts, run_jobs
+from tests.engine.tiny_models import (
+    DEVICE,
+    copy_tiny_model,
+    generate_tokens,
+    join_tokens,
+    make_job,
+    make_prompts,
+    run_jobs,
+)
 
 DRAFT_TIME, TOKEN_TIME = 0.05, 0.01
 """Durations of a pass of the draft model, and of each token in a pass of the target model, in passes of the latter."""
@@ -345,7 +353,7 @@ def test_drafts_change_no_token_of_a_transformer(
     folders: dict[str, Path], quantization: Any, name: str, percent: int
 ) -> None:
     """Alone and in turns, with drafts in every step; in turns, the cache is too small, and two jobs are cancelled."""
-    options = {"quantization": quantization, "force_quantization": True, "kv_cache_gib": 0.0005, "device": "cpu"}
+    options = {"quantization": quantization, "force_quantization": True, "kv_cache_gib": 0.0005, "device": DEVICE}
     drafted = build_core(folders["same"], EngineOptions(draft_model=str(folders[name]), max_draft_seqs=0, **options))
     plain = build_core(folders["same"], EngineOptions(max_draft_seqs=0, **options))
     assert "drafts from LlamaForCausalLM" in drafted.info.description

@@ -25,7 +25,7 @@ from tests.engine.forward.recurrent.tiny_hybrids import (
     make_hybrid_prompts,
 )
 from tests.engine.kernel_builds import require_kernels
-from tests.engine.tiny_models import generate_tokens, join_tokens, make_job, run_jobs
+from tests.engine.tiny_models import DEVICE_OPTIONS, generate_tokens, join_tokens, make_job, run_jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -35,7 +35,7 @@ TREATS_GENERATED_APART = {"nemotron_h", "minimax"}
 
 
 def build_hybrid_core(family: str, **options: Any) -> Core:
-    return build_core_from_model(copy.deepcopy(hybrid_model(family)), options=EngineOptions(**options))
+    return build_core_from_model(copy.deepcopy(hybrid_model(family)), options=EngineOptions(**DEVICE_OPTIONS | options))
 
 
 def select_hybrid_forward(family: str) -> RecurrentForward:
