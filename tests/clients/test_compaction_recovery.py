@@ -1,10 +1,11 @@
 """`kill -9` of the server while it generates the summary of a conversation: the response ends, and the next one works."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from tests.clients.reading_script import ASKED
 from tests.clients.sdk_helpers import Json, get, parse_events
 from tests.invariants import check_stream
-from tests.progress import HANG_TIMEOUT_S
+from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import read_until_ready
 from tests.syntax import ROOT
 
@@ -63,6 +64,14 @@ def begin_compaction(client: openai.OpenAI, **fields: Any) -> tuple[Any, list[Js
     raise AssertionError(f"no compaction: {events}")
 
 
+def wait_until_stored(folder: Path, last_event: Json, response_id: str) -> None:
+    """Waits until the store has an event of a response. Those of a foreground response are shown before."""
+    query = "SELECT 1 FROM events WHERE response = ? AND number = ?"
+    with closing(sqlite3.connect(folder / "responses.db")) as database:
+        key = (response_id, last_event["sequence_number"])
+        wait_with_progress(lambda: database.execute(query, key).fetchone(), "the event is stored")
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_kill_during_the_summary_freezes_the_compaction(tmp_path: Path, *, background: bool) -> None:
     with run_server(tmp_path, [STALL, SUMMARY, *ANSWERS]) as (client, process):
@@ -72,10 +81,11 @@ def test_kill_during_the_summary_freezes_the_compaction(tmp_path: Path, *, backg
         stream, events = begin_compaction(
             client, input=f"Wait. {LONG}", previous_response_id=first.id, background=background
         )
+        killed_id = events[0]["response"]["id"]
+        wait_until_stored(tmp_path, events[-1], killed_id)
         process.kill()
         process.wait()
         stream.close()
-    killed_id = events[0]["response"]["id"]
     with run_server(tmp_path, [SUMMARY, *ANSWERS]) as (client, _):
         killed = client.responses.retrieve(killed_id)
         assert killed.status == "failed" and killed.error is not None and killed.error.code == "server_restarted"
