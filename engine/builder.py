@@ -27,6 +27,9 @@ from antiphon.engine.scheduler.grammar import compiler_factory
 
 log = logging.getLogger(__name__)
 
+MAX_BATCHED_TOKENS = {False: 512, True: 2048}
+"""Maximum number of tokens per step by default, without and with a GPU, where a step of more costs little more."""
+
 
 def build_core(path: Path, options: EngineOptions) -> Core:
     """Loads the model in a folder and builds its core. Raises `engine.errors.LoadError`."""
@@ -119,7 +122,7 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
         msgspec.structs.replace(info, max_model_len=context, description=_describe(info.description, build, draft)),
         max_num_seqs=min(options.max_num_seqs, forward.max_num_seqs or options.max_num_seqs),
         max_waiting=options.max_waiting,
-        max_batched_tokens=options.max_batched_tokens,
+        max_batched_tokens=options.max_batched_tokens or MAX_BATCHED_TOKENS[model.device.type == "cuda"],
         max_cache_tokens=cache_tokens,
         max_draft_seqs=options.max_draft_seqs if _uses_drafts(build) else 0,
         draft_model=None if draft is None else _create_draft_model(draft, info, max_tokens, cache_tokens or context),

@@ -146,8 +146,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Repacks the weights of linear layers for the CPU kernels. fp32 on a CPU only."""
     max_waiting: int = 256
     """Maximum number of jobs that wait for a slot."""
-    max_batched_tokens: int = 512
-    """Maximum number of tokens per step, so that a long prompt does not hold up running jobs."""
+    max_batched_tokens: int | None = None
+    """Maximum number of tokens per step, so that a long prompt does not hold up running jobs. None: 512, on a GPU more."""
     paged_cache: bool | None = None
     """Keeps keys and values in a pool of pages that all jobs share. None: on a GPU only. On a CPU, copying out of pages
     costs more than it saves."""

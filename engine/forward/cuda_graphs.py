@@ -50,7 +50,7 @@ class _CapturedGraph(NamedTuple):
 
 
 class CudaGraphs:
-    """Graphs of `step` on a device, captured when a size is first needed."""
+    """Graphs of `step` on a device. Those of short sequences are captured at the start, others when first needed."""
 
     def __init__(self, step: DecodeStep, capture: GraphCapture, device: torch.device) -> None:
         self._step = step
@@ -62,12 +62,19 @@ class CudaGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def capture_largest(self, max_num_seqs: int) -> None:
-        """Captures a step of the largest size first: smaller graphs then fit into its memory pool."""
-        rows = bucket_size(max_num_seqs)
-        columns = max(MAX_TOKENS_READ // (rows * PAGE_TOKENS), MIN_TABLE_COLUMNS)
-        ids, positions = torch.zeros(2, 1, rows, dtype=torch.long, device=self._device)
-        self._capture_and_verify([ids, positions, torch.full((rows, columns), NULL_PAGE, device=self._device)])
+    def capture_sizes(self, max_num_seqs: int) -> None:
+        """Captures steps of each number of rows up to `max_num_seqs`, so that the first requests do not wait for them.
+
+        A step of the largest size comes first: smaller graphs then fit into its memory pool.
+        """
+        most_rows = bucket_size(max_num_seqs)
+        widest = max(MAX_TOKENS_READ // (most_rows * PAGE_TOKENS), MIN_TABLE_COLUMNS)
+        rows = sorted({bucket_size(count) for count in range(1, max_num_seqs + 1)}, reverse=True)
+        narrow = [(count, MIN_TABLE_COLUMNS) for count in rows if _is_readable(count, MIN_TABLE_COLUMNS)]
+        for size in dict.fromkeys([(most_rows, widest), *narrow]):
+            if self._usable:
+                ids, positions = torch.zeros(2, 1, size[0], dtype=torch.long, device=self._device)
+                self._capture_and_verify([ids, positions, torch.full(size, NULL_PAGE, device=self._device)])
 
     def replay_step(self, ids: list[int], kvs: Sequence[PagedKVCache]) -> Tensor | None:
         """Logits (n, vocabulary) of one more token of each sequence, valid until the next call; None if no graph fits.
@@ -78,7 +85,7 @@ class CudaGraphs:
             return None
         rows, columns = bucket_size(len(ids)), bucket_size(max(map(columns_needed, kvs)), MIN_TABLE_COLUMNS)
         bucketed_pages = sum(len(members) * width for members, width in bucket_by_length(kvs))
-        if rows * columns > min(MAX_TOKENS_READ // PAGE_TOKENS, MAX_PADDING_RATIO * bucketed_pages):
+        if not _is_readable(rows, columns) or rows * columns > MAX_PADDING_RATIO * bucketed_pages:
             return None
         table, positions = build_tables(kvs, rows, columns)
         inputs = [
@@ -115,6 +122,11 @@ class CudaGraphs:
         self._graphs.clear()
         log.warning("CUDA graphs are disabled: %s", reason)
         return None
+
+
+def _is_readable(rows: int, columns: int) -> bool:
+    """True if a batch may read tables of this size."""
+    return rows * columns * PAGE_TOKENS <= MAX_TOKENS_READ
 
 
 class CudaGraphCapture:

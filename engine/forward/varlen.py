@@ -137,7 +137,7 @@ class VarlenForward:
         """
         device = self._model.device
         self._graphs = CudaGraphs(self._decode_step, capture or CudaGraphCapture(device), device)
-        self._graphs.capture_largest(max_num_seqs)
+        self._graphs.capture_sizes(max_num_seqs)
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
         """Runs one pass over all sequences. Their caches grow only if the pass succeeds."""

@@ -2,6 +2,9 @@
 
 A step is expected to take the time of decoding alone plus a cost per prompt token. Both are measured from the durations
 that the caller passes to `PrefillBudget.record_step`; this module has no clock.
+
+Part of the cost may not depend on the number of tokens: reading a long past, or on a GPU a step that is not replayed
+from a graph. Then prompts run in blocks, in fewer steps, whose size doubles while that costs little.
 """
 
 from collections import defaultdict, deque
@@ -22,11 +25,23 @@ PREFILL_WEIGHT = 2
 MIN_PREFILL_TOKENS = 8
 """Prompt tokens that are always affordable, however slow a step is, so that every prompt completes."""
 
-BLOCK_SIZES_TOKENS = (4 * MIN_PREFILL_TOKENS, 2 * MIN_PREFILL_TOKENS)
-"""Block sizes to try, in tokens, when small chunks are dominated by reading the past."""
+MIN_BLOCK_TOKENS = 2 * MIN_PREFILL_TOKENS
+"""Size of the first block that is tried."""
+
+MAX_COSTLY_BLOCK_TOKENS = 4 * MIN_PREFILL_TOKENS
+"""Size above which a block must cost little more than one of half the size."""
 
 MAX_BLOCK_STEPS = 4
-"""Largest cost of a block, in decode-only steps."""
+"""Largest cost of a block, in decode-only steps, unless it costs little more than one of half the size."""
+
+MAX_BLOCK_SLOWDOWN = 1.25
+"""Largest cost of a block relative to one of half the size that counts as little more."""
+
+OUTDATED_FRACTION = 0.7
+"""Fraction of the cost of a block of half the size: if a block costs less, the costs belong to other prompts."""
+
+BLOCK_WINDOW_STEPS = 3
+"""Number of the latest steps of about the same number of prompt tokens from which their cost is estimated."""
 
 DECODE_WINDOW_STEPS = 12
 """Number of the latest decode-only steps from which the decode-only time is estimated."""
@@ -52,7 +67,8 @@ class PrefillBudget:
         self._recent_chunks: deque[int] = deque([MIN_PREFILL_TOKENS], maxlen=8)
         self._mixed_steps = 0
         self._last_was_decode_only = True
-        self._use_blocks = False
+        self._extra_seconds: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BLOCK_WINDOW_STEPS))
+        self._block_tokens = 0
 
     def next_budget(self, decoding: int, waiting: int) -> int:
         """Prompt tokens for the next step, while `decoding` sequences decode and `waiting` are in prefill.
@@ -65,7 +81,7 @@ class PrefillBudget:
         take max(0.6, 2 · 4/4) · 20 = 40 ms longer: 400 tokens.
 
         0 means: measure decoding first, or save up for a block that would make this step too long. A budget above 0
-        is at least one block (`alignment` tokens, or a larger size from `BLOCK_SIZES_TOKENS`). Tokens beyond
+        is at least one block (`alignment` tokens, or `MIN_BLOCK_TOKENS` or more). Tokens beyond
         whole blocks are saved for the next step.
         """
         if not decoding:
@@ -77,9 +93,10 @@ class PrefillBudget:
         allowed = max(MAX_STEP_SLOWDOWN - 1, PREFILL_WEIGHT * waiting / decoding) * baseline
         cost = median(self._seconds_per_token) if self._seconds_per_token else self._seconds_per_token_alone
         affordable, block = self._affordable_tokens(allowed, cost, max_tokens), self.alignment
-        if cost is not None and allowed < baseline:
-            block = self._choose_block(allowed, cost, baseline)
-            if block > self.alignment or (block > MIN_PREFILL_TOKENS and cost * block > BLOCK_COST_FRACTION * baseline):
+        if cost is not None and (allowed < baseline or allowed < cost * MIN_PREFILL_TOKENS or self._block_tokens):
+            block = self._choose_block(allowed, cost, baseline, max_tokens)
+            is_costly = block > MIN_PREFILL_TOKENS and cost * block > BLOCK_COST_FRACTION * baseline
+            if allowed < baseline and (block > self.alignment or is_costly):
                 affordable = min(affordable, (block - 1) / 2)  # so that most steps have no block
         max_saved = block if block > self.alignment else affordable + block - 1
         self._saved_tokens = min(self._saved_tokens + affordable, max_saved, max(max_tokens, block))
@@ -93,19 +110,49 @@ class PrefillBudget:
         affordable = int(allowed / cost) if allowed < cost * extrapolation_limit else extrapolation_limit
         return min(max(affordable, MIN_PREFILL_TOKENS), max_tokens)
 
-    def _choose_block(self, allowed: float, cost: float, baseline: float) -> int:
+    def _choose_block(self, allowed: float, cost: float, baseline: float, max_tokens: int) -> int:
         """Block size in tokens, if prompts may take `allowed` seconds of a step and a token takes `cost` seconds.
 
-        If even `MIN_PREFILL_TOKENS` exceed `allowed`, most of the cost is reading the past, which is the same
-        for many tokens as for few: larger blocks are used in fewer steps, until such a block fits into every step.
+        If even `MIN_PREFILL_TOKENS` exceed `allowed`, most of the cost may be the same for many tokens as for few:
+        larger blocks are used in fewer steps, until such a block fits into every step.
         Example: decoding takes 10 ms, a prompt token 1 ms. 8 tokens would exceed the 6 ms allowed, so every fourth step
-        gets a block of 32.
+        gets a block of 32. On a GPU, a step with prompts takes 25 ms more, whatever their number: the block doubles to
+        512 tokens and more.
         """
         if self.alignment > MIN_PREFILL_TOKENS:
             return self.alignment
-        block = next((size for size in BLOCK_SIZES_TOKENS if cost * size < MAX_BLOCK_STEPS * baseline), 0)
-        self._use_blocks = allowed < cost * (block if self._use_blocks else MIN_PREFILL_TOKENS)
-        return block if self._use_blocks and block else self.alignment
+        smaller, extra = self._extra_of(self._block_tokens // 2), self._extra_of(self._block_tokens)
+        is_outdated = smaller is not None and extra is not None and extra < OUTDATED_FRACTION * smaller
+        if allowed >= cost * (self._block_tokens or MIN_PREFILL_TOKENS) or (self._block_tokens and is_outdated):
+            self._block_tokens = 0
+            self._extra_seconds.clear()
+            return self.alignment
+        block = self._block_tokens or self._choose_first_block(allowed, cost, baseline)
+        self._block_tokens = min(self._fit_block(block, baseline), max_tokens)
+        return self._block_tokens if self._block_tokens > MIN_PREFILL_TOKENS else self.alignment
+
+    def _choose_first_block(self, allowed: float, cost: float, baseline: float) -> int:
+        """Returns the smallest block if it may be used, or if only trying can tell what it costs."""
+        smallest = self._extra_of(MIN_PREFILL_TOKENS)
+        is_measured = smallest is not None and smallest > allowed
+        return MIN_BLOCK_TOKENS if is_measured or cost * MIN_BLOCK_TOKENS < MAX_BLOCK_STEPS * baseline else 0
+
+    def _fit_block(self, block: int, baseline: float) -> int:
+        """Returns a block of this size, of half if it costs too much, or of twice the size if that costs little."""
+        smaller, extra = self._extra_of(block // 2), self._extra_of(block)
+        if extra is None:
+            return block
+        doubled = extra + (extra if smaller is None else min(2 * max(extra - smaller, 0.0), extra))
+        if smaller is not None and extra > max(MAX_BLOCK_SLOWDOWN * smaller, MAX_BLOCK_STEPS * baseline):
+            return block // 2
+        is_cheap = smaller is not None and doubled <= MAX_BLOCK_SLOWDOWN * extra
+        is_bearable = 2 * block <= MAX_COSTLY_BLOCK_TOKENS and doubled < MAX_BLOCK_STEPS * baseline
+        return 2 * block if is_cheap or is_bearable else block
+
+    def _extra_of(self, tokens: int) -> float | None:
+        """Estimated seconds that about so many prompt tokens add to a step; None if none was measured."""
+        samples = self._extra_seconds.get(tokens.bit_length())
+        return median(samples) if samples else None
 
     def decode_seconds(self, decoding: int) -> float | None:
         """Estimated seconds of a decode-only step of `decoding` sequences; None if none was measured yet.
@@ -138,7 +185,9 @@ class PrefillBudget:
         ):  # then decoding alone does not take so long, or not any more
             self._decode_seconds[_batch_class(decoding)].clear()
         elif baseline is not None:
-            self._seconds_per_token.append(max(seconds - baseline, 0.0) / prompts)
+            extra = max(seconds - baseline, 0.0)
+            self._seconds_per_token.append(extra / prompts)
+            self._extra_seconds[prompts.bit_length()].append(extra)
 
 
 def _batch_class(decoding: int) -> int:
