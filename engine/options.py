@@ -147,7 +147,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 256
     """Maximum number of jobs that wait for a slot."""
     max_batched_tokens: int | None = None
-    """Maximum number of tokens per step, so that a long prompt does not hold up running jobs. None: 512, on a GPU more."""
+    """Maximum number of tokens per step, so that long prompts do not stall jobs. None: 512, 2048 on a GPU."""
     paged_cache: bool | None = None
     """Keeps keys and values in a pool of pages that all jobs share. None: on a GPU only. On a CPU, copying out of pages
     costs more than it saves."""
