@@ -252,6 +252,19 @@ def test_steps_run_eagerly_when_capture_fails_or_differs(capture: Any, caplog: p
     assert caplog.text.count("CUDA graphs are disabled") == 1
 
 
+def test_steps_of_short_sequences_are_captured_at_the_start() -> None:
+    capture = FakeGraphCapture()
+    core = build_paged_core("llama", capture, max_num_seqs=6)
+    graphs = get_paged_forward(core)._graphs
+    assert graphs is not None
+    at_start = set(graphs._graphs)
+    assert {rows for rows, columns in at_start if columns == MIN_TABLE_COLUMNS} == {1, 2, 3, 4, 6}
+    run_jobs(
+        core, *(make_job(prompt, str(n), max_tokens=6 + n) for n, prompt in enumerate(make_prompts(3, 30, 9, 4, 5, 6)))
+    )
+    assert set(graphs._graphs) == at_start and capture.replays > 5
+
+
 def test_batch_that_exceeds_max_tokens_read_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_TOKENS_READ > 4 * MIN_TABLE_COLUMNS * PAGE_TOKENS
     monkeypatch.setattr("antiphon.engine.forward.cuda_graphs.MAX_TOKENS_READ", 4 * MIN_TABLE_COLUMNS * PAGE_TOKENS)
