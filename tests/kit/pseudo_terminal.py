@@ -90,11 +90,22 @@ class PseudoTerminal:
         return bool(data)
 
 
+def keep_output_at_signals(terminal: int) -> None:
+    """Makes a signal character such as Ctrl-C leave the output alone.
+
+    Otherwise the kernel discards what was written and not yet read, from the middle of a character on.
+    """
+    attributes = termios.tcgetattr(terminal)
+    attributes[3] |= termios.NOFLSH
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+
+
 @contextmanager
 def run_in_terminal(*arguments: str, columns: int = 100, **environment: str) -> Iterator[PseudoTerminal]:
     """Runs `antiphon` with these arguments in a terminal of its own. The command is killed at the end of the block."""
     terminal, child_side = pty.openpty()
     fcntl.ioctl(child_side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    keep_output_at_signals(child_side)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANTIPHON_", "OPENAI_"))}
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         kept.pop(name, None)

@@ -288,6 +288,7 @@ def test_hostile_replies_reach_the_terminal_as_text(attack: str, api: str, colum
         terminal.wait_for("output of tool")
         terminal.type(f"an output{ENTER}")  # the server calls again
         terminal.wait_for("output of tool", count=2)
+        terminal.wait_quiet()  # so that the echo of Ctrl-C stands in no character
         press_ctrl_c(terminal, "The calls are cancelled.")
         send(terminal, f"/save {tmp_path / 'saved.json'}", "items are in")
         for command, answer in (("/model", "m"), ("/raw", "shown as events.")):
