@@ -27,8 +27,8 @@ from antiphon.engine.scheduler.grammar import compiler_factory
 
 log = logging.getLogger(__name__)
 
-MAX_BATCHED_TOKENS = {False: 512, True: 2048}
-"""Maximum number of tokens per step by default, without and with a GPU, where a step of more costs little more."""
+CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS = 512, 2048
+"""Default maximum of tokens per step. On a GPU, a larger step takes little longer."""
 
 
 def build_core(path: Path, options: EngineOptions) -> Core:
@@ -114,6 +114,7 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
     reserved = 0 if desk is None else options.image_cache_mib << 20
     cache = size_cache(forward, str(model.device), options, reserved, None if draft is None else draft.forward)
     cache_tokens = None if cache is None else cache.tokens
+    default_tokens = GPU_BATCHED_TOKENS if model.device.type == "cuda" else CPU_BATCHED_TOKENS
     context = limit_context(choose_context(options.max_model_len, info.max_model_len), cache, options)
     max_tokens = cache_tokens or options.max_num_seqs * context
     _prepare_paged_cache(build, max_tokens)
@@ -122,7 +123,7 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
         msgspec.structs.replace(info, max_model_len=context, description=_describe(info.description, build, draft)),
         max_num_seqs=min(options.max_num_seqs, forward.max_num_seqs or options.max_num_seqs),
         max_waiting=options.max_waiting,
-        max_batched_tokens=options.max_batched_tokens or MAX_BATCHED_TOKENS[model.device.type == "cuda"],
+        max_batched_tokens=options.max_batched_tokens or default_tokens,
         max_cache_tokens=cache_tokens,
         max_draft_seqs=options.max_draft_seqs if _uses_drafts(build) else 0,
         draft_model=None if draft is None else _create_draft_model(draft, info, max_tokens, cache_tokens or context),

@@ -142,7 +142,8 @@ class PrefillBudget:
         smaller, extra = self._extra_of(block // 2), self._extra_of(block)
         if extra is None:
             return block
-        doubled = extra + (extra if smaller is None else min(2 * max(extra - smaller, 0.0), extra))
+        second_half = extra if smaller is None else min(2 * max(extra - smaller, 0.0), extra)
+        doubled = extra + second_half
         if smaller is not None and extra > max(MAX_BLOCK_SLOWDOWN * smaller, MAX_BLOCK_STEPS * baseline):
             return block // 2
         is_cheap = smaller is not None and doubled <= MAX_BLOCK_SLOWDOWN * extra
@@ -150,7 +151,7 @@ class PrefillBudget:
         return 2 * block if is_cheap or is_bearable else block
 
     def _extra_of(self, tokens: int) -> float | None:
-        """Estimated seconds that about so many prompt tokens add to a step; None if none was measured."""
+        """Returns the estimated seconds that a chunk of this size adds to a step; None if none was measured."""
         samples = self._extra_seconds.get(tokens.bit_length())
         return median(samples) if samples else None
 
