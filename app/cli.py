@@ -23,6 +23,7 @@ from antiphon.app.cli_options import (
     pick_fields,
 )
 from antiphon.app.keys.commands import keys
+from antiphon.app.keys.file_marks import mark_files
 from antiphon.app.keys.sources import load_api_keys
 from antiphon.app.remote_options import RemoteServeOptions
 from antiphon.app.serve_options import (
@@ -82,6 +83,7 @@ def serve(**flags: Any) -> None:
     environment_keys, key_file = os.environ.pop("ANTIPHON_API_KEY", None), start.api_key_file
     if environment_keys is not None and is_from_config_file("api_key_file"):
         key_file = None  # the environment takes precedence
+    marks = mark_files(filter(None, (key_file, flags["ssl_certfile"], flags["ssl_keyfile"])))
     try:
         fixed_keys, file_keys = load_api_keys(start.api_keys, key_file, environment_keys)
     except ApiKeyError as error:
@@ -94,6 +96,7 @@ def serve(**flags: Any) -> None:
         fixed_keys=fixed_keys,
         file_keys=file_keys,
         key_file=key_file,
+        file_marks=marks,
         store_file=store_file,
         store_url=store_url,
         **pick_fields(Settings, flags),

@@ -140,7 +140,7 @@ def _create_reloader(settings: Settings, keys: KeyRing, turn_manager: TurnManage
 
     fixed = ("the keys of --api-key and ANTIPHON_API_KEY",) if settings.fixed_keys else ()
     grpc = ("the certificate of gRPC",) if settings.grpc_port is not None and settings.ssl_certfile else ()
-    reloader = Reloader(keys, settings.key_file, on_revoked, (*fixed, *grpc, "all other options"))
+    reloader = Reloader(keys, settings.key_file, on_revoked, (*fixed, *grpc, "all other options"), settings.file_marks)
     reloader.on_reload.append(audit.record_reload)
     return reloader
 

@@ -7,6 +7,7 @@ compiled kernels are stored) and `CC`. `app/tools/hosted_options.py` reads the v
 worker process inherits the environment without its secrets.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,14 +18,12 @@ from antiphon.app.base.api_keys import ApiKey
 from antiphon.engine.options import Option
 
 ReasoningOutput = Literal["content", "summary", "both"]
+FileMark = tuple[int, int, int] | None
+"""Inode, size in bytes and time of the last change in ns of a file; None if it cannot be found."""
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound here
-
-
 _server, _keys = partial(Option, "Server"), partial(Option, "Keys and TLS")
 _replies, _storage = partial(Option, "Replies"), partial(Option, "Storage")
-
-
 _tools, _traces = partial(Option, "Tools"), partial(Option, "Traces")
 _images = partial(Option, "Images and files")
 
@@ -94,6 +93,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     file_keys: tuple[ApiKey, ...] = ()
     """API keys that `key_file` has at the start."""
     key_file: Path | None = None
+    file_marks: Mapping[Path, FileMark] | None = None
+    """Files that a reload reads again, as they were before the start read them."""
     on_revoke: Annotated[
         Literal["finish", "cancel"],
         _keys("Running responses of an API key that is taken out of the key file: they finish, or are cancelled."),

@@ -1,16 +1,17 @@
 """Reads the file of API keys and the TLS certificate again while the server runs."""
 
 import asyncio
-import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 from msgspec import Struct
 
 from antiphon.app.base.api_keys import ApiKey, ApiKeyError
+from antiphon.app.base.settings import FileMark
+from antiphon.app.keys.file_marks import mark_files
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.keys.key_ring import KeyChange, KeyRing
 from antiphon.app.keys.pace import pause_between
@@ -22,9 +23,6 @@ STABLE_S = 1.0
 MAX_STABLE_WAIT_S = 30.0
 """Time after which a file that keeps changing is read as it is."""
 _log = structlog.get_logger(__name__)
-
-FileMark = tuple[int, int, int] | None
-"""Inode, size in bytes and time of the last change in ns; None if the file cannot be found."""
 
 
 class ReloadReport(Struct, frozen=True, kw_only=True):
@@ -52,6 +50,8 @@ class Reloader:
     """Reloads on demand, and when a file has changed. A file that cannot be used changes nothing.
 
     `on_revoked` is called with the keys that are not valid any more; it returns the number of turns that it cancels.
+    `marks` has the files as they were before the start read them: a later change is noticed, however long the start
+    takes.
     """
 
     def __init__(
@@ -60,13 +60,14 @@ class Reloader:
         key_file: Path | None,
         on_revoked: Callable[[Sequence[ApiKey]], int] = lambda _: 0,
         not_reloaded: tuple[str, ...] = (),
+        marks: Mapping[Path, FileMark] | None = None,
     ) -> None:
         self._keys, self._key_file, self._on_revoked = keys, key_file, on_revoked
         self._not_reloaded = not_reloaded
         self._certificate_files: tuple[Path, ...] = ()
         self._load_certificate: Callable[[], None] | None = None
         self._lock = asyncio.Lock()
-        self._marks: dict[Path, FileMark] = {}
+        self._marks = dict(marks or {})
         self.on_reload: list[Callable[[ReloadReport], None]] = []
         """Called after each reload."""
 
@@ -106,11 +107,11 @@ class Reloader:
         """Reloads when a file has changed; runs until it is cancelled."""
         if not self.files:
             return
-        self._marks = await asyncio.to_thread(self._mark_files)
+        self._marks = await asyncio.to_thread(self._mark_files) | self._marks
         while True:
-            await asyncio.sleep(CHECK_INTERVAL_S)
             if await asyncio.to_thread(self._mark_files) != self._marks:
                 await self.reload()
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _reload_keys(self, faults: list[str]) -> tuple[tuple[ApiKey, ...], int]:
         """Returns the keys that are not valid any more, and the number of their turns that are cancelled."""
@@ -147,14 +148,7 @@ class Reloader:
         return marks
 
     def _mark_files(self) -> dict[Path, FileMark]:
-        return {path: _mark_file(path) for path in self.files}
-
-
-def _mark_file(path: Path) -> FileMark:
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns
-    return None
+        return mark_files(self.files)
 
 
 def _is_fresh(mark: FileMark) -> bool:

@@ -11,15 +11,22 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from websockets.sync.client import connect
 
+from antiphon.app import cli, launch
+from antiphon.app.base.settings import Settings
+from antiphon.app.context import create_context
 from antiphon.app.keys import pace, reloader
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.reloader import Reloader, ReloadReport
+from antiphon.app.keys.sources import load_api_keys
+from antiphon.app.store.factory import open_store
+from tests.app.http.certificates import write_certificate
 from tests.app.keys.test_key_file import FAULTS
 from tests.conftest import StartServer
-from tests.progress import wait_with_progress
+from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import RunningServer, scripted_registry
 
 SCRIPT: list[dict[str, Any]] = [
@@ -176,6 +183,56 @@ def test_changed_file_is_noticed(key_file: Path, monkeypatch: pytest.MonkeyPatch
 
     first, second = asyncio.run(run())
     assert first.faults and not second.faults and second.revoked == 1
+
+
+@pytest.mark.parametrize("moment", ["while the files are read", "while models are loaded"])
+@pytest.mark.parametrize("changed", ["keys", "certificate"])
+def test_file_that_changes_during_the_start_is_noticed(
+    key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, changed: str
+) -> None:
+    """The start reads the files early, and watches them only once all else is ready."""
+    certificate, private_key = write_certificate(tmp_path)
+    started: list[Settings] = []
+
+    def change() -> None:
+        if changed == "keys":
+            write(key_file, NEW)
+        else:
+            write_certificate(tmp_path)
+
+    def load(*values: Any) -> Any:
+        found = load_api_keys(*values)
+        if moment == "while the files are read":
+            change()
+        return found
+
+    def start(_: object, settings: Settings, *__: object, **___: object) -> None:
+        if moment == "while models are loaded":
+            change()
+        started.append(settings)
+
+    monkeypatch.setattr(cli, "load_api_keys", load)
+    monkeypatch.setattr(launch, "run_until_signal", start)
+    options = ["--api-key-file", key_file, "--ssl-certfile", certificate, "--ssl-keyfile", private_key]
+    flags = [*map(str, options), "--engine", "scripted", "--script", "none", "--store", "memory"]
+    result = CliRunner().invoke(cli.main, ["serve", *flags])
+    assert result.exit_code == 0, result.output
+    [settings] = started
+
+    async def watch_once() -> ReloadReport:
+        store = open_store(settings)
+        context = create_context(settings, scripted_registry(SCRIPT), store=store)
+        reports: asyncio.Queue[ReloadReport] = asyncio.Queue()
+        context.reloader.add_certificate([certificate, private_key], lambda: None)
+        context.reloader.on_reload.append(reports.put_nowait)
+        task = asyncio.create_task(context.reloader.watch())
+        report = await asyncio.wait_for(reports.get(), HANG_TIMEOUT_S)
+        task.cancel()
+        await store.close()
+        return report
+
+    report = asyncio.run(watch_once())
+    assert (report.revoked, report.certificate) == (int(changed == "keys"), True)
 
 
 def test_half_written_file_is_not_read(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
