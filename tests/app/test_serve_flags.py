@@ -252,6 +252,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Reached]:
             | {"log_format": log_format, "replace": replace}
         )
         del recorded[-1]["options.engine_options"], recorded[-1]["options.remote"]
+        del recorded[-1]["settings.file_marks"]  # they follow from the files
 
     monkeypatch.setattr(launch, "run_until_signal", record_start)
     monkeypatch.setattr(cli, "PrespawnedWorker", lambda _: nullcontext(WorkerProcess))
@@ -477,6 +478,7 @@ def test_defaults_are_those_of_the_settings(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     reached, settings = run_serve(starts), msgspec.structs.asdict(Settings())
     settings["store_file"] = tmp_path / "antiphon/responses.db"
+    del settings["file_marks"]
     assert {name: reached[f"settings.{name}"] for name in settings} == settings
     assert run_serve(starts, "--store", "memory")["settings.store_file"] is None
 
