@@ -190,7 +190,7 @@ def create_context(
         output_settings=OutputSettings(reasoning=settings.reasoning_output, patch_diffs=settings.apply_patch_diffs),
         timeouts=timeouts,
         sealer=sealer,
-        tool_host=create_tool_host(settings, store, sealer, new_id, metrics.on_tool_call),
+        tool_host=create_tool_host(settings, sealer, new_id, metrics.on_tool_call),
         media=media,
         on_turn_end=metrics.on_turn_end,
         meter=meter,

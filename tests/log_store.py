@@ -25,6 +25,9 @@ class LogStore:
             self._used.update((owner, nonce) for nonce in nonces)
         return are_unused
 
+    async def release_approvals(self, owner: str, nonces: Sequence[str]) -> None:
+        self._used -= {(owner, nonce) for nonce in nonces}
+
     def add_completion(self, _completion: object, _messages: object, logs: Sequence[EventLog]) -> None:
         for log in logs:
             self.add_log(log)

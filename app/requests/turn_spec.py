@@ -50,6 +50,13 @@ class StoredChat(Struct, frozen=True):
     form: ChatForm
 
 
+class ApprovalAnswer(Struct, frozen=True):
+    """The client's answer to a request for approval. `nonce` is that of the request, which is answered once."""
+
+    request_id: str
+    nonce: str
+
+
 class TurnSpec(Struct, frozen=True, kw_only=True):
     """One turn to run.
 
@@ -71,6 +78,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Maximum number of calls that the server runs; None: see `app.tools`. Calls that the client runs do not count."""
     server_tools: ServerToolsRequest | None = None
     """Tools that the server may run, as the request names them; None: it names none."""
+    answers: tuple[ApprovalAnswer, ...] = ()
+    """Approvals and denials in the input. The turn claims all of them before its first event, or is refused."""
     n: int = 1
     """Number of turns that share the prompt."""
     stored_chat: StoredChat | None = None

@@ -28,6 +28,7 @@ from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns.manager import new_id
 from antiphon.app.turns.stored_history import StoredHistory, with_ids
 from antiphon.events.inputs import AnyInput
+from antiphon.harmony.prompt.hosted_items import find_newest_answers
 
 
 @post("/v1/conversations", status_code=200, before_request=prepare_read)
@@ -123,6 +124,9 @@ async def _parse_items(request: AnyRequest, sent: Any) -> tuple[tuple[AnyInput, 
             raise invalid_value(
                 "items", "To compact a conversation, send the 'compaction_trigger' item to POST /v1/responses."
             )
+        for request_id in find_newest_answers(parsed.items):
+            message = f"Send the answer to approval request '{clip_text(request_id)}' in the input of a response."
+            raise invalid_value("items", f"Invalid 'items': only a response answers it. {message}")
         return with_ids(parsed.items, new_id("items"))
 
     size = request_state(request.scope).body_bytes

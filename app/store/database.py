@@ -225,10 +225,14 @@ class Database:
         nonces = sorted(nonces)  # two servers that use the same ones do not wait for each other
         for index, nonce in enumerate(nonces):
             if self._connection.execute(statement, (owner, nonce, int(now))).rowcount != 1:
-                for used in nonces[:index]:
-                    self._connection.execute("DELETE FROM used_approvals WHERE owner = ? AND nonce = ?", (owner, used))
+                self.release_approvals(owner, nonces[:index])
                 return False
         return True
+
+    def release_approvals(self, owner: str, nonces: Sequence[str]) -> None:
+        """Deletes the records that these approvals are used."""
+        for nonce in nonces:
+            self._connection.execute("DELETE FROM used_approvals WHERE owner = ? AND nonce = ?", (owner, nonce))
 
     def delete_used_approvals(self, before: float) -> None:
         """Deletes the records of approvals that were used before `before`."""

@@ -264,6 +264,10 @@ class ResponseStore:
         now = time.time()
         return await self.change(lambda database: database.use_approvals(owner, nonces, now))
 
+    async def release_approvals(self, owner: str, nonces: Sequence[str]) -> None:
+        """Makes approvals good again that the caller has used for nothing."""
+        await self.change(lambda database: database.release_approvals(owner, nonces))
+
     async def read_blob(self, owner: str, sha256: bytes) -> bytes | None:
         """Returns the content of a blob that a response or a conversation of the owner refers to. A thread reads it."""
         for log in self._logs.list_running(owner):

@@ -1,15 +1,29 @@
-"""The calls that a client has approved, and the ids of the requests for it."""
+"""The answers of a client to requests for approval: the calls that it has approved, and each answer's single use."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, clip_text
-from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
+from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approvals import NONCE_HEX_DIGITS, ApprovalError, ApprovalSigner
-from antiphon.app.tools.hosted_turn import NO_REQUEST, ApprovedCall
+from antiphon.app.tools.hosted_turn import ApprovedCall
 from antiphon.events.hosted_inputs import InputApprovalRequest, InputApprovalResponse
 from antiphon.harmony.prompt.hosted_items import find_newest_answers, find_run_ids
 from antiphon.state.segments import Call
+
+NO_REQUEST = "No approval request found with id '{id}'."
+ANSWERED_BEFORE = "Approval request '{id}' was answered before. Each one is answered once: leave the answer out."
+
+
+class ReadAnswers(Struct, frozen=True):
+    """The answers in the input of a turn, and the calls that they approve."""
+
+    answers: tuple[ApprovalAnswer, ...] = ()
+    approved: tuple[ApprovedCall, ...] = ()
 
 
 class ApprovalReader:
@@ -23,42 +37,80 @@ class ApprovalReader:
         nonce = secrets.token_hex(NONCE_HEX_DIGITS // 2)
         return self._signer.create_id(owner, label, name, arguments, nonce, now=now)
 
-    def refuse(self, spec: TurnSpec) -> None:
-        """Raises `ApiError` 400 for an approval in a request without tools that could be called.
+    def read_denials(self, spec: TurnSpec, owner: str, now: float) -> tuple[ApprovalAnswer, ...]:
+        """Returns the denials in a request without tools that could be called. Raises `ApiError` 400 for an approval.
 
-        A compaction runs none, and keeps the answers that the model has not read.
+        A denial of what this server did not ask has no effect. A compaction runs no call, and keeps the answers that
+        the model has not read.
         """
-        for answer in _list_due_answers(spec):
-            if answer.approve and not spec.compact:
+        requests, denials = _find_requests(spec), list[ApprovalAnswer]()
+        for answer in () if spec.compact else _list_due_answers(spec):
+            if answer.approve:
                 raise _no_request(answer.approval_request_id)
+            found = requests.get(answer.approval_request_id)
+            with suppress(ApprovalError):
+                denials += [self._verify(found, owner, now)] if found is not None else []
+        return tuple(denials)
 
-    def read(
-        self, spec: TurnSpec, offered: Mapping[str, frozenset[str]], owner: str, now: float
-    ) -> tuple[ApprovedCall, ...]:
-        """Returns the calls that the input approves. Raises `ApiError` 400 for a request that this server did not make.
+    def read(self, spec: TurnSpec, offered: Mapping[str, frozenset[str]], owner: str, now: float) -> ReadAnswers:
+        """Returns the answers in the input. Raises `ApiError` 400 for a request that this server did not make.
 
         The client sends the request back, or the store has it. In both cases its id proves what was asked. `offered`
         has the names of the tools by the label of their server.
         """
-        requests = {item.id: item for item in spec.prompt_input.items if isinstance(item, InputApprovalRequest)}
-        approved: list[ApprovedCall] = []
+        requests, answers, approved = _find_requests(spec), list[ApprovalAnswer](), list[ApprovedCall]()
         for answer in _list_due_answers(spec):
             found = requests.get(answer.approval_request_id)
             if found is None:
                 raise _no_request(answer.approval_request_id)
-            label, name, arguments = found.server_label, found.name, found.arguments
             try:
-                nonce = self._signer.verify(owner, found.id, label, name, arguments, now=now)
+                answers.append(self._verify(found, owner, now))
             except ApprovalError:
                 raise _no_request(found.id) from None
             if not answer.approve:
                 continue
+            label, name = found.server_label, found.name
             if name not in offered.get(label, ()):
                 message = f"The approved tool '{clip_text(name)}' of '{clip_text(label)}' is not in 'tools'."
                 raise ApiError(400, "invalid_value", message, "tools")
             call = Call(name, "mcp", None, label, server_label=label, approval_request_id=found.id)
-            approved.append(ApprovedCall(call, arguments, nonce))
-        return tuple(approved)
+            approved.append(ApprovedCall(call, found.arguments))
+        return ReadAnswers(tuple(answers), tuple(approved))
+
+    def _verify(self, request: InputApprovalRequest, owner: str, now: float) -> ApprovalAnswer:
+        """Returns the answer to a request. Raises `ApprovalError` for one that this server did not make."""
+        asked = request.server_label, request.name, request.arguments
+        return ApprovalAnswer(request.id, self._signer.verify(owner, request.id, *asked, now=now))
+
+
+class AnswerClaim:
+    """Claims the answers of one request in the store, so that no other request can use them.
+
+    A claim is made before the first event. It is released if the turn is refused before that, since clients send a
+    refused request again. A claim whose server is killed is never released: a call runs at most once.
+    """
+
+    def __init__(self, store: ResponseStore, owner: str) -> None:
+        self._store, self._owner = store, owner
+        self._nonces: list[str] = []
+
+    async def claim_answers(self, answers: Sequence[ApprovalAnswer]) -> None:
+        """Claims all answers or none. Raises `ApiError` 400 if one of the requests was answered before."""
+        nonces = [answer.nonce for answer in answers]
+        if nonces and not await self._store.use_approvals(self._owner, nonces):
+            ids = "', '".join(clip_text(answer.request_id) for answer in answers)
+            raise ApiError(400, None, ANSWERED_BEFORE.format(id=ids), "input")
+        self._nonces = nonces
+
+    async def release_answers(self) -> None:
+        """Makes the answers good again that are claimed."""
+        nonces, self._nonces = self._nonces, []
+        if nonces:
+            await self._store.release_approvals(self._owner, nonces)
+
+
+def _find_requests(spec: TurnSpec) -> dict[str, InputApprovalRequest]:
+    return {item.id: item for item in spec.prompt_input.items if isinstance(item, InputApprovalRequest)}
 
 
 def _list_due_answers(spec: TurnSpec) -> list[InputApprovalResponse]:

@@ -1,11 +1,10 @@
 """The tools that the server runs in one turn, and the calls that the client has approved."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError
 from antiphon.app.base.tracing.turn_trace import TurnTrace
 from antiphon.app.tools.runners import CallOutcome, FitOutput, Runners, WebSearchRunner
 from antiphon.app.tools.search.citations import SourceList
@@ -19,15 +18,13 @@ MAX_TOOL_TIME_S = 600.0
 """Time of the tools of one response after which the model can call no more."""
 MAX_ROUNDS = 32
 """Number of rounds after which the model can call no tool of the server any more."""
-NO_REQUEST = "No approval request found with id '{id}'."
 
 
 class ApprovedCall(Struct, frozen=True):
-    """A call that the client has approved. `nonce` is that of the request to approve it, which is good once."""
+    """A call that the client has approved."""
 
     call: Call
     arguments: str
-    nonce: str
 
 
 class FoundTools(Struct, frozen=True):
@@ -49,7 +46,6 @@ class HostedTurn:
         *,
         runners: Runners,
         sign: Callable[[str, str, str], str],
-        use_approvals: Callable[[Sequence[str]], Awaitable[bool]],
         lists: tuple[McpListTools, ...] = (),
         approved: tuple[ApprovedCall, ...] = (),
         max_calls: int | None = None,
@@ -59,7 +55,7 @@ class HostedTurn:
         self.lists, self.approved, self.allowed_later = lists, approved, allowed_later
         self.create_approval_id = sign
         """Returns the id of a request to approve a call, for the label, the name and the arguments."""
-        self._runners, self._use_approvals, self._search = runners, use_approvals, search
+        self._runners, self._search = runners, search
         self._max_calls, self._num_calls, self._tool_time_s = max_calls, 0, 0.0
         self.trace: TurnTrace | None = None
         """Trace of the turn, to which its calls belong; None if nothing is traced."""
@@ -99,12 +95,6 @@ class HostedTurn:
         found = self._search.load(call.arguments)
         item = ToolSearchOutput(id="", call_id=call.call_id, execution="server", status="completed", tools=found)
         return FoundTools(item, describe_loaded_tools(found, self._search.table))
-
-    async def claim_approvals(self) -> None:
-        """Uses the approvals of this turn, all or none. Raises `ApiError` 400 if one was used before."""
-        if self.approved and not await self._use_approvals([each.nonce for each in self.approved]):
-            ids = "', '".join(str(each.call.approval_request_id) for each in self.approved)
-            raise ApiError(400, None, NO_REQUEST.format(id=ids), "input")
 
     async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
         """Runs a call. A failure is an outcome, too: the model reads it, and the turn goes on."""

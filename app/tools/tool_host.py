@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, invalid_value
@@ -17,7 +17,6 @@ from antiphon.app.base.settings import Settings
 from antiphon.app.base.tool_rules import needs_approval
 from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, refused_approval
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
 from antiphon.app.tools.builtin_tools import BuiltinTools
@@ -56,7 +55,6 @@ class HostPolicy(Struct, frozen=True, kw_only=True):
 
 def create_tool_host(
     settings: Settings,
-    store: ResponseStore,
     sealer: Sealer,
     new_id: Callable[[str], str],
     report: ReportCall = ignore_call,
@@ -71,7 +69,7 @@ def create_tool_host(
     code = CodeRunner(new_id) if options.has_sandbox else None
     builtins = BuiltinTools(options, tool_servers, new_id, code, report)
     approvals = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
-    return ToolHost(tool_servers, builtins, store, approvals, policy, report)
+    return ToolHost(tool_servers, builtins, approvals, policy, report)
 
 
 class _Listing(Struct, frozen=True):
@@ -85,18 +83,17 @@ class _Listing(Struct, frozen=True):
 
 
 class ToolHost:
-    """Opens the tools of turns. `servers` calls them, `store` keeps which approvals were used."""
+    """Opens the tools of turns. `servers` calls them."""
 
     def __init__(
         self,
         servers: ToolServers,
         builtins: BuiltinTools,
-        store: ResponseStore,
         approvals: ApprovalReader,
         policy: HostPolicy,
         report: ReportCall = ignore_call,
     ) -> None:
-        self._servers, self._builtins, self._store = servers, builtins, store
+        self._servers, self._builtins = servers, builtins
         self._approvals, self._policy, self._report = approvals, policy, report
 
     async def close(self) -> None:
@@ -111,8 +108,7 @@ class ToolHost:
         """
         request = spec.server_tools
         if request is None:
-            self._approvals.refuse(spec)
-            return spec, None
+            return structs.replace(spec, answers=self._approvals.read_denials(spec, owner, now)), None
         named = [each for each in request.requests if isinstance(each.tool, McpTool)]
         if len(named) > MAX_SERVERS:
             raise invalid_value("tools", f"Invalid 'tools': a request can name at most {MAX_SERVERS} MCP servers.")
@@ -131,7 +127,8 @@ class ToolHost:
         spec = offer.spec
         by_label = {each.tool.server_label: each for each in listings}
         offered = {label: frozenset(tool.name for tool in each.offered) for label, each in by_label.items()}
-        approved = self._approvals.read(spec, offered, owner, now)
+        answered = self._approvals.read(spec, offered, owner, now)
+        spec = structs.replace(spec, answers=answered.answers)
         if not (listings or builtins or offer.search):
             return spec, None
         named_servers = {label: each.server for label, each in by_label.items()}
@@ -141,9 +138,8 @@ class ToolHost:
         turn = HostedTurn(
             runners={"mcp": McpRunner(call_tool), **runners},
             sign=partial(self._approvals.sign, owner, now),
-            use_approvals=partial(self._store.use_approvals, owner),
             lists=tuple(_told_lists(spec.prompt_input.items, listings)),
-            approved=approved,
+            approved=answered.approved,
             max_calls=spec.max_tool_calls,
             allowed_later=offer.allowed_later,
             search=offer.search,

@@ -21,6 +21,7 @@ from antiphon.app.observability.tracing.tracer import Tracer
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.tools.approved_calls import AnswerClaim
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import plan_compaction
@@ -81,7 +82,7 @@ class TurnManager:
         self._output_settings = output_settings
         self._timeouts = timeouts
         self._renderer = PromptRenderer(timeouts.render_cpu_limit_s)
-        tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, store, self.sealer, new_id)
+        tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, self.sealer, new_id)
         media = media or MediaResolver(store, DEFAULT_SETTINGS)
         self.preparer = TurnPreparer(store, self._renderer, tool_host, media, clock)
         self._running: dict[str, Turn] = {}
@@ -115,12 +116,13 @@ class TurnManager:
         if spec.base_response.background:
             await self.continuer.wait_started()
         slots = self._capacity.acquire(model.engine, sum(each.n for each in specs), spec.priority)
-        turns: list[Turn] = []
+        turns, claim = list[Turn](), AnswerClaim(self.store, owner)
         try:
             self._meter.hold_turns(origin.key, slots)
             on_admitted()
             choices = await self.preparer.prepare_choices(model, specs, owner, is_large=is_large)
             rendered = time.monotonic()
+            await claim.claim_answers([answer for choice in choices for answer in choice.spec.answers])
             identified = [await self._identify(choice.spec) for choice in choices]
             for choice, (each, stored_input), slot in zip(choices, identified, slots, strict=True):
                 times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)
@@ -136,6 +138,8 @@ class TurnManager:
             await self._abort_turns(turns)
             for slot in slots:  # a turn has released its slot when it ended; this frees slots without a turn
                 slot.release()
+            if not any(turn.log.entries for turn in turns):
+                await claim.release_answers()
             raise
         if spec.base_response.store:
             store_logs(self.store, spec, [turn.log for turn in turns])

@@ -100,7 +100,7 @@ class Turn:
         except EngineError as error:
             self._fail(error.code, error.message, ending_of_fault(error.code))
             self._reject(from_engine(error, self._grammar_param))
-        except ApiError as error:  # the prompt of a later job, or an approval that was used before
+        except ApiError as error:  # the prompt of a later job
             code = error.code or "server_error"
             cause: Cause = "compaction_empty" if isinstance(error, EmptySummaryError) else "rejected"
             self._fail(code, error.message, Ending(cause, code))
@@ -123,8 +123,6 @@ class Turn:
 
     async def _generate(self) -> None:
         """Runs the jobs on the engine until the turn is over, which may be before the engine has finished them."""
-        if self._rounds is not None:
-            await self._rounds.tools.claim_approvals()
         if self.log.base_response.background:
             self._announce_queued()
         if self.is_continued:

@@ -1,7 +1,6 @@
 """Streams of chat and of messages in which the server runs tools. Their sums are the whole replies."""
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,8 +109,7 @@ def _make_host() -> ToolHost:
     }
     builtins = BuiltinTools(HostedOptions(**targets), servers, lambda prefix: f"{prefix}_0", None)
     signer = ApprovalSigner(Sealer(b"x" * KEY_BYTES).derive_key("approvals"))
-    store: Any = SimpleNamespace(use_approvals=bool)  # no case asks for one
-    return ToolHost(servers, builtins, store, ApprovalReader(signer), HostPolicy())
+    return ToolHost(servers, builtins, ApprovalReader(signer), HostPolicy())
 
 
 def _make_manager(recorder: TurnRecorder | None = None) -> Any:

@@ -141,9 +141,7 @@ class ToolRun:
             store=store,
             sealer=sealer,
             recorder=recorder,
-            tool_host=ToolHost(
-                servers, BuiltinTools(HostedOptions(), servers, new_id, None), store, signer, HostPolicy()
-            ),
+            tool_host=ToolHost(servers, BuiltinTools(HostedOptions(), servers, new_id, None), signer, HostPolicy()),
             timeouts=TurnTimeouts(keepalive_after_s=case.keepalive_after_s),
         )
         self.registry = registry or _build_registry(case)

@@ -36,7 +36,6 @@ class RecordedTools(HostedTurn):
         super().__init__(
             runners={},
             sign=lambda *_: requests.popleft(),
-            use_approvals=_claim_nothing,
             lists=tuple(item for item in done if isinstance(item, McpListTools)),
             approved=tuple(_list_approved(entries)),
             max_calls=max_calls,
@@ -80,10 +79,6 @@ class RecordedTools(HostedTurn):
         return SourceList(tuple(WebSource(url=url, title=titles.get(url, "")) for url in urls))
 
 
-async def _claim_nothing(_nonces: Sequence[str]) -> bool:
-    return True
-
-
 def _list_approved(entries: Sequence[LogEntry]) -> list[ApprovedCall]:
     """Returns the calls that the client has approved, with the arguments that were told."""
     calls: dict[str, Call] = {}
@@ -97,7 +92,7 @@ def _list_approved(entries: Sequence[LogEntry]) -> list[ApprovedCall]:
             )
         elif isinstance(event, hev.McpCallArgumentsDeltaEvent):
             arguments[event.item_id] += event.delta
-    return [ApprovedCall(call, arguments[item_id], "") for item_id, call in calls.items()]
+    return [ApprovedCall(call, arguments[item_id]) for item_id, call in calls.items()]
 
 
 def _list_cited(entries: Sequence[LogEntry]) -> dict[str, set[str]]:

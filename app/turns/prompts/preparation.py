@@ -88,7 +88,7 @@ class TurnPreparer:
         Raises `ApiError`.
         """
         spec, tools = await self._tool_host.open_tools(spec, owner, self._clock())
-        return spec, None if spec.prefill_only else tools
+        return (msgspec.structs.replace(spec, answers=()), None) if spec.prefill_only else (spec, tools)
 
     async def _render(self, model: ServedModel, spec: TurnSpec, owner: str, *, is_large: bool) -> TurnPrompt:
         """Returns the prompt of a turn. Raises `ApiError`."""

@@ -56,6 +56,14 @@ async def test_approval_is_good_once_for_its_owner(place: StorePlace) -> None:
         assert not await store.use_approvals("me", [NONCE]), "also after a restart"
 
 
+async def test_released_approval_is_good_again_for_its_owner(place: StorePlace) -> None:
+    async with place.open() as store:
+        for owner in ("me", "you"):
+            assert await store.use_approvals(owner, [NONCE])
+        await store.release_approvals("me", [NONCE])
+        assert await store.use_approvals("me", [NONCE]) and not await store.use_approvals("you", [NONCE])
+
+
 async def test_approval_is_on_disk_when_it_is_granted(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     levels: list[bool] = []
     commit = place.database_class.commit

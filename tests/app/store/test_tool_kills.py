@@ -270,7 +270,7 @@ async def test_one_of_two_servers_runs_the_call_of_an_approval(place: StorePlace
             (won,), (lost,) = (
                 [reply.json() for reply in replies if reply.status_code == status] for status in (200, 400)
             )
-            assert lost["error"]["param"] == "input" and "No approval request found" in lost["error"]["message"]
+            assert lost["error"]["param"] == "input" and "was answered before" in lost["error"]["message"]
             won_url = f"{url}/responses/{won['id']}"
             async with asyncio.timeout(HANG_TIMEOUT_S):
                 while won["status"] in ("queued", "in_progress"):

@@ -21,7 +21,13 @@ HI = {"role": "user", "content": "Hi"}
 
 
 def read_approved(*items: dict[str, Any], owner: str = OWNER, now: float = NOW) -> tuple[ApprovedCall, ...]:
-    return READER.read(read_responses_spec(input=[HI, *items]), {"tools": frozenset({"add"})}, owner, now)
+    spec = read_responses_spec(input=[HI, *items])
+    return READER.read(spec, {"tools": frozenset({"add"})}, owner, now).approved
+
+
+def read_denials(*items: dict[str, Any], owner: str = OWNER, now: float = NOW) -> tuple[str, ...]:
+    denials = READER.read_denials(read_responses_spec(input=[HI, *items]), owner, now)
+    return tuple(denial.request_id for denial in denials)
 
 
 def test_approved_call_is_what_was_asked() -> None:
@@ -36,13 +42,13 @@ def test_call_that_has_run_stays_in_a_conversation_that_is_sent_again(fields: di
     history = (REQUEST, YES, RAN | fields, HI)
     assert read_approved(*history) == ()
     assert read_approved(*history, now=LATER) == (), "the secret or the time of the request no longer matter"
-    READER.refuse(read_responses_spec(input=[HI, *history]))
+    assert read_denials(*history) == ()
 
 
 def test_refused_call_stays_in_a_conversation_that_is_sent_again() -> None:
     history = (REQUEST, NO, {"role": "assistant", "content": "As you like."}, HI)
     assert read_approved(*history) == read_approved(*history, now=LATER) == ()
-    READER.refuse(read_responses_spec(input=[HI, *history]))
+    assert read_denials(*history) == ()
 
 
 @pytest.mark.parametrize(
@@ -67,9 +73,21 @@ def test_approval_without_the_tool_is_refused() -> None:
     with pytest.raises(ApiError, match=r"The approved tool 'add' of 'tools' is not in 'tools'\."):
         READER.read(spec, {"tools": frozenset({"sub"})}, OWNER, NOW)
     with pytest.raises(ApiError, match="No approval request found with id"):
-        READER.refuse(spec)
+        READER.read_denials(spec, OWNER, NOW)
 
 
 def test_answer_after_which_the_model_went_on_is_history() -> None:
     for call_id in (None, "mcpr_1"):
         assert read_approved(REQUEST, YES, {**RAN, "approval_request_id": call_id}, now=LATER) == ()
+
+
+def test_denial_is_an_answer_with_tools_and_without() -> None:
+    spec = read_responses_spec(input=[HI, REQUEST, NO])
+    (answer,) = READER.read(spec, {}, OWNER, NOW).answers
+    assert answer.request_id == REQUEST["id"] and answer.nonce in answer.request_id
+    assert READER.read_denials(spec, OWNER, NOW) == (answer,)
+
+
+def test_denial_of_what_was_not_asked_is_no_answer_without_tools() -> None:
+    """It has no effect. With tools, it is refused as any answer is."""
+    assert read_denials(NO) == read_denials(REQUEST, NO, owner="bob") == read_denials(REQUEST, NO, now=LATER) == ()

@@ -19,7 +19,6 @@ from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.manager import TurnManager, new_id
 from antiphon.engine.protocol import Job
 from tests.invariants import check_stream
-from tests.log_store import make_log_store
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
 from tests.snapshots.run_case import make_turn_manager
@@ -61,7 +60,7 @@ class ToolTurns:
         self.servers = FakeServers()
         monkeypatch.setattr("antiphon.app.tools.tool_host.ToolServers", lambda _, **limits: self.servers)
         settings = Settings(tool_servers=("web=http://127.0.0.1:9/mcp",), **options)
-        host = create_tool_host(settings, make_log_store(), Sealer(), new_id)
+        host = create_tool_host(settings, Sealer(), new_id)
         self.manager: TurnManager = make_turn_manager(tool_host=host)
         script = [
             {"name": when or "first", "when": [when] if when else [], "output": output, "tokens_per_chunk": 1}

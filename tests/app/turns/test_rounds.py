@@ -102,7 +102,6 @@ class RoundProcessor:
         tools = HostedTurn(
             runners={},
             sign=lambda *_: "",
-            use_approvals=cast("Any", None),
             max_calls=self.case.max_calls,
         )
         processor = OutputProcessor(
@@ -156,7 +155,7 @@ async def test_neither_chunks_nor_the_time_of_results_change_a_round(case: Round
 
 async def test_fault_of_the_engine_ends_a_turn_whose_call_runs() -> None:
     round_processor = await RoundProcessor(ROUND_CASES[0]).open()
-    tools = HostedTurn(runners={}, sign=lambda *_: "", use_approvals=cast("Any", None))
+    tools = HostedTurn(runners={}, sign=lambda *_: "")
     processor = OutputProcessor(
         round_processor.spec, round_processor.prompt, round_processor.format,
         new_id=CountedIds(), clock=lambda: 2, tools=tools,

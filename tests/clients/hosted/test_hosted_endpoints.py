@@ -95,8 +95,8 @@ def test_approval_over_the_websocket(
         client.create("a", [answer], **body)
         assert list_kinds(client.finish("a", 2)) == (["mcp_call", "message"] if approve else ["message"])
         assert len(traffic.calls) == approve
-        if approve:
-            client.create("b", [answer], **{**body, "store": store})
+        for again in (answer, {**answer, "approve": not approve}):
+            client.create("b", [again], **{**body, "store": store})
             status, _, param = client.receive_error("b")
             assert status == 400 and param in ("input", "previous_response_id")
         assert len(traffic.calls) == approve
