@@ -147,7 +147,7 @@ class _MediaWorker:
         self.pid = self._process.pid
 
     def exchange(self, header: bytes, payload: bytes) -> MediaAnswer:
-        """Returns the answer to a message. Raises `WorkerEndedError`, or `SandboxError` if the process cannot start."""
+        """Returns the answer to a message. Raises `WorkerEndedError`."""
         if not self._has_greeted:
             self._receive_greeting()
         deadline_s = time.monotonic() + REPLY_TIMEOUT_S
@@ -171,10 +171,10 @@ class _MediaWorker:
             header, _, descriptors = self._receive(time.monotonic() + START_TIMEOUT_S)
             _close(descriptors)
             self.missing = msgspec.msgpack.decode(header, type=WorkerGreeting).missing
-        except (WorkerEndedError, msgspec.DecodeError) as error:
+        except (WorkerEndedError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self.end()
             said = f": {self._last_error}" if self._last_error else ""
-            raise SandboxError(f"{error} at its start{said}") from None
+            raise WorkerEndedError(f"{error} at its start{said}", at_limit=False) from None
         self._has_greeted = True
 
     def _receive(self, deadline_s: float) -> tuple[bytes, bytes, list[int]]:
@@ -196,8 +196,8 @@ class _MediaWorker:
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 raise self._describe_end(timed_out=True)
-            self._socket.settimeout(min(WATCH_INTERVAL_S, remaining_s) if self._is_watched else remaining_s)
             try:
+                self._socket.settimeout(min(WATCH_INTERVAL_S, remaining_s) if self._is_watched else remaining_s)
                 part, received, _, _ = socket.recv_fds(self._socket, min(count - len(parts), 1 << 20), 1)
             except TimeoutError:
                 self._check_memory()
