@@ -211,6 +211,6 @@ def create_context(
         meter=meter,
         reloader=_create_reloader(settings, keys, turn_manager, audit),
         audit=audit,
-        batches=BatchRunner(store, models, keys=keys) if settings.enable_batches else None,
+        batches=BatchRunner(store, models, meter=meter) if settings.enable_batches else None,
         tracer=tracer,
     )

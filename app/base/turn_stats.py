@@ -33,6 +33,8 @@ class TurnOrigin(Struct, frozen=True, kw_only=True):
     """The body, decompressed."""
     key: ApiKey = NO_KEY
     """API key of the request."""
+    is_batch: bool = False
+    """True for a line of a batch: the server spreads these itself, so that only their tokens are limited."""
     trace: RequestTrace | None = None
     """Its span; None if nothing is traced."""
 

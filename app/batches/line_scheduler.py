@@ -38,12 +38,14 @@ class LineScheduler(Generic[OwnedRun]):
         if all(other.owner != queue.owner for other in self._queues):
             self._last_start.pop(queue.owner, None)
 
-    def start_next(self, has_place: Callable[[str | None], bool]) -> tuple[LineQueue[OwnedRun], BatchLine] | None:
-        """Takes the next line off its queue and counts it; None if no line waits, or none has a place.
+    def start_next(
+        self, may_start: Callable[[LineQueue[OwnedRun]], bool]
+    ) -> tuple[LineQueue[OwnedRun], BatchLine] | None:
+        """Takes the next line off its queue and counts it; None if no line waits, or none may start.
 
-        `has_place` tells whether a line for a model may start.
+        `may_start` tells whether the first line of a queue may.
         """
-        ready = [queue for queue in self._queues if queue.lines and has_place(queue.lines[0].model)]
+        ready = [queue for queue in self._queues if queue.lines and may_start(queue)]
         if not ready:
             return None
         queue = min(ready, key=self._rank_queue)

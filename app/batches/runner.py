@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
+from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.batches.batch_run import BatchLostError, BatchRun, BatchTools, RunnerLimits
 from antiphon.app.batches.line_request import LineReply, error_reply, read_error_code, send_line
@@ -20,12 +21,12 @@ from antiphon.app.batches.stored_files import FileGoneError
 from antiphon.app.batches.turn_gate import UNKNOWN_MODEL_PLACES, LinePermit, TurnGate
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.body_parsing import run_parser
-from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.batches.body import check_line_body
 from antiphon.app.store.batches.records import BatchLine
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.manager import new_id
+from antiphon.app.usage.meter import UsageMeter
 from antiphon.engine.protocol import Engine
 
 POLL_INTERVAL_S = 1.0
@@ -48,9 +49,9 @@ class BatchRunner:
         models: ModelRegistry,
         clock: Callable[[], float] = time.time,
         limits: RunnerLimits = RunnerLimits(),  # noqa: B008  # it is frozen
-        keys: KeyRing | None = None,
+        meter: UsageMeter | None = None,
     ) -> None:
-        self._keys = KeyRing() if keys is None else keys
+        self._meter = meter or UsageMeter()
         self._store, self._models = store, models
         self._tools = BatchTools(store, clock, new_id, self._start_lines, limits)
         self._runs: dict[str, BatchRun] = {}
@@ -121,7 +122,7 @@ class BatchRunner:
 
     def _start_lines(self) -> None:
         """Starts lines while there are places."""
-        while (found := self._scheduler.start_next(self._has_place)) is not None:
+        while (found := self._scheduler.start_next(self._may_start)) is not None:
             queue, line = found
             engine = self._find_engine(line.model)
             self._open_lines[engine] += 1
@@ -134,6 +135,14 @@ class BatchRunner:
         self._scheduler.end_line(queue)
         queue.run.end_line(task)
         self._start_lines()
+
+    def _may_start(self, queue: LineQueue[BatchRun]) -> bool:
+        """Tells whether the first line of a queue may start: it has a place, and its owner has an API key."""
+        model = queue.lines[0].model
+        return self._has_place(model) and self._find_key(queue.run, model) is not None
+
+    def _find_key(self, run: BatchRun, model: str | None) -> ApiKey | None:
+        return self._meter.find_worker(run.owner, run.batch.key_id, model)
 
     def _has_place(self, model: str | None) -> bool:
         engine = self._find_engine(model)
@@ -168,16 +177,28 @@ class BatchRunner:
             return error_reply(ApiError(404, None, "The input file of the batch was deleted."))
         except ApiError as error:
             return error_reply(error)
-        permit, tries = LinePermit(self._gate), 0
+        tries = 0
         while True:
-            try:
-                reply = await send_line(self._app, run.batch.endpoint, body, self._keys.find_owner(run.owner), permit)
-            finally:
-                permit.release()
-            tries += 1
-            if not _is_temporary(reply, tries):
-                return reply
+            key = self._find_key(run, line.model)
+            if key is not None:
+                reply = await self._send(run, body, key)
+                tries += 1
+                if not _is_temporary(reply, tries):
+                    if reply.status == 429:
+                        self._meter.count_rejection(key)
+                    return reply
             await asyncio.sleep(min(0.25 * 2 ** min(tries, 10), MAX_RETRY_PAUSE_S))
+
+    async def _send(self, run: BatchRun, body: bytes, key: ApiKey) -> LineReply:
+        """Returns the reply to a line as a request of this key, whatever the endpoint."""
+        permit = LinePermit(self._gate)
+        try:
+            self._meter.check_tokens(key)
+            return await send_line(self._app, run.batch.endpoint, body, key, permit)
+        except ApiError as error:
+            return error_reply(error)
+        finally:
+            permit.release()
 
 
 def _read_line_body(content: bytes) -> bytes:

@@ -60,7 +60,12 @@ class RequestState(Struct, kw_only=True):
     def build_origin(self, path: str) -> TurnOrigin:
         """Returns the origin of the turns that this request to `path` starts."""
         return TurnOrigin(
-            api=find_api(path), arrived=self.arrived, request_id=self.request_id, key=self.key, trace=self.trace
+            api=find_api(path),
+            arrived=self.arrived,
+            request_id=self.request_id,
+            key=self.key,
+            is_batch=self.turn_admission is not None,
+            trace=self.trace,
         )
 
     def release_permit(self) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ class KeyRing:
     def __init__(self, fixed: Iterable[ApiKey] = (), from_file: Iterable[ApiKey] = ()) -> None:
         self._fixed = tuple(fixed)
         self._keys: dict[bytes, ApiKey] = {}
-        self._owners: dict[str, ApiKey] = {}
+        self._owned: dict[str, tuple[ApiKey, ...]] = {}
         self.on_change: list[Callable[[], None]] = []
         """Called after the keys have changed."""
         self.replace(from_file)
@@ -62,7 +63,7 @@ class KeyRing:
 
     def apply(self, change: KeyChange) -> tuple[ApiKey, ...]:
         """Makes a change that was prepared after the one before was made. Returns the keys that it removes."""
-        self._keys, self._owners = change.keys, {}
+        self._keys, self._owned = change.keys, {}
         for call in self.on_change:
             call()
         return change.removed
@@ -88,17 +89,25 @@ class KeyRing:
                 limits[key.owner] = max(limits.get(key.owner, 0), int(key.store_gib * 2**30))
         return limits
 
-    def find_owner(self, owner: str) -> ApiKey:
-        """Returns a key for work that an owner has left to the server, such as a batch.
+    def find_worker(self, owner: str, key_id: str, model: str | None = None) -> ApiKey | None:
+        """Returns the key that binds work which an owner has left to the server, such as a line of a batch.
 
-        It may use all models that one of the owner's keys may use.
+        It is the key with this id, with which the work was left. Once that one is revoked or has expired, it is the
+        first of the owner's keys that may use `model`, else the first of all; None if the owner has none.
         """
-        found = self._owners.get(owner)
+        if not self.is_required:
+            return ApiKey(digest=b"", owner=owner)
+        now = time.time()
+        keys = [key for key in self._list_owned(owner) if not key.is_expired(now)]
+        same = next((key for key in keys if key.id == key_id), None)
+        if same is not None:
+            return same
+        fitting = (key for key in keys if key.models is None or model in key.models)
+        return next(fitting, keys[0] if keys else None)
+
+    def _list_owned(self, owner: str) -> tuple[ApiKey, ...]:
+        """Returns the keys of an owner."""
+        found = self._owned.get(owner)
         if found is None:
-            keys = [key for key in self._keys.values() if key.owner == owner]
-            allowed = [key.models for key in keys]
-            models = None if not keys or None in allowed else frozenset[str]().union(*(each or () for each in allowed))
-            limits = keys[0].owner_limits if keys else NO_KEY.limits
-            name = keys[0].name if keys else ""
-            found = self._owners[owner] = ApiKey(digest=b"", owner=owner, name=name, models=models, owner_limits=limits)
+            found = self._owned[owner] = tuple(key for key in self._keys.values() if key.owner == owner)
         return found

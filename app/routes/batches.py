@@ -9,6 +9,7 @@ from litestar.response import Response
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
+from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.batches import batch_body
 from antiphon.app.projections.item_lists import build_list
 from antiphon.app.replies.http_replies import json_reply
@@ -49,6 +50,7 @@ async def create_batch(request: AnyRequest) -> Response[Any]:
         expires_at=int(now) + BATCH_WINDOW_S,
         completion_window=window,
         metadata=body.metadata,
+        key_id=request_state(request.scope).key.id,
         output_expires_s=body.output_expires_after.seconds if body.output_expires_after is not None else None,
     )
     if not await context.store.change(lambda database: database.start_batch(owner, batch, context.store.name)):

@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.blob_urls import NO_BLOBS
 from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.endings import Cause
@@ -118,7 +119,8 @@ class TurnManager:
         slots = self._capacity.acquire(model.engine, sum(each.n for each in specs), spec.priority)
         turns, claim = list[Turn](), AnswerClaim(self.store, owner)
         try:
-            self._meter.hold_turns(origin.key, slots)
+            if not origin.is_batch:
+                self._meter.hold_turns(origin.key, slots)
             on_admitted()
             choices = await self.preparer.prepare_choices(model, specs, owner, is_large=is_large)
             rendered = time.monotonic()
@@ -294,7 +296,7 @@ class TurnManager:
         turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
         turn.is_continued = True
         turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
-        turn.stats.key = self._meter.find_owner_key(log.owner)
+        turn.stats.key = self._meter.find_worker(log.owner, "", model.names[0]) or ApiKey(digest=b"", owner=log.owner)
         turn.stats.times.parsed, turn.stats.started_at = time.monotonic(), float(log.base_response.created_at)
         self._track_turn(model, turn, rebuilt.processor, slot)
 

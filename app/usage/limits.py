@@ -89,21 +89,10 @@ class RateLimits:
                 requests.level -= 1
 
     def hold_turns(self, key: ApiKey, places: Sequence[TurnPlace]) -> None:
-        """Counts turns of a request until their places are released. Raises `ApiError`; then none counts.
-
-        Work that an owner has left to the server has no key: only its tokens count, since the server spreads it itself.
-        """
+        """Counts turns of a request until their places are released. Raises `ApiError`; then none counts."""
         if key.limits is NO_LIMITS and key.owner_limits is NO_LIMITS:
             return
         scopes, share = self._find_scopes(key), self._count_servers()
-        if not key.digest:
-            for bound in scopes:
-                bound.refill(self._clock(), share)
-                if (fault := self._find_quota_fault(bound)) is not None:
-                    raise fault
-            if (fault := _find_token_fault(scopes)) is not None:
-                raise fault
-            return
         for bound in scopes:
             if bound.share != share:
                 bound.divide(share)
@@ -114,6 +103,18 @@ class RateLimits:
             for scope in limited:
                 scope.running += 1
             place.on_release = release
+
+    def check_tokens(self, key: ApiKey) -> None:
+        """Checks the limits of tokens alone, for work that the server spreads itself. Raises `ApiError` 429."""
+        if key.limits is NO_LIMITS and key.owner_limits is NO_LIMITS:
+            return
+        scopes, now, share = self._find_scopes(key), self._clock(), self._count_servers()
+        for bound in scopes:
+            bound.refill(now, share)
+            if (fault := self._find_quota_fault(bound)) is not None:
+                raise fault
+        if (fault := _find_token_fault(scopes)) is not None:
+            raise fault
 
     def charge_tokens(self, key: ApiKey, num_tokens: int) -> None:
         """Counts tokens that a request of a key has used."""

@@ -56,9 +56,13 @@ class UsageMeter:
                 self.count_rejection(key)
             raise
 
-    def find_owner_key(self, owner: str) -> ApiKey:
-        """Returns a key for a turn of an owner that another process has begun."""
-        return self._keys.find_owner(owner)
+    def find_worker(self, owner: str, key_id: str, model: str | None) -> ApiKey | None:
+        """Returns the key that binds work of an owner: see `KeyRing.find_worker`."""
+        return self._keys.find_worker(owner, key_id, model)
+
+    def check_tokens(self, key: ApiKey) -> None:
+        """Checks the limits of tokens alone, for a line of a batch. Raises `ApiError` 429."""
+        self._limits.check_tokens(key)
 
     def charge_prompt(self, stats: TurnStats, num_tokens: int) -> None:
         """Charges the prompt of a turn, which waits for the engine now."""

@@ -90,6 +90,8 @@ class StoredBatch(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
     output_expires_s: int | None
     """Seconds from the creation of the output files to their end; None: as for other files of batches."""
+    key_id: str = ""
+    """Id of the API key that created the batch; empty if it had none."""
     status: BatchStatus = "validating"
     status_times: Mapping[str, int] = {}
     model: str | None = None

@@ -63,7 +63,7 @@ def test_a_batch_whose_model_is_busy_keeps_no_other_waiting() -> None:
     scheduler: LineScheduler[str] = LineScheduler()
     scheduler.add_queue(make_queue("a", "a1", 3, model="busy"))
     scheduler.add_queue(make_queue("a", "a2", 3, model="free"))
-    found = scheduler.start_next(lambda model: model == "free")
+    found = scheduler.start_next(lambda queue: queue.lines[0].model == "free")
     assert found is not None and found[0].run == "a2"
     assert scheduler.start_next(lambda _: False) is None
 

@@ -3,12 +3,14 @@
 import hashlib
 import http.client
 import json
+import time
 from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import structs
 
-from antiphon.app.base.api_keys import ApiKeyError, key_digest, plain_key
+from antiphon.app.base.api_keys import NO_LIMITS, ApiKey, ApiKeyError, KeyLimits, key_digest, plain_key
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.sources import load_api_keys
 from tests.conftest import StartServer
@@ -55,6 +57,51 @@ def test_error_does_not_contain_the_key() -> None:
     with pytest.raises(ApiKeyError) as caught:
         load_api_keys(["sk-private key"], None, None)
     assert "private" not in str(caught.value)
+
+
+def make_worker_ring() -> tuple[KeyRing, ApiKey, ApiKey]:
+    small = structs.replace(plain_key(key_digest("sk-small")), owner="team", models=frozenset({"small"}))
+    limited = structs.replace(
+        plain_key(key_digest("sk-limited")), owner="team", models=frozenset({"big"}), limits=KeyLimits(tokens_per_day=9)
+    )
+    return KeyRing((plain_key(key_digest("sk-other")),), (small, limited)), small, limited
+
+
+def test_work_is_bound_by_the_key_that_left_it() -> None:
+    ring, small, limited = make_worker_ring()
+    for key in (small, limited):
+        for model in ("small", "big", None):
+            assert ring.find_worker("team", key.id, model) is key
+
+
+def test_work_of_a_revoked_key_is_bound_by_another_key_of_its_owner() -> None:
+    ring, small, limited = make_worker_ring()
+    assert ring.find_worker("team", "", "big") is limited, "of an earlier version, which kept no id"
+    ring.replace((small,))
+    assert ring.find_worker("team", limited.id, "big") is small
+
+
+def test_last_key_of_an_owner_leaves_its_work_no_right() -> None:
+    ring, small, _ = make_worker_ring()
+    ring.replace(())
+    assert ring.find_worker("team", small.id, "small") is None
+    assert KeyRing((), ring).find_worker("team", small.id, "small") is None, "nor after a restart"
+    ring.replace((small,))
+    assert ring.find_worker("team", small.id, "small") is small
+
+
+def test_expired_key_is_as_one_that_is_revoked() -> None:
+    ring, small, limited = make_worker_ring()
+    expired = structs.replace(limited, expires=time.time() - 1)
+    ring.replace((expired, small))
+    assert ring.find_worker("team", limited.id, "big") is small
+    ring.replace((expired,))
+    assert ring.find_worker("team", limited.id, "big") is None
+
+
+def test_server_without_keys_binds_no_work() -> None:
+    found = KeyRing().find_worker("team", "key_1", "any")
+    assert found is not None and (found.owner, found.models, found.limits) == ("team", None, NO_LIMITS)
 
 
 def test_only_the_whole_digest_matches() -> None:

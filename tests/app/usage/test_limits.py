@@ -240,12 +240,24 @@ def test_clock_that_goes_backwards_gives_nothing(clock: Clock) -> None:
 
 
 def test_work_of_the_server_counts_tokens_only(clock: Clock) -> None:
-    work = ApiKey(digest=b"", owner="a", owner_limits=KeyLimits(max_concurrent=1, tokens_per_minute=60))
+    own, owner = KeyLimits(requests_per_minute=1, max_concurrent=1), KeyLimits(tokens_per_minute=60)
+    key = ApiKey(digest=b"1" * 32, owner="a", limits=own, owner_limits=owner)
     limits = RateLimits(clock=clock)
-    limits.hold_turns(work, [FakePlace(), FakePlace()])
-    limits.charge_tokens(work, 61)
+    limits.begin_request(key)
+    limits.hold_turns(key, [FakePlace()])
+    limits.check_tokens(key)
+    limits.charge_tokens(key, 61)
     with pytest.raises(ApiError, match="tokens a minute"):
-        limits.hold_turns(work, [FakePlace()])
+        limits.check_tokens(key)
+
+
+def test_budget_of_a_key_binds_the_work_of_the_server(clock: Clock) -> None:
+    key, used = make_key(KeyLimits(tokens_per_day=3)), 2
+    limits = RateLimits(lambda *_: used, clock=clock)
+    limits.check_tokens(key)
+    used = 3
+    with pytest.raises(ApiError, match="3 tokens a day"):
+        limits.check_tokens(key)
 
 
 def test_key_without_limits_gets_no_headers(clock: Clock) -> None:

@@ -18,9 +18,7 @@ from websockets.sync.client import connect
 
 from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.keys.key_file import parse_key_file
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.engine.process.resident_memory import read_resident_bytes
-from tests.app.batches.batch_client import BatchClient, make_lines
 from tests.app.grpc.grpc_helpers import SERVICE
 from tests.app.grpc.grpc_helpers import connect as connect_grpc
 from tests.conftest import StartServer
@@ -343,21 +341,3 @@ def test_calls_over_grpc_count_and_need_an_allowed_model() -> None:
         for method, body in (("Generate", request), ("GetModelInfo", {})):
             status, error = caller.read_error(f"{SERVICE}/{method}", body, key="sk-m")
             assert (status, error["code"]) == (grpc.StatusCode.NOT_FOUND, "model_not_found")
-
-
-def test_lines_of_a_batch_have_the_models_and_the_budget_of_their_owner() -> None:
-    keys = parse('models = ["small"]', "[owners.a]\ntokens_per_day = 25\nmax_concurrent = 1")
-    models = [scripted_registry(SCRIPT, names=(name,)).served[0] for name in ("coder", "small")]
-    with serve(lambda: ModelRegistry(models), api_keys=keys, file_store=True) as server:
-        batches = BatchClient(server, KEY)
-        bodies = [{"model": name, "input": "Hi", "store": False} for name in ("coder", "small")]
-        batch = batches.await_status(batches.start(make_lines(bodies)))
-        done, failed = batches.read_results(batch)
-        assert [line["custom_id"] for line in done] == ["r1"]
-        assert [line["response"]["body"]["error"]["code"] for line in failed] == ["model_not_found"]
-        batch = batches.await_status(batches.start(make_lines([bodies[1]] * 2)))
-        done, failed = batches.read_results(batch)
-        assert [line["response"]["body"]["error"]["code"] for line in failed] == ["insufficient_quota"] * (
-            2 - len(done)
-        )
-        assert failed, "the budget is used up"
