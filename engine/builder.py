@@ -1,6 +1,7 @@
 """Builds an engine core: loads the model, selects its forward pass, optimizes its layers, and sizes its KV cache."""
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from antiphon.engine.assembly.threads import adapt_threads
 from antiphon.engine.cache_budget import choose_context, limit_context, size_cache
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
+from antiphon.engine.fallbacks import Fallback, collect_fallbacks
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.load.decoded_checkpoint import keeps_stored_form
@@ -34,8 +36,8 @@ CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS = 512, 2048
 def build_core(path: Path, options: EngineOptions) -> Core:
     """Loads the model in a folder and builds its core. Raises `engine.errors.LoadError`."""
     torch.set_num_threads(options.threads or physical_cores())
-    with map_large_blocks():
-        return _finish(_load(path, options))
+    with map_large_blocks(), collect_fallbacks() as told:
+        return _tell(_finish(_load(path, options)), told)
 
 
 def build_core_from_model(
@@ -50,7 +52,14 @@ def build_core_from_model(
     `checkpoint` supplies sampling defaults and the tokenizer for grammars. `optimize` allows layers to be replaced
     by faster ones.
     """
-    return _finish(ModelBuild(model, checkpoint, options or EngineOptions(), optimize=optimize))
+    with collect_fallbacks() as told:
+        return _tell(_finish(ModelBuild(model, checkpoint, options or EngineOptions(), optimize=optimize)), told)
+
+
+def _tell(core: Core, told: Iterable[Fallback]) -> Core:
+    """Adds the fallbacks of the start to what the core tells of itself."""
+    core.info = msgspec.structs.replace(core.info, fallbacks=tuple(told))
+    return core
 
 
 def _load(path: Path, options: EngineOptions) -> ModelBuild:

@@ -7,6 +7,7 @@ import msgspec
 
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.errors import LoadError
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
@@ -72,7 +73,8 @@ def size_cache(
 def choose_context(requested: int | None, supported: int) -> int:
     """Returns the requested context length in tokens, but at most what the model supports."""
     if requested is not None and requested > supported:
-        log.warning("the context of %d tokens is cut to %d, the model's own", requested, supported)
+        message = "the context of %d tokens is cut to %d, the model's own"
+        report_fallback(log, "context", message, requested, supported)
     return min(requested or supported, supported)
 
 
@@ -87,9 +89,8 @@ def limit_context(context: int, cache: CacheBudget | None, options: EngineOption
     if cache.context < required:
         raise LoadError(_describe_missing_cache(required, cache, options))
     remedy = f"; --kv-cache-gib {cache.gib_for(context)} fits all of it" if options.kv_cache_gib is not None else ""
-    log.warning(
-        "KV cache memory limits the context to %d tokens (the model supports %d)%s", cache.context, context, remedy
-    )
+    message = "KV cache memory limits the context to %d tokens (the model supports %d)%s"
+    report_fallback(log, "context", message, cache.context, context, remedy)
     return cache.context
 
 

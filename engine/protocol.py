@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
+from antiphon.engine.fallbacks import Fallback
 from antiphon.engine.media_messages import ImageForm, MediaArrays, MediaSpan
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -192,6 +193,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     image_form: ImageForm = "none"
     image_refusal: str = ""
     """One line that says why a model that has a vision tower takes no pictures; otherwise empty."""
+    fallbacks: tuple[Fallback, ...] = ()
+    """Checks of this start that did not pass, so that the model is slower, or lacks an ability."""
     description: str = ""
     architecture: str = ""
     """Name of the model's architecture, such as `qwen3`."""

@@ -17,6 +17,7 @@ from rich.text import Text
 from antiphon.app.base.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import loaded_info
+from antiphon.engine.fallbacks import list_kinds
 from antiphon.kit.terminal_text import show_controls, show_line
 
 CODEX_CONFIG = """model = "{model}"
@@ -88,6 +89,7 @@ class StartupLog:
                 dtype=info.dtype,
                 max_model_len=info.max_model_len,
                 note=notes.get(served.names[0], ""),
+                fallbacks=list_kinds(info.fallbacks),
             )
         _log.info(
             "ready",
@@ -230,6 +232,7 @@ def show_banner(
         rows.append(f"          {_show(summary)}")
         if note := notes.get(served.names[0]):
             rows.append(f"          {_show(note)}")
+        rows += [f"[bold yellow]fallback[/]  {_show(each.reason)}" for each in (info.fallbacks if info else ())]
     location = "in memory, until the server exits" if settings.store_file is None else f"in {settings.store_file}"
     if settings.store_url is not None:
         location = "in a PostgreSQL database"  # its URL may have a password

@@ -7,6 +7,7 @@ from antiphon.app.base.settings import Settings
 from antiphon.app.model_registry import NamedModel, ServedModel
 from antiphon.app.models.status import known_info, shown_load_state
 from antiphon.app.requests.media.vision import sees_images, shows_images
+from antiphon.engine.fallbacks import list_kinds
 from antiphon.engine.protocol import Sampling
 
 _OLLAMA_PARAMETERS = {
@@ -24,6 +25,7 @@ def openai_model(name: str, model: NamedModel, settings: Settings) -> dict[str, 
 
     As under vLLM, the `root` of an adapter is its folder, and its `parent` the base model. As under llama.cpp's server,
     `status` tells whether the model is loaded. `input_modalities` tells whether it sees images, once that is known.
+    `fallbacks` has the kinds of what the model does more slowly, or not at all, since it was loaded; docs/fallbacks.md.
     """
     entry: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
     entry["status"] = {"value": shown_load_state(model.engine)}
@@ -34,6 +36,8 @@ def openai_model(name: str, model: NamedModel, settings: Settings) -> dict[str, 
         return entry
     if isinstance(model, ServedModel):
         entry["input_modalities"] = ["text", "image"] if shows_images(model, info, settings) else ["text"]
+    if info.fallbacks:
+        entry["fallbacks"] = list_kinds(info.fallbacks)
     return {**entry, "max_model_len": info.max_model_len}
 
 

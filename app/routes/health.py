@@ -8,8 +8,9 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.model_registry import NamedModel, ServedModel
-from antiphon.app.models.status import blocked_reason, is_starting
+from antiphon.app.models.status import blocked_reason, is_starting, loaded_info
 from antiphon.app.replies.http_replies import json_reply
+from antiphon.engine.fallbacks import list_kinds
 
 
 @get("/health")
@@ -27,13 +28,21 @@ async def get_metrics(request: AnyRequest) -> Response[Any]:
 
 @get("/ready")
 async def get_ready(request: AnyRequest) -> Response[Any]:
-    """Returns 200, with the models that are not ready beside others, or 503 with the reason."""
+    """Returns 200, with the models that are not ready beside others and the fallbacks of all, or 503 with the reason.
+
+    Of fallbacks it has the kinds: the reasons are for the operator, and this reply is for everyone.
+    """
     context = server_context(request)
     reason = unready_reason(context)
     if reason is not None:
         return json_reply({"status": "not ready", "reason": reason}, 503)
     unready = _unready_models(context.models.all_models)
-    return json_reply({"status": "ready"} | ({"unready_models": unready} if unready else {}))
+    fallbacks = _list_fallbacks(context.models.all_models)
+    return json_reply(
+        {"status": "ready"}
+        | ({"unready_models": unready} if unready else {})
+        | ({"fallbacks": fallbacks} if fallbacks else {})
+    )
 
 
 def unready_reason(context: ServerContext, model: ServedModel | None = None) -> str | None:
@@ -50,6 +59,12 @@ def unready_reason(context: ServerContext, model: ServedModel | None = None) -> 
     if not starting and len(unready) < len(models):
         return None
     return "; ".join(f"{name}: {reason}" for name, reason in unready.items()) or None
+
+
+def _list_fallbacks(models: Iterable[NamedModel]) -> dict[str, list[str]]:
+    """Returns the kinds of fallbacks of loaded models that have some, by their first names."""
+    infos = {model.names[0]: loaded_info(model) for model in models}
+    return {name: list_kinds(info.fallbacks) for name, info in infos.items() if info is not None and info.fallbacks}
 
 
 def _unready_models(models: Iterable[NamedModel]) -> dict[str, str]:

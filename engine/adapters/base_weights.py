@@ -14,6 +14,7 @@ from torch import Tensor
 from antiphon.engine.adapters.peft_files import AdapterFiles
 from antiphon.engine.checkpoint.files import EMBEDDING_NAME, find_weight_files
 from antiphon.engine.errors import LoadError
+from antiphon.engine.fallbacks import report_fallback
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,9 @@ def check_base_weights(files: AdapterFiles, base_folder: Path | None) -> None:
         found = _find_place(name, places)
         is_equal = None if found is None else _are_equal(copy, places[found], found)
         if is_equal is None:
-            log.warning(
+            report_fallback(
+                log,
+                "adapter_base",
                 "adapter %s: its copy of %s is not used, and cannot be compared with the base model's files",
                 files.folder, name,
             )  # fmt: skip

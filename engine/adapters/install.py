@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.interface import ForwardPass, SequenceInput
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
@@ -50,7 +51,8 @@ def install_adapter_hooks(
     )
     layers.rows.one_pass = torch.equal(plain, unfused[0])
     if not layers.rows.one_pass:
-        log.debug("rows with adapters run in a pass of their own")
+        message = "rows with adapters run in a pass of their own, for equal bits of all other rows"
+        report_fallback(log, "adapter_pass", message)
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.lora_config import WEIGHTS_FILE, check_adapter_folder, check_weights_file
 from antiphon.engine.adapters.peft_files import MAX_WEIGHTS_BYTES, AdapterFiles, read_adapter_files
 from antiphon.engine.errors import LoadError
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.adapter_weights import LoadedAdapter
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.options import LoraModule
@@ -64,7 +65,7 @@ class AdapterRegistry:
             except LoadError as error:
                 if module.required:
                     raise
-                log.warning("adapter %s is not served: %s", module.name, error.message)
+                report_fallback(log, "adapter", "adapter %s is not served: %s", module.name, error.message)
 
     def load(self, name: str, path: str, root: str = "") -> LoadedAdapter:
         """Loads an adapter; one with the same name is replaced. Raises `LoadError`.
@@ -112,7 +113,9 @@ class AdapterRegistry:
         name = trained_on.rstrip("/").rpartition("/")[2].casefold()
         served = {part.rpartition("--")[2].casefold() for part in self._base_folder.parts}
         if name not in served:
-            log.warning(
+            report_fallback(
+                log,
+                "adapter_base",
                 "adapter %s was trained on %s, and the base model is %s: its output may be useless",
                 folder, trained_on, self._base_folder,
             )  # fmt: skip

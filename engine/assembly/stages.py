@@ -13,6 +13,7 @@ from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.assembly.threads import adapted_threads
 from antiphon.engine.checkpoint.draft_vocabulary import check_draft_vocabulary
 from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.experts.pack import pack_mxfp4_experts
 from antiphon.engine.fit.optimize_model import optimize_model, packs_layers
 from antiphon.engine.fit.pack_linears import PackingResult, prepare_dry_run
@@ -153,7 +154,8 @@ def _apply_determinism(build: ModelBuild) -> None:
     if options.deterministic:
         forward.make_deterministic(independent_rows=packing.is_complete)
         if not packing.is_complete:
-            log.warning("deterministic: one token per pass, because some linear layers are not packed")
+            message = "deterministic: one token per pass, because some linear layers are not packed"
+            report_fallback(log, "deterministic", message)
     elif options.quantization and packing.is_complete:
         alignment = 1 if forward.uses_kernels else QUANTIZED_PROMPT_BLOCK_TOKENS
         alignment = max(alignment, forward.prompt_alignment)

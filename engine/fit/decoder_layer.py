@@ -6,6 +6,7 @@ with the original on the loaded model before it is used. Inputs that the kernel 
 original layer.
 """
 
+import logging
 from array import array
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.cache.contiguous import ContiguousKVCache
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.fuse import FusedSwiGLU
 from antiphon.engine.fit.linears import CompiledLinear, MergedLinearSlice, PackedLinear
 from antiphon.engine.fit.rms_norm import FusedRMSNorm
 from antiphon.engine.forward.attention import AttentionMetadata, SequenceSpan
+from antiphon.engine.forward.replace import relative_error, replace_modules
 from antiphon.engine.kernels.bindings import (
     MAX_HEAD_DIM,
     MAX_QUERY_GROUPS,
@@ -25,7 +28,8 @@ from antiphon.engine.kernels.bindings import (
     Kernels,
 )
 from antiphon.engine.kernels.quantized_linear import GEMM_TILE_ROWS
-from antiphon.engine.replace import relative_error, replace_modules
+
+log = logging.getLogger(__name__)
 
 LAYER_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION_CHILDREN = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -157,9 +161,13 @@ def _make_fused_layer(layer: Any, kernels: Kernels, workspace: Workspace) -> Fus
             return None
         fused = FusedDecoderLayer(layer, weights, kernels, workspace)
         result, expected = _probe_output(fused, weights, kernels), _probe_output(layer, weights, kernels)
-        return fused if relative_error(result, expected) <= LAYER_RTOL else None
+        error = relative_error(result, expected)
     except Exception:  # noqa: BLE001  a layer that needs other inputs stays unchanged
         return None
+    if error <= LAYER_RTOL:
+        return fused
+    report_fallback(log, "decoder_layers", "%s is not fused: its results differ by %.2g", type(layer).__name__, error)
+    return None
 
 
 def _probe_output(layer: nn.Module, weights: LayerWeights, kernels: Kernels) -> Tensor:

@@ -4,6 +4,7 @@ A replacement is compared with the original on the loaded model before it is use
 """
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.linears import CompiledLinear, LinearKernel, MergedLinearSlice, PackedLinear
+from antiphon.engine.forward.replace import SAME_FORMULA_RTOL, relative_error, replace_modules
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.replace import relative_error, replace_modules
+
+log = logging.getLogger(__name__)
 
 GATED_MLP_CHILDREN = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 SILU_CLASSES = {"SiLU", "SiLUActivation"}
@@ -86,9 +90,14 @@ def _make_fused_swiglu(mlp: Any, kernels: Kernels) -> FusedSwiGLU | None:
     x = torch.linspace(-3.0, 4.0, 3 * gate.in_features).sin().view(1, 3, -1)
     try:
         inner_error = relative_error(fused.activate(fused.gate_up(x)), mlp.act_fn(gate(x)) * up(x))
-        return fused if inner_error <= FUSED_RTOL and relative_error(fused(x), mlp(x)) <= FUSED_INT8_RTOL else None
+        error = relative_error(fused(x), mlp(x))
     except Exception:  # noqa: BLE001  an MLP that needs more than its input stays unchanged
         return None
+    if inner_error <= FUSED_RTOL and error <= FUSED_INT8_RTOL:
+        return fused
+    message = "%s is not fused: its results differ by %.2g, its activations by %.2g"
+    report_fallback(log, "gated_layers", message, type(mlp).__name__, error, inner_error)
+    return None
 
 
 def _replace_rotary(module: Any, kernels: Kernels) -> bool:
@@ -106,15 +115,15 @@ def _replace_rotary(module: Any, kernels: Kernels) -> bool:
     q, k = (torch.randn((1, 5, heads, 64), generator=generator).transpose(1, 2) for heads in (4, 2))
     cos, sin = (torch.randn((1, 5, 64), generator=generator) for _ in "cs")
     try:
-        matches = all(
-            relative_error(*pair) <= FUSED_RTOL
-            for pair in zip(fused(q, k, cos, sin), original(q, k, cos, sin), strict=True)
-        )
+        pairs = zip(fused(q, k, cos, sin), original(q, k, cos, sin), strict=True)
+        error = max(relative_error(*pair) for pair in pairs)
     except Exception:  # noqa: BLE001  a function that needs other inputs stays unchanged
         return False
-    if matches:
+    if error <= FUSED_RTOL:
         setattr(module, ROTARY_FUNCTION, fused)
-    return matches
+    elif error <= SAME_FORMULA_RTOL:
+        report_fallback(log, "rotary", "the rotary embedding is not fused: its results differ by %.2g", error)
+    return error <= FUSED_RTOL
 
 
 class FusedRotary:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.torch_int4_linear import TorchInt4Linear
 from antiphon.engine.fit.verification import (
     KNOWN_SHAPE_ROW_COUNTS,
@@ -62,6 +63,8 @@ class OneDnnLinear:
         x = probe_rows(PROBE_BATCH_ROWS, weight.shape[1])
         batched = self(x)
         self._doubles_single_row = not torch.equal(self(x[:1]), batched[:1])
+        if self._doubles_single_row:
+            report_fallback(log, "single_rows", "single rows of layers in fp32 are computed twice, for equal bits")
         verify_kernel(self, x, functional.linear(x, weight, bias), 1e-3)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -190,7 +193,7 @@ def _build_compiled_linear(
         kernels.verified_shapes.add(shape)
     except UnusableKernelError as failure:
         form = {PackedHalfWeight: "16-bit", PackedInt8Weight: "int8"}.get(type(packed), "int4")
-        log.warning("the compiled %s kernel is not used: %s", form, failure)
+        report_fallback(log, "linear_kernel", "the compiled %s kernel is not used: %s", form, failure)
         return None
     return compiled
 

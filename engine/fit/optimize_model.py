@@ -5,6 +5,7 @@ import logging
 from transformers import PreTrainedModel
 
 from antiphon.engine.errors import LoadError
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.decoder_layer import fuse_decoder_layers
 from antiphon.engine.fit.experts.pack import describe_experts
 from antiphon.engine.fit.fuse import fuse_layers_and_rotary
@@ -106,5 +107,6 @@ def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
     if options.kv_cache_dtype:
         raise LoadError(f"a float16 KV cache is not supported here: {reason}; leave --kv-cache-dtype out")
     if varlen is not None:
-        log.warning("the KV cache stays float32, which takes twice the memory of float16: %s", reason)
+        message = "the KV cache stays float32, which takes twice the memory of float16: %s"
+        report_fallback(log, "float16_cache", message, reason)
     return []

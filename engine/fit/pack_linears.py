@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.experts.pack import pack_mixture, report_progress
 from antiphon.engine.fit.linears import (
     CompiledLinear,
@@ -77,7 +78,8 @@ def pack_linears(
         except Exception as failure:  # noqa: BLE001  the model's own layers can still serve it
             reason = one_line(failure)
     if reason is not None or groups is None:
-        log.warning("linear layers are not packed%s: %s", " and not quantized" if quantize else "", reason)
+        ending = " and not quantized" if quantize else ""
+        report_fallback(log, "linears", "linear layers are not packed%s: %s", ending, reason)
         _read_mapped_layers(model)
         return PackingResult()
     stored_types = {str(_stored_weight(layer).dtype).removeprefix("torch.") for layer in linears.values()}
@@ -154,13 +156,15 @@ def _pack_groups(
                 layer.mapped.release()
     if failures:
         name, reason = next(iter(failures.items()))
-        log.warning("%d linear layers are not packed, such as %s: %s", len(failures), name, reason)
+        report_fallback(log, "linears", "%d linear layers are not packed, such as %s: %s", len(failures), name, reason)
     _read_mapped_layers(model)
     unpacked = [
         name for name, parameter in model.named_parameters() if parameter.ndim > 1 and not _is_embedding(model, name)
     ]
     if unpacked and quantize is not None:
-        log.warning(
+        report_fallback(
+            log,
+            "linears",
             "%d weights stay fp32 because they are not in linear layers that can be packed: %s, …",
             len(unpacked),
             unpacked[0],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.fit.verification import UnusableKernelError
-from antiphon.engine.replace import relative_error
+from antiphon.engine.forward.replace import relative_error
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from antiphon.engine.errors import LoadError
+from antiphon.engine.fallbacks import report_fallback
 
 log = logging.getLogger(__name__)
 
@@ -74,4 +75,5 @@ def check_similarity(form: str, similarity: float, *, force: bool) -> None:
             f"{remedies}, or add --force-quantization"
         )
     if not similarity >= WARN_SIMILARITY:
-        log.warning("%s changes this model: %s; its output may be noticeably worse", form, figures)
+        message = "%s changes this model: %s; its output may be noticeably worse"
+        report_fallback(log, "quantization", message, form, figures)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.cache.paged import PagePool
 from antiphon.engine.errors import LoadError, one_line, refuse_out_of_memory
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.validation import ProbeTexts, Validation, describe_error, make_text, relative_error
 from antiphon.engine.forward.attention import ATTENTION_NAME
 from antiphon.engine.forward.attention_variants.layer_variants import find_windows
@@ -77,7 +78,9 @@ def select_forward(
             refuse_out_of_memory(failure)
             reason = one_line(failure)
         set_text_attention(model, original)
-    log.warning(
+    report_fallback(
+        log,
+        "forward",
         "%s runs one sequence at a time: %s; parallel requests take turns, and each prompt is read whole",
         type(model).__name__,
         reason,
@@ -102,7 +105,9 @@ def _limit_sequential(sequential: SequentialForward, model: PreTrainedModel, tex
     mismatch = _interleaving_mismatch(sequential, texts, model)
     if mismatch is not None:
         sequential.max_num_seqs = 1
-        log.warning(
+        report_fallback(
+            log,
+            "interleaving",
             "%s serves one request at a time: sequences that take turns change each other: %s",
             type(model).__name__,
             mismatch,
@@ -133,7 +138,7 @@ def _try_varlen(
         if reason is None:
             break
         if pages is not None:
-            log.warning("%s runs without a paged cache: %s", type(model).__name__, reason)
+            report_fallback(log, "paged_cache", "%s runs without a paged cache: %s", type(model).__name__, reason)
     return varlen, reason
 
 
@@ -164,7 +169,8 @@ def _measure_memory(sequential: SequentialForward, model: PreTrainedModel) -> No
     try:
         sequential.measure_memory(make_text(model, 7, MEMORY_PROBE_TOKENS))
     except Exception as failure:  # noqa: BLE001  the model may still serve
-        log.warning("the memory of a sequence could not be measured: %s", one_line(failure))
+        message = "the memory of a sequence could not be measured: %s"
+        report_fallback(log, "memory_probe", message, one_line(failure))
 
 
 def _page_pools_to_try(model: PreTrainedModel, *, paged: bool) -> Iterator[PagePool | None]:

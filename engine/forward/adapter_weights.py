@@ -1,13 +1,17 @@
 """An adapter in memory: its matrices in each layer, as a product whose rows do not depend on each other."""
 
 import hashlib
+import logging
 from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.kernels.lora import LoraKernel, LoraMatrices
+
+log = logging.getLogger(__name__)
 
 BLOCK_ROWS = 8
 """Rows of one product on a CPU. Fewer rows are padded, so that every product has the same shape."""
@@ -46,6 +50,8 @@ class LoraWeight:
             self._dtype = torch.float32
             self._a, self._b = _copy_aligned(a.float()), _copy_aligned(b.float() * scale)
             self._block_rows = BLOCK_ROWS if self._has_equal_places() else 1
+            if self._block_rows == 1:
+                report_fallback(log, "adapter_blocks", "rows of adapters are computed one by one, for equal bits")
         else:
             self._dtype = dtype
             # Copies, so that the file's memory is not kept.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from antiphon.engine.cache.paged import NULL_PAGE, PAGE_TOKENS, PagedKVCache
 from antiphon.engine.errors import one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.decode_batch import (
     MAX_TOKENS_READ,
     MIN_TABLE_COLUMNS,
@@ -120,7 +121,7 @@ class CudaGraphs:
             return graph
         self._usable = False
         self._graphs.clear()
-        log.warning("CUDA graphs are disabled: %s", reason)
+        report_fallback(log, "cuda_graphs", "CUDA graphs are disabled: %s", reason)
         return None
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.kernels.bindings import SOFTMAX_BLOCK, Kernels
 from antiphon.engine.kernels.compiler import CompilationError, load_library
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
@@ -42,14 +43,22 @@ ATTENTION_CASES = ((1, 1), (140, 1), (25, 9), (37, 37))
 """Sequences to compare attention on: their number of keys, and how many of them belong to new tokens."""
 
 
-@functools.cache
 def load_kernels() -> Kernels | None:
     """Returns the kernels of this process, or None, with one warning in the log, if they cannot be used."""
+    kernels, reason = _load_once()
+    if reason is not None:
+        message = "compiled CPU kernels are unavailable, using slower torch operations: %s"
+        report_fallback(log, "kernels", message, reason)
+    return kernels
+
+
+@functools.cache
+def _load_once() -> tuple[Kernels | None, str | None]:
+    """Returns the kernels, or the reason why they cannot be used."""
     try:
-        return verify_kernels(load_library(*SOURCES))
+        return verify_kernels(load_library(*SOURCES)), None
     except (CompilationError, AttributeError) as failure:  # AttributeError: the library lacks a kernel
-        log.warning("compiled CPU kernels are unavailable, using slower torch operations: %s", failure)
-    return None
+        return None, str(failure)
 
 
 def verify_kernels(loaded: ctypes.CDLL) -> Kernels:

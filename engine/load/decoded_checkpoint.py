@@ -16,8 +16,10 @@ from antiphon.engine.checkpoint.quantized.lazy_weight import LazyWeight
 from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeight
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS, explain_unread_format
 from antiphon.engine.checkpoint.quantized.tensor_files import read_checkpoint
+from antiphon.engine.errors import one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.load.architectures import LOAD_OPTIONS, load_plain_config
-from antiphon.engine.load.experts.replacement import wrap_all_experts
+from antiphon.engine.load.experts.replacement import wrap_loaded_experts
 from antiphon.engine.load.experts.tensor_files import LoadedModel
 from antiphon.engine.load.loading_report import list_missing
 from antiphon.engine.load.mmap_weights import (
@@ -68,7 +70,7 @@ def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -
     model, missing = _load_lazily(model_class, checkpoint, None, dtype)
     if not has_exact_buffers(model):
         model, missing = _load_lazily(model_class, checkpoint, dtype, dtype)
-    wrap_all_experts(model)
+    wrap_loaded_experts(model)
     log.debug("%d layers keep their weights in the files", map_weights(model))
     for config in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
         config.dtype = dtype
@@ -135,7 +137,7 @@ def _load_mapped_gguf(model_class: Any, checkpoint: Checkpoint) -> LoadedModel:
     _release_pages_after_reading(weights.matrices())
     lazy = {name: LazyWeight(weight, torch.float32, torch.float32) for name, weight in weights.stored.items()}
     model, missing = _build_model(concrete, config, weights.plain | lazy, torch.float32, checkpoint)
-    wrap_all_experts(model)
+    wrap_loaded_experts(model)
     log.debug("%d layers keep their weights in the file", map_weights(model))
     return model, missing
 
@@ -149,12 +151,15 @@ def load_gguf(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, devi
     if maps_gguf(checkpoint, dtype, device):
         try:
             model, missing = _load_mapped_gguf(model_class, checkpoint)
-        except Exception:  # whatever fails here, transformers' own reader may do, or gives the reason why not
+        except (
+            Exception
+        ) as failure:  # whatever fails here, transformers' own reader may do, or gives the reason why not
             log.debug("%s is loaded as a whole", checkpoint.path, exc_info=True)
+            report_fallback(log, "whole_load", "the GGUF file is loaded as a whole: %s", one_line(failure))
         else:
             if not missing:
                 return model, missing
-            log.debug("%s is loaded as a whole: it lacks %s", checkpoint.path, missing[0])
+            report_fallback(log, "whole_load", "the GGUF file is loaded as a whole: it lacks %s", missing[0])
             del model
     model, report = model_class.from_pretrained(
         checkpoint.path,

@@ -17,11 +17,12 @@ from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, read_token_ids, sampling_defaults
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, is_out_of_memory, one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.load.architectures import LOAD_OPTIONS, check_quantization_method, choose_model_class, load_config
 from antiphon.engine.load.decoded_checkpoint import load_decoded, load_gguf
 from antiphon.engine.load.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
-from antiphon.engine.load.experts.replacement import wrap_all_experts
+from antiphon.engine.load.experts.replacement import wrap_loaded_experts
 from antiphon.engine.load.experts.stored_checkpoint import load_with_experts_in_files
 from antiphon.engine.load.experts.tensor_files import LoadedModel
 from antiphon.engine.load.load_method import LoadMethod, LoadPlan, check_memory, choose_device, plan_load
@@ -121,11 +122,12 @@ def _load_mapped(model_class: Any, checkpoint: Checkpoint, stored_dtype: torch.d
             model_class, checkpoint, lambda: _load_pretrained(model_class, checkpoint, torch.float32, "cpu")
         )
     if not has_names(model, fp32_names):
-        log.debug("%s has weights that would be rounded; it is loaded as a whole", checkpoint.path)
+        message = "the model is loaded as a whole, since some of its weights in fp32 would be rounded"
+        report_fallback(log, "whole_load", message)
         del model
         return _load_pretrained(model_class, checkpoint, torch.float32, "cpu")
     convert_buffers(model)
-    wrap_all_experts(model)
+    wrap_loaded_experts(model)
     log.debug("%d layers keep their weights in the files", map_weights(model))
     return model, missing
 
@@ -166,4 +168,5 @@ def warn_about_ignored_settings(generation: dict[str, Any]) -> None:
     """Logs the settings of a generation_config.json that change the output and are not supported."""
     ignored = [name for name in IGNORED_GENERATION_SETTINGS if generation.get(name)]
     if ignored:
-        log.warning("generation_config.json: %s is not supported and ignored", ", ".join(ignored))
+        message = "generation_config.json: %s is not supported and ignored"
+        report_fallback(log, "generation_settings", message, ", ".join(ignored))

@@ -6,6 +6,7 @@ import msgspec
 from transformers import PreTrainedModel
 
 from antiphon.engine.checkpoint.vision_families import find_two_way_layers, read_soft_ids
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.media.desk import PictureDesk
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 def describe_images(info: EngineInfo, model: PreTrainedModel, tower: VisionTower | None, refusal: str) -> EngineInfo:
     """Adds what the engine does with pictures, or why it takes none. Tokens that stand for them are suppressed."""
     if refusal:
-        log.warning("%s", refusal)
+        report_fallback(log, "pictures", "%s", refusal)
     if tower is None:
         return msgspec.structs.replace(info, image_refusal=refusal)
     soft_ids = tuple(token for token in _read_soft_ids(model) if token < info.vocab_size)

@@ -56,11 +56,15 @@ def explain_no_pictures(model: PreTrainedModel, children: Mapping[str, nn.Module
     An empty reason means that it has no vision tower.
     """
     body: Any = model.base_model
-    if not children or not hasattr(body, "get_image_features"):
+    if getattr(model.config, "vision_config", None) is None and not hasattr(body, "get_image_features"):
         return ""
     name = model.config.model_type
     if (refusal := explain_refusal(name)) is not None:
         return refusal
+    if not hasattr(body, "get_image_features"):
+        return f"{name} takes no pictures here: transformers has no encoder of pictures for it"
+    if not children:
+        return f"{name} takes no pictures here: its text reads parts of its vision tower"
     if "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
         return f"{name} takes no pictures here: its forward pass takes no encoded pictures"
     soft_ids = read_soft_ids(lambda name: getattr(model.config, name, None))

@@ -4,6 +4,7 @@ import logging
 
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.compiler import name_cache_folder
 from antiphon.engine.options import EngineOptions
@@ -29,14 +30,17 @@ def open_pack_session(checkpoint: Checkpoint | None, options: EngineOptions, ker
         return PackSession(None)
     folder = find_pack_folder()
     if folder is None:
-        log.warning(
-            "packed weights are not kept: %s is no folder that only this user can write to", name_cache_folder()
+        report_fallback(
+            log,
+            "pack_cache",
+            "packed weights are not kept: %s is no folder that only this user can write to",
+            name_cache_folder(),
         )
         return PackSession(None)
     try:
         layout = hash_layout(options.quantization, kernels.lanes)
         key, checks_key = f"{hash_model(checkpoint.path)}-{layout}", hash_checks(options)
     except OSError as error:
-        log.warning("packed weights are not kept: %s", one_line(error))
+        report_fallback(log, "pack_cache", "packed weights are not kept: %s", one_line(error))
         return PackSession(None)
     return PackSession(folder, key, checks_key, int(options.pack_cache_gib * 2**30), weights)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from antiphon.engine.errors import one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.pack_cache.folder import CHECKS_SUFFIX, PACK_SUFFIX, delete_pack, make_room, mark_used
@@ -92,7 +93,7 @@ class PackSession:
         return file
 
     def _drop_file(self, error: Exception) -> None:
-        log.warning("%s is packed again: %s", self._pack_path, one_line(error))
+        report_fallback(log, "pack_cache", "%s is packed again: %s", self._pack_path, one_line(error))
         delete_pack(self._pack_path)
 
     def _read_checks(self) -> StartChecks | None:
@@ -151,7 +152,7 @@ class PackSession:
         if reason is None:
             self._unwritten = {}
         else:
-            log.warning("the packed weights are not kept: %s", reason)
+            report_fallback(log, "pack_cache", "the packed weights are not kept: %s", reason)
 
     def store(self, name: str, packed: Any) -> None:
         """Keeps a packed weight, a named tuple whose class is in `WEIGHT_CLASSES`, for `finish`."""

@@ -8,6 +8,7 @@ import torch
 from antiphon.engine.cache.contiguous import ContiguousKVCache, LayerLayout
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.interface import ForwardPass, SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
@@ -41,7 +42,7 @@ def open_prefix_disk(
             return PrefixDisk(pages, secret, identity, probe_layout(forward), _new_cache_of(forward))
         except OSError as error:
             reason = one_line(error)
-    log.warning("prefixes are not kept on disk: %s", reason)
+    report_fallback(log, "prefix_disk", "prefixes are not kept on disk: %s", reason)
     return None
 
 

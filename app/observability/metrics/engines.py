@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
-from antiphon.app.models.status import shown_load_state
+from antiphon.app.models.status import loaded_info, shown_load_state
+from antiphon.engine.fallbacks import list_kinds
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.resident_memory import read_resident_bytes
 from antiphon.engine.remote.engine import RemoteEngine
@@ -78,8 +79,22 @@ class EngineCollector(Collector):
         for labels, engine in engines:
             loaded.add_metric(labels, float(shown_load_state(engine) == "loaded"))
         yield loaded
+        yield self._collect_fallbacks()
         on_demand = [(labels, engine) for labels, engine in engines if isinstance(engine, OnDemandEngine)]
         yield from _build_families(_LOAD_FAMILIES, ["model_name"], on_demand)
+
+    def _collect_fallbacks(self) -> Metric:
+        """Returns a sample for each kind of fallback of a loaded model."""
+        family = GaugeFamily(
+            "antiphon:engine_fallback",
+            "1 for each kind of fallback: what the model does more slowly, or not at all (docs/fallbacks.md).",
+            labels=["model_name", "kind"],
+        )
+        for model in self._models:
+            info = loaded_info(model)
+            for kind in list_kinds(info.fallbacks) if info is not None else ():
+                family.add_metric([model.names[0], kind], 1.0)
+        return family
 
     def _collect_workers(self) -> Iterator[Metric]:
         """Yields the figures of worker processes; nothing if there are none."""

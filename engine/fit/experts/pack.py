@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.errors import one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.experts.routers import make_routers_exact, make_shared_gates_exact
 from antiphon.engine.forward.experts.grouped import PackedGroupedLinear, make_activations_exact
 from antiphon.engine.forward.experts.matmul import TORCH_LANES
@@ -82,7 +83,8 @@ def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None, ke
         packed_count += 1
     if failures:
         name, reason = next(iter(failures.items()))
-        log.warning("the experts of %d layers are not packed, such as %s: %s", len(failures), name, reason)
+        message = "the experts of %d layers are not packed, such as %s: %s"
+        report_fallback(log, "experts", message, len(failures), name, reason)
     return packed_count
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from antiphon.engine.errors import one_line
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.linears import OneDnnLinear
 from antiphon.engine.fit.verification import UnusableKernelError
 from antiphon.engine.forward.experts.gates import apply_to_whole_vectors
@@ -104,12 +106,19 @@ def make_routers_exact(model: nn.Module, experts_type: type[nn.Module]) -> int:
         try:
             exact = ExactRouter(router)
         except (UnusableKernelError, RuntimeError) as failure:
-            log.debug("a router keeps its own product: %s", failure)
+            _report_own_product(router, one_line(failure))
             continue
         if _runs(exact):
             setattr(parent, name, exact)
             count += 1
+        else:
+            _report_own_product(router, "it multiplies in another way")
     return count
+
+
+def _report_own_product(router: nn.Module, reason: str) -> None:
+    message = "%s keeps its own product, whose last bits depend on the batch: %s"
+    report_fallback(log, "routers", message, type(router).__name__, reason)
 
 
 def make_shared_gates_exact(model: nn.Module, experts_type: type[nn.Module]) -> None:

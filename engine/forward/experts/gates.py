@@ -1,5 +1,6 @@
 """Activations of experts between their two matrices. Most activate a gate that multiplies the other outputs."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -8,9 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import _default_apply_gate
 
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.experts.layout import ExpertsLayout
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.expert_layer import ClampedGate
+
+log = logging.getLogger(__name__)
 
 Gate = Callable[[Tensor], Tensor]
 """Maps the outputs of the first matrix (rows, gate and up) to the inputs of the second. May overwrite them."""
@@ -73,7 +77,10 @@ def find_compiled_gate(module: nn.Module, layout: ExpertsLayout) -> ClampedGate 
     cut = gate.clamp(max=limit)
     expected = cut * torch.sigmoid(alpha * cut) * (up.clamp(-limit, limit) + 1)
     result = ModuleGate(module, layout)(torch.cat([gate, up])[None])[0]
-    return ClampedGate(alpha, limit) if torch.allclose(result, expected, atol=1e-5) else None
+    if torch.allclose(result, expected, atol=1e-5):
+        return ClampedGate(alpha, limit)
+    report_fallback(log, "expert_layer", "the gate of %s is not the usual one", type(module).__name__)
+    return None
 
 
 def _is_silu(module: nn.Module, layout: ExpertsLayout) -> bool:

@@ -5,14 +5,15 @@ import logging
 import torch
 from torch import Tensor, nn
 
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.experts.gates import apply_post_norm, choose_gate, find_compiled_gate
 from antiphon.engine.forward.experts.layout import ExpertsLayout
 from antiphon.engine.forward.experts.matmul import Multiply, choose_multiply, unpack_weight
 from antiphon.engine.forward.experts.matrix import ExpertForm, ExpertMatrix
 from antiphon.engine.forward.experts.routing import add_identities, run_experts
+from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.expert_layer import ClampedGate, ExpertLayerWeights, matrix_args
-from antiphon.engine.replace import relative_error
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,8 @@ class PackedExperts(nn.Module):
         rows = [self(x[:count], indices[:count], weights[:count]) for count in PROBE_ROW_COUNTS]
         is_same = all(torch.equal(part, result[: len(part)]) for part in rows)
         if not (relative_error(result, expected) <= LAYER_RTOL and is_same):
-            log.warning("the compiled kernel for layers of experts is not used: its results differ")
+            message = "the compiled kernel for layers of experts is not used: its results differ"
+            report_fallback(log, "expert_layer", message)
             self.run_only_in_parts()
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphon.engine.forward.experts.matrix import ExpertMatrix, PackedExpertWeight, PackWeight
+from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.load.experts.stored import PROBE_ROWS, STORED_EXPERTS_RTOL
 from antiphon.engine.load.experts.tensor_files import ExpertTensors
-from antiphon.engine.replace import relative_error
 
 GROUPED_CLASS_NAMES = {"JetMoeParallelExperts"}
 

@@ -1,12 +1,15 @@
 """Replaces transformers' experts by stored ones, and blocks that call their experts in another way than most."""
 
 import copy
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.experts.layout import find_fused_experts
+from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.load.experts.grouped import wrap_grouped_linears
 from antiphon.engine.load.experts.placeholders import mix_rows
 from antiphon.engine.load.experts.stored import (
@@ -16,7 +19,8 @@ from antiphon.engine.load.experts.stored import (
     UnknownExpertsError,
     check_stored_experts,
 )
-from antiphon.engine.replace import relative_error
+
+log = logging.getLogger(__name__)
 
 
 class InputScalingMixture(nn.Module):
@@ -53,6 +57,12 @@ def wrap_all_experts(model: nn.Module) -> dict[str, str]:
         except UnknownExpertsError as failure:
             failures[name] = str(failure)
     return failures | wrap_grouped_linears(model)
+
+
+def wrap_loaded_experts(model: nn.Module) -> None:
+    """Replaces fused experts by `StoredExperts`, and tells why others stay."""
+    for reason in wrap_all_experts(model).values():
+        report_fallback(log, "experts", "experts stay as transformers has them: %s", reason)
 
 
 def replace_experts(model: nn.Module, name: str, stored: StoredExperts, original: nn.Module) -> None:

@@ -12,8 +12,8 @@ from antiphon.engine.forward.experts.gates import ModuleGate, apply_post_norm
 from antiphon.engine.forward.experts.layout import DOWN_NAME, ExpertsLayout
 from antiphon.engine.forward.experts.matrix import ExpertMatrix, PackedExpertWeight, PackWeight
 from antiphon.engine.forward.experts.routing import add_identities, run_experts
+from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.load.experts.tensor_files import ExpertTensors
-from antiphon.engine.replace import relative_error
 
 ExpertWeights = Mapping[str, Tensor | ExpertTensors]
 """The matrices of all experts by name: in memory, or in mapped files."""

@@ -15,7 +15,8 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from antiphon.engine.checkpoint.files import Checkpoint
-from antiphon.engine.errors import LoadError, show_shape
+from antiphon.engine.errors import LoadError, one_line, show_shape
+from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.experts.layout import read_layout
 from antiphon.engine.load.architectures import resolve_model_type
 from antiphon.engine.load.experts.replacement import replace_experts
@@ -50,7 +51,7 @@ def load_with_experts_in_files(auto_class: Any, checkpoint: Checkpoint, load: Ca
     try:
         wrap_experts_in_files(model, TensorFiles(checkpoint.path))
     except (MissingExpertsError, UnknownExpertsError) as failure:
-        log.debug("experts are loaded as a whole: %s", failure)
+        report_fallback(log, "whole_load", "experts are loaded as a whole: %s", one_line(failure))
         del model
         return load()
     return model, missing

@@ -17,6 +17,7 @@ from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.memory_pool import ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.engine.fallbacks import Fallback
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony.detect import bytes_format
@@ -62,12 +63,19 @@ def run_turns(server: RunningServer, model: str) -> None:
     assert post(server, "responses", model=model, input="Hi", temperature=9) == 400
 
 
+def _with_fallback() -> ModelRegistry:
+    registry = scripted_registry(SCRIPT)
+    player: Any = registry.served[0].engine
+    fallbacks = (Fallback("norms", "a norm is not replaced"),)
+    return scripted_registry(SCRIPT, info=structs.replace(player.info, fallbacks=fallbacks))
+
+
 @contextmanager
 def _serve_scripted(**settings: Any) -> Iterator[RunningServer]:
     pdf = f"data:application/pdf;base64,{base64.b64encode(make_pdf('alpha')).decode()}"
     with (
         serve_sdk_tools() as (url, _),
-        serve(SCRIPT, file_store=True, tool_servers=(f"tools={url}",), grpc_port=0, **settings) as server,
+        serve(_with_fallback(), file_store=True, tool_servers=(f"tools={url}",), grpc_port=0, **settings) as server,
     ):
         run_turns(server, "scripted")
         for prompt in ("Add it", "Break it"):

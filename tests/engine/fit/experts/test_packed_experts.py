@@ -18,11 +18,11 @@ from antiphon.engine.forward.experts.matmul import unpack_weight
 from antiphon.engine.forward.experts.matrix import ExpertForm, ExpertMatrix
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.forward.interface import SequenceInput
+from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.replace import relative_error
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.mixtures import FAMILY_CONFIGS, VOCAB_SIZE, make_mixture
 

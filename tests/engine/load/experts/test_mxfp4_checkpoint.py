@@ -18,13 +18,13 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.fit.experts.pack import pack_mxfp4_experts
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.forward.interface import SequenceInput
+from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
 from antiphon.engine.load.experts.tensor_files import leave_out_experts
 from antiphon.engine.load.load_method import check_memory, unpacks_weights
 from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.replace import relative_error
 from tests.engine.fit.experts.test_packed_experts import ROUNDING_ERROR, choose_routes, make_rows
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.mixtures import VOCAB_SIZE, save_mxfp4_checkpoint

@@ -33,13 +33,13 @@ from antiphon.engine.forward.experts.grouped import PackedGroupedLinear, make_ac
 from antiphon.engine.forward.experts.matrix import ExpertMatrix
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.forward.interface import SequenceInput
+from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.experts.grouped import StoredGroupedLinear
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.experts.tensor_files import ExpertTensors
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions, Quantization
-from antiphon.engine.replace import relative_error
 from tests.engine.fit.experts.test_packed_experts import choose_routes, make_rows
 from tests.engine.kernel_builds import require_kernels
 from tests.models.checkpoints import build_model, save_checkpoint

@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+SAME_FORMULA_RTOL = 1e-2
+"""Error up to which two functions are one formula with other roundings: another formula differs by more."""
+
 
 def replace_modules(model: nn.Module, make_replacement: Callable[[nn.Module], nn.Module | None]) -> int:
     """Replaces each submodule for which `make_replacement` returns a module. Returns the number replaced."""
