@@ -25,7 +25,7 @@ from antiphon.engine.encoder_messages import EncoderInput, VectorOptions
 from antiphon.engine.fallbacks import Fallback
 from antiphon.engine.media_messages import ImageForm, MediaArrays, MediaSpan
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "repetition", "cancelled", "error"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +198,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     architecture: str = ""
     """Name of the model's architecture, such as `qwen3`."""
+    max_repetition_tokens: int = 0
+    """Number of last tokens that end the output if they only repeat a piece; 0 for no limit. `Sampling.ignore_eos` and
+    `Sampling.min_tokens` are stronger."""
     vector_size: int = 0
     """Numbers in each result of an encoder; 0 for a model that generates text."""
     capabilities: Capabilities = Capabilities()

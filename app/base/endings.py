@@ -13,6 +13,7 @@ Cause = Literal[
     # Limits of the request, the model and the server
     "max_output_tokens",
     "context_full",
+    "repetition",
     "max_tool_calls",
     "single_call",
     "nothing_generated",
@@ -55,6 +56,7 @@ DESCRIPTIONS: dict[Cause, str] = {
     "call_cannot_complete": "The model wrote a call of a tool that no longer can become a valid one.",
     "max_output_tokens": "The output reached the limit of tokens that the request or the model's settings have.",
     "context_full": "The prompt and the output filled the model's context.",
+    "repetition": "The output had begun to repeat itself, and the model's settings limit this.",
     "max_tool_calls": "The server ran the number of tools that the turn may call.",
     "single_call": "The request allows one call of a tool, and the model has made it.",
     "nothing_generated": "The request asked for no output.",

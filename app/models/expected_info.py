@@ -4,7 +4,7 @@ from typing import Any
 
 from antiphon.engine.checkpoint.context_length import read_context_length
 from antiphon.engine.checkpoint.files import Checkpoint
-from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
+from antiphon.engine.checkpoint.generation_settings import read_eos_ids, read_max_repetition, sampling_defaults
 from antiphon.engine.checkpoint.vision_families import VERIFIED_TYPES, read_soft_ids
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineInfo
@@ -30,6 +30,7 @@ def expect_info(checkpoint: Checkpoint, options: EngineOptions) -> EngineInfo | 
         eos_ids=read_eos_ids(generation, text_config.get("eos_token_id", config.get("eos_token_id"))),
         suppressed_ids=(*(int(token) for token in suppressed if 0 <= int(token) < vocab_size), *soft_ids),
         soft_ids=soft_ids,
+        max_repetition_tokens=read_max_repetition(generation),
         image_form="expanded" if soft_ids else "none",
         architecture=str(config["model_type"]),
     )

@@ -52,7 +52,7 @@ from antiphon.state.table import IllegalInput, State
 
 RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"})
 """Error codes of a failed response that clients know. Any other code is reported as `server_error`."""
-_RoundEnd = Literal["stop", "length", "stopped", "limit"]
+_RoundEnd = Literal["stop", "length", "repetition", "stopped", "limit"]
 """`stopped`: a stop string has matched, or a call has failed; `limit`: the round may have no more calls."""
 _SINGLE_BYTES = tuple(bytes((number,)) for number in range(256))
 _NEXT_ITEM = {State.REASONING: (Say, Refuse, Call), State.MESSAGE: (Think, Call)}
@@ -343,6 +343,8 @@ class OutputProcessor:
         limit = self._spec.sampling.max_tokens
         if limit is not None and self.num_generated_tokens >= limit:
             ending = Ending("max_output_tokens", str(limit))
+        elif self._round_end == "repetition":
+            ending = Ending("repetition", str(len(self.round.generated_tokens)))
         else:
             ending = Ending("context_full", str(self.round.num_prompt_tokens + len(self.round.generated_tokens)))
         self._conclude(ending, self.machine.cut())
@@ -358,7 +360,7 @@ class OutputProcessor:
         self._round_end = round_end
         if self._is_waiting or self.is_ended:
             return
-        if round_end == "length":
+        if round_end in ("length", "repetition"):
             self.cut()
         elif self.round.reader.call_failed and round_end != "limit":  # the reader is ahead of a limit
             ending = Ending("stopped_in_call" if round_end == "stop" else "call_cannot_complete")
@@ -498,7 +500,7 @@ class OutputProcessor:
             for held in self._stops.release_held():
                 self._feed_segment(held)
             if not self.needs_no_more:
-                self._end_generation("stop" if chunk.finish == "stop" else "length")
+                self._end_generation(chunk.finish if chunk.finish in ("stop", "repetition") else "length")
 
     def _finish_prefill(self, chunk: Chunk) -> None:
         """Ends a prefill-only turn. Its one token only shows that the prompt was read, and is not output."""

@@ -169,7 +169,7 @@ _SAMPLING = {
     "presence_penalty": names.REQUEST_PRESENCE_PENALTY,
     "frequency_penalty": names.REQUEST_FREQUENCY_PENALTY,
 }
-_LIMITS = frozenset({"max_output_tokens", "context_full"})
+_LIMITS = frozenset({"max_output_tokens", "context_full", "repetition"})
 _FAULTS = frozenset({"rejected", "engine_fault", "store_unavailable", "server_bug", "deadline", "stopped_in_call"})
 
 

@@ -25,6 +25,12 @@ def sampling_defaults(generation: Mapping[str, Any]) -> Sampling:
     return msgspec.convert(values, Sampling, strict=False)
 
 
+def read_max_repetition(generation: Mapping[str, Any]) -> int:
+    """Returns this server's own setting `max_repetition_tokens`, see `EngineInfo`; 0 if there is none."""
+    limit = generation.get("max_repetition_tokens")
+    return limit if isinstance(limit, int) and limit > 0 else 0
+
+
 def read_eos_ids(generation: Mapping[str, Any], default: int | list[int] | None) -> tuple[int, ...]:
     """Token ids that end an answer. `default`: those of the model's configuration. Raises `LoadError`."""
     eos = generation.get("eos_token_id", default)

@@ -14,7 +14,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from antiphon.engine.checkpoint.context_length import DEFAULT_CONTEXT_TOKENS, read_context_length
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
-from antiphon.engine.checkpoint.generation_settings import read_eos_ids, read_token_ids, sampling_defaults
+from antiphon.engine.checkpoint.generation_settings import (
+    read_eos_ids,
+    read_max_repetition,
+    read_token_ids,
+    sampling_defaults,
+)
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, is_out_of_memory, one_line
 from antiphon.engine.fallbacks import report_fallback
@@ -147,6 +152,7 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
         default_sampling=sampling_defaults(generation),
         eos_ids=read_eos_ids(generation, getattr(config, "eos_token_id", None)),
         suppressed_ids=tuple(token for token in suppressed if 0 <= token < config.vocab_size),
+        max_repetition_tokens=read_max_repetition(generation),
         description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters{_describe_method(folder)}",
         architecture=str(model.config.model_type),
     )

@@ -42,6 +42,8 @@ class JobIntake:
             sampling_state,
             max_new_tokens=remaining if sampling.max_tokens is None else min(remaining, sampling.max_tokens),
             stop_ids=stop_ids,
+            # A request that sets how much is generated gets that much.
+            max_repetition_tokens=0 if sampling.ignore_eos or sampling.min_tokens else info.max_repetition_tokens,
             deadline_at=None if job.deadline is None else self._clock() + job.deadline,
             adapter=self._find_adapter(job),
             pictures=None if self._pictures is None else self._pictures.lay_out(job),

@@ -22,6 +22,11 @@ if TYPE_CHECKING:  # importing them imports torch
 SUPPRESSED_BIAS = -1e9
 """Logit bias of tokens that the model never generates. It is finite, so that a grammar that allows no others works."""
 
+MIN_REPETITIONS = 4
+"""Number of times that an output has a piece if it only repeats it."""
+REPETITION_STEP = 16
+"""Number of tokens between two searches for a repetition."""
+
 
 class Sequence:
     """A job that is queued or running.
@@ -37,6 +42,7 @@ class Sequence:
         *,
         max_new_tokens: int,
         stop_ids: frozenset[int],
+        max_repetition_tokens: int = 0,
         deadline_at: float | None,
         adapter: "LoadedAdapter | None" = None,
         pictures: "SequencePictures | None" = None,
@@ -50,6 +56,7 @@ class Sequence:
         """The tokens for comparisons with other sequences: soft tokens are replaced by words of their pictures."""
         self.max_new_tokens = max_new_tokens
         self.stop_ids = stop_ids
+        self.max_repetition_tokens = max_repetition_tokens
         self.deadline_at = deadline_at
         self.arrival = 0
         self.num_computed_tokens = 0
@@ -141,7 +148,14 @@ class Sequence:
         self.tokens.append(token)
         if self.pictures is not None:
             self.match_tokens.append(token)
-        return "stop" if token in self.stop_ids else "length" if self.num_generated >= self.max_new_tokens else None
+        if token in self.stop_ids:
+            return "stop"
+        if self.num_generated >= self.max_new_tokens:
+            return "length"
+        limit = self.max_repetition_tokens
+        # The end of the output is compared once per `REPETITION_STEP` tokens; a repetition that goes on is found then.
+        is_due = limit and self.num_generated >= limit and self.num_generated % REPETITION_STEP == 0
+        return "repetition" if is_due and is_repetition(self.tokens[-limit:]) else None
 
 
 def deadline_fault(sequence: Sequence, now: float) -> Fault | None:
@@ -149,6 +163,12 @@ def deadline_fault(sequence: Sequence, now: float) -> Fault | None:
     if sequence.deadline_at is None or now < sequence.deadline_at:
         return None
     return Fault("deadline_exceeded", f"The request did not finish within {sequence.job.deadline:g} s.", retryable=True)
+
+
+def is_repetition(tokens: "array[int]") -> bool:
+    """Tells whether the tokens are one piece, written at least `MIN_REPETITIONS` times; the last may be cut."""
+    periods = range(1, len(tokens) // MIN_REPETITIONS + 1)
+    return any(tokens[-1] == tokens[-1 - period] and tokens[period:] == tokens[:-period] for period in periods)
 
 
 def common_prefix_length(a: "array[int]", b: "array[int]", limit: int) -> int:

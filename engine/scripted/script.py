@@ -24,8 +24,8 @@ text (the engine has an encoder) and keeps no time (a pause is a number).
     fault = {kind = "cut"}        # fault of the reply over HTTP; docs/faults.md lists the kinds
 
 `antiphon serve --record FILE` writes such a script, with a table `[recording]` before the replies. Its ids have
-`finish` where the engine ended the turn (`stop`, `length` or `cancelled`), and `logprobs` if the client asked for them:
-per token its log-probability, and (id, log-probability) of the most likely ones.
+`finish` where the engine ended the turn (`stop`, `length`, `repetition` or `cancelled`), and `logprobs` if the client
+asked for them: per token its log-probability, and (id, log-probability) of the most likely ones.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class ScriptStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Entry of `output` that is not plain text: exactly one of ids, media, pause, stall, fault, refuse."""
 
     ids: tuple[int, ...] | None = None
-    finish: Literal["stop", "length", "cancelled"] | None = None
+    finish: Literal["stop", "length", "repetition", "cancelled"] | None = None
     logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
     media: bool = False
     pause: float | None = None

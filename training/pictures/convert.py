@@ -33,6 +33,8 @@ TEXT_SETTINGS = (
     "max_position_embeddings rms_norm_eps attention_bias attention_dropout pad_token_id eos_token_id"
 ).split()
 """Settings that `qwen3` and the text part of `qwen3_vl` share."""
+MAX_REPETITION_TOKENS = 128
+"""Number of last tokens that end an answer if they only repeat a piece. Training has no such answer."""
 EMBEDDING_STD = 0.02
 """Standard deviation of new rows of the embedding."""
 
@@ -94,6 +96,7 @@ def save_model(model: Any, text_tokenizer: Tokenizer, folder: Path) -> None:
             "do_sample": False,
             "eos_token_id": 2,
             "pad_token_id": 0,
+            "max_repetition_tokens": MAX_REPETITION_TOKENS,
             "suppress_tokens": [extend_tokenizer(text_tokenizer).token_to_id(token) for token in VISION_TOKENS],
         }
     )

@@ -8,7 +8,8 @@ const FAULTS = [
 ];
 /** Causes that cut a turn off. */
 const CUTS = [
-  ...["max_output_tokens", "context_full", "max_tool_calls", "client_left", "cancelled", "steered", "server_shutdown"],
+  ...["max_output_tokens", "context_full", "repetition", "max_tool_calls", "client_left", "cancelled", "steered"],
+  ...["server_shutdown"],
 ];
 
 export const CAUSES = Object.freeze([

@@ -43,7 +43,7 @@ EARLIER_FIELDS = ("previous_response_id", "conversation", "background", "store")
 """Fields of a request that need the store of this server."""
 EARLIER_INPUT = "(the outputs of calls in an earlier turn)"
 """Input of a test whose turn has no other."""
-_ENDS = {"stop_token": "stop", "max_output_tokens": "length", "context_full": "length"}
+_ENDS = {"stop_token": "stop", "max_output_tokens": "length", "context_full": "length", "repetition": "length"}
 
 
 def export_turn(record: TurnRecord, model: ServedModel | None, form: ExportForm, base_url: str) -> str:

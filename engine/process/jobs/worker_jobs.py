@@ -156,7 +156,7 @@ class WorkerJobs:
                 pending = self._sent.get(job_id)
             else:
                 pending = self._sent.pop(job_id, None)
-                has_served |= chunk.finish in ("stop", "length")
+                has_served |= chunk.finish in ("stop", "length", "repetition")
             if pending is not None:
                 pending.receive_chunk(chunk)
                 if chunk.tokens and pending is self._recovery.alone:

@@ -81,6 +81,7 @@ CASES = [
         fields={api: {name: 16} for api, name in LIMITS.items()},
     ),
     EndingCase(cause="context_full", output=["Hello"], finish="length"),
+    EndingCase(cause="repetition", output=["no no", {"ids": [104], "finish": "repetition"}], detail="6"),
     EndingCase(cause="single_call", output=[CALL, CALL], apis=WITH_TOOLS, detail="1", fields=SINGLE_CALL),
     EndingCase(cause="stopped_in_call", output=[CALL[:40]], apis=WITH_TOOLS),
     EndingCase(cause="call_cannot_complete", output=[f"{CALL[:46]}<|im_start|>", "more"], apis=WITH_TOOLS),
