@@ -23,7 +23,8 @@ from antiphon.app.base.errors import from_engine
 from antiphon.app.context import ServerContext
 from antiphon.app.http.admission import AdmissionController
 from antiphon.app.http.asgi import AsgiApp
-from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
+from antiphon.app.http.headers import MAX_HEADER_BYTES
+from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
 from antiphon.app.lifecycle.handover import HandoverListener

@@ -1,16 +1,27 @@
-"""Readers of request headers: names and values, the API key, the request id, and the name in `Host`."""
+"""Readers of request headers: names and values, their sizes, the API key, the request id, and the name in `Host`."""
 
 import re
 import secrets
 
+from antiphon.app.base.errors import ApiError
 from antiphon.app.http.asgi import AsgiScope
 
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 256
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def decode_headers(scope: AsgiScope) -> dict[str, str]:
     """Returns the headers by name, in lower case as ASGI has them. The last of several headers with one name wins."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def check_header_limits(scope: AsgiScope) -> None:
+    """Raises `ApiError` 431 for too many or too large headers. HTTP parsers limit only heads that arrive in pieces."""
+    pairs = scope["headers"]
+    if len(pairs) > MAX_HEADERS or sum(len(name) + len(value) for name, value in pairs) > MAX_HEADER_BYTES:
+        message = f"The headers exceed {MAX_HEADERS} fields or {MAX_HEADER_BYTES} bytes in total."
+        raise ApiError(431, "headers_too_large", message)
 
 
 def new_request_id() -> str:

@@ -1,15 +1,16 @@
 """The request guard: pure ASGI middleware in front of all routes, which see only requests that pass its checks.
 
-The cheapest check runs first, and a client that is not allowed learns only the first failure: Host and Origin, the
-WebSocket handshake (if it is one), API key, content type, content encoding and size of the body.
+The cheapest check runs first, and a client that is not allowed learns only the first failure: Host and Origin, the form
+of the path (see `app.http.target`), the WebSocket handshake (if it is one), API key, content type, content encoding and
+size of the body.
 Every exception leaves as an OpenAI-shaped error, never as a traceback or HTML. The guard parses no body, and knows no
 routes except the WebSocket's, those that need no key, and the page's, which are the same for everybody.
 """
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from http import HTTPStatus
 
 import structlog
 
@@ -31,31 +32,28 @@ from antiphon.app.http.cors import (
     is_private,
     route_as_get,
 )
-from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
-from antiphon.app.http.malloc_trim import MemoryReleaser
+from antiphon.app.http.headers import check_header_limits, choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.request_body import (
     BodyMemory,
     BodyReservation,
-    body_too_large,
-    check_upload_head,
+    check_body_head,
     find_max_bytes,
     is_upload,
     limit_body,
     parse_encoding,
 )
 from antiphon.app.http.request_state import RequestState, build_record, count_bytes, request_state
+from antiphon.app.http.target import RefusedTarget
 from antiphon.app.keys.key_checks import find_key, require_operator
 from antiphon.app.keys.key_ring import CONTROL_KEY, KeyRing
+from antiphon.app.lifecycle.malloc_trim import MemoryReleaser
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
 WEBSOCKET_PATH = "/v1/responses"
-MAX_HEADER_BYTES = 64 * 1024
-MAX_HEADERS = 256
 CLOSE_HEADER = ((b"connection", b"close"),)
 START_MESSAGES = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 _log = structlog.get_logger(__name__)
 
 
@@ -105,14 +103,16 @@ class RequestGuard:
             await self._handle_request(scope, receive, send)
 
     async def _handle_request(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        headers = decode_headers(scope)
+        headers, state = decode_headers(scope), request_state(scope)
         reservation = BodyReservation(self._body_memory)
         response = _ResponseSender(send, self._reply_headers(scope, headers), scope["type"], reservation.release)
-        state = request_state(scope)
         state.request_id, state.arrived = response.request_id, time.monotonic()
         state.trace = self.begin_trace(headers)
         try:
             self._check_head(scope, headers)
+            if state.refused_target is not None:
+                await _refuse_target(state.refused_target, scope, response)
+                return
             if self._page is not None and is_page(scope):
                 await self._page(scope, receive, response.send)
                 return
@@ -189,7 +189,7 @@ class RequestGuard:
         """Runs the checks that a preflight must pass, too. Raises `ApiError`."""
         if scope.get("http_version", "1.1") not in HTTP_VERSIONS:
             raise ApiError(400, "invalid_http", "Unsupported HTTP version. Use HTTP/1.1.")
-        _check_header_limits(scope)
+        check_header_limits(scope)
         self._check_host(headers)
 
     def _authorize(self, scope: AsgiScope, headers: dict[str, str], state: RequestState) -> None:
@@ -208,7 +208,9 @@ class RequestGuard:
         if is_inspection(scope) and not self._keys.is_required:
             check_page_key(sent_key(headers), self._keys.page_key.encode())
         if scope.get("method") in METHODS_WITH_BODY:
-            self._check_body(scope, headers)
+            check_body_head(scope, headers, self._settings)
+            if is_upload(scope):  # a form of another page can send one
+                self._check_origin(headers, self._allowed_names | {host_name(headers["host"])})
 
     def _check_websocket(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         """Rejects pages of other origins: a browser opens a WebSocket for any page, without a CORS preflight."""
@@ -241,27 +243,6 @@ class RequestGuard:
     def authenticate(self, headers: dict[str, str]) -> ApiKey:
         """Returns the API key that was sent; `NO_KEY` if none is required. Raises `ApiError` 401."""
         return find_key(self._keys, sent_key(headers))
-
-    def _check_body(self, scope: AsgiScope, headers: dict[str, str]) -> None:
-        if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy may use the other one and then see two requests where this server sees one (request smuggling).
-            raise ApiError(400, "ambiguous_length", "Send either Content-Length or Transfer-Encoding, not both.")
-        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-            return  # no body, as in POST .../cancel
-        content_type = headers.get("content-type", "").partition(";")[0].strip()
-        if is_upload(scope):
-            check_upload_head(headers, content_type)
-            self._check_origin(headers, self._allowed_names | {host_name(headers["host"])})
-        # A "simple" cross-site form can send neither this Content-Type nor a Content-Encoding, so this also stops CSRF.
-        # Such a form can be an upload, which is why that has its origin checked.
-        elif not _JSON.fullmatch(content_type):
-            message = "The body must be JSON: send it with 'Content-Type: application/json'."
-            raise ApiError(415, "unsupported_media_type", message)
-        parse_encoding(headers.get("content-encoding", ""))
-        length = headers.get("content-length", "0")
-        max_bytes = find_max_bytes(scope, self._settings)
-        if length.isdecimal() and int(length[:20]) > max_bytes:
-            raise body_too_large(max_bytes)
 
 
 class _ResponseSender:
@@ -304,12 +285,12 @@ class _ResponseSender:
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})
 
 
-def _check_header_limits(scope: AsgiScope) -> None:
-    """Raises `ApiError` 431 for too many or too large headers. HTTP parsers limit only heads that arrive in pieces."""
-    pairs = scope["headers"]
-    if len(pairs) > MAX_HEADERS or sum(len(name) + len(value) for name, value in pairs) > MAX_HEADER_BYTES:
-        message = f"The headers exceed {MAX_HEADERS} fields or {MAX_HEADER_BYTES} bytes in total."
-        raise ApiError(431, "headers_too_large", message)
+async def _refuse_target(target: RefusedTarget, scope: AsgiScope, response: _ResponseSender) -> None:
+    """Redirects to the canonical path, where that is the one that was meant. Raises `ApiError` 404 elsewhere."""
+    if not target.location:
+        raise target.build_error(scope.get("method", "GET"), scope["path"])
+    location = (b"location", target.location.encode())
+    await response.send_empty(HTTPStatus.PERMANENT_REDIRECT, (location, (b"content-length", b"0")))
 
 
 def _request_id(reply_headers: HeaderPairs) -> str:

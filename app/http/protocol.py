@@ -19,7 +19,7 @@ from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.http.cors import CorsPolicy
 from antiphon.app.http.request_body import body_too_large, find_max_bytes, is_upload
-from antiphon.app.http.request_state import SCOPE_KEY, RequestState
+from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
 
 MAX_CHUNK_BYTES = 2**63 - 1
@@ -92,6 +92,7 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         if cycle is None:
             self._set_deadline("headers", self.settings.header_timeout)
         elif cycle.more_body:
+            request_state(cycle.scope)  # the limits of the body depend on the canonical path
             self._set_deadline("body", self._body_timeout(cycle.scope))
             self._check_chunk_size(find_max_bytes(cycle.scope, self.settings))
         else:
@@ -132,9 +133,8 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
 
     async def _run_app(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Runs one request. `self.cycle` belongs to it: the next cycle begins after this request is answered."""
-        response = ChunkedResponse(scope, self.cycle, send)
-        state = scope[SCOPE_KEY] = RequestState(permit=self._permit, response=response)
-        self._permit = None
+        response, state = ChunkedResponse(scope, self.cycle, send), request_state(scope)
+        state.permit, state.response, self._permit = self._permit, response, None
         try:
             await self._guarded_app(scope, receive, response.send)
         finally:

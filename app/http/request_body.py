@@ -37,6 +37,7 @@ MAX_BODIES = 8
 """Number of bodies of the largest size that are kept in memory at once."""
 SMALL_BODY_BYTES = 1 << 20
 MEMORY_MESSAGE = "The bodies of other requests take too much memory; try again shortly."
+_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 
 
@@ -70,7 +71,28 @@ def is_upload(scope: Mapping[str, Any]) -> bool:
     return is_post and UPLOAD_PATH.fullmatch(scope["path"]) is not None
 
 
-def check_upload_head(headers: Mapping[str, str], content_type: str) -> None:
+def check_body_head(scope: Mapping[str, Any], headers: Mapping[str, str], settings: Settings) -> None:
+    """Checks what the headers say of a body: its length, type, encoding and size. Raises `ApiError`."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        # A proxy may use the other one and then see two requests where this server sees one (request smuggling).
+        raise ApiError(400, "ambiguous_length", "Send either Content-Length or Transfer-Encoding, not both.")
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return  # no body, as in POST .../cancel
+    content_type = headers.get("content-type", "").partition(";")[0].strip()
+    if is_upload(scope):
+        _check_upload_head(headers, content_type)
+    # A "simple" cross-site form can send neither this Content-Type nor a Content-Encoding, so this also stops CSRF.
+    # Such a form can be an upload, which is why the guard checks the origin of that.
+    elif not _JSON.fullmatch(content_type):
+        message = "The body must be JSON: send it with 'Content-Type: application/json'."
+        raise ApiError(415, "unsupported_media_type", message)
+    parse_encoding(headers.get("content-encoding", ""))
+    length, max_bytes = headers.get("content-length", "0"), find_max_bytes(scope, settings)
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise body_too_large(max_bytes)
+
+
+def _check_upload_head(headers: Mapping[str, str], content_type: str) -> None:
     """Raises `ApiError` 415 if an upload is no form, or is compressed."""
     if content_type.lower() != "multipart/form-data":
         message = "A file is uploaded as a form: send it with 'Content-Type: multipart/form-data'."

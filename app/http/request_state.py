@@ -14,6 +14,7 @@ from antiphon.app.base.turn_stats import TurnOrigin, TurnStats, find_api
 from antiphon.app.http.admission import GENERATION_PATHS, AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope
 from antiphon.app.http.chunked_response import ChunkedResponse
+from antiphon.app.http.target import RefusedTarget, canonicalize_path
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 
@@ -52,6 +53,8 @@ class RequestState(Struct, kw_only=True):
     """Turns that the request has started, for the access log."""
     permit: AdmissionPermit | None = None
     """Permit of a request that admission control counts until it becomes a turn."""
+    refused_target: RefusedTarget | None = None
+    """The path that was sent, if it was not canonical: the request reaches no route."""
     turn_admission: TurnAdmission | None = None
     """Admission of the turns of a batch's line; None for all other requests."""
     response: ChunkedResponse | None = None
@@ -75,8 +78,10 @@ class RequestState(Struct, kw_only=True):
 
 
 def request_state(scope: Any) -> RequestState:
-    """Returns the state of a request; creates it if the scope has none."""
-    state: RequestState = scope.setdefault(SCOPE_KEY, RequestState())
+    """Returns the state of a request. Creates it if the scope has none, and then makes the path canonical."""
+    state: RequestState | None = scope.get(SCOPE_KEY)
+    if state is None:
+        state = scope[SCOPE_KEY] = RequestState(refused_target=canonicalize_path(scope))
     return state
 
 
@@ -94,9 +99,10 @@ def count_bytes(receive: AsgiReceive, state: RequestState) -> AsgiReceive:
 def build_record(scope: AsgiScope, status: int, error_code: str) -> AccessRecord:
     """Returns the record of a request that ends now."""
     state, now = request_state(scope), time.monotonic()
+    path = scope["path"] if state.refused_target is None else state.refused_target.sent
     return AccessRecord(
         scope.get("method", "GET"),
-        clip_text(scope["path"].encode("unicode_escape").decode()),
+        clip_text(path.encode("unicode_escape").decode()),
         status,
         now - (state.arrived or now),
         state.request_id,
@@ -113,6 +119,8 @@ def build_record(scope: AsgiScope, status: int, error_code: str) -> AccessRecord
 
 def find_route(scope: AsgiScope) -> str:
     """Returns the template of a request's path; empty if no handler was found, or the request was refused before."""
+    if request_state(scope).refused_target is not None:
+        return ""
     path: str = scope["path"]
     found: str = scope.get("path_template", "")
     return found or (path if path in GENERATION_PATHS else "")

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import structlog
 from msgspec import Struct
 
-from antiphon.app.http.malloc_trim import MemoryReleaser
+from antiphon.app.lifecycle.malloc_trim import MemoryReleaser
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolListError, ToolServerError, WireRecord
 from antiphon.app.tools.mcp.results import convert_error, convert_result, remove_secrets
 from antiphon.app.tools.mcp.tool_lists import ListCache, ListedTool, ToolList

@@ -15,7 +15,8 @@ import zstandard
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import DEFAULT_SETTINGS
 from antiphon.app.http.admission import RequestHead
-from antiphon.app.http.middleware import MAX_HEADER_BYTES, MAX_HEADERS, RequestGuard
+from antiphon.app.http.headers import MAX_HEADER_BYTES, MAX_HEADERS
+from antiphon.app.http.middleware import RequestGuard
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve

@@ -213,7 +213,7 @@ class RecordedStream:
             self.messages.append(message)
 
         response: Any = EventStreamResponse(self._encoder, self.reading()).to_asgi_response()
-        await response({}, receive, send)
+        await response({"type": "http", "method": "POST", "path": "/v1/responses"}, receive, send)
 
 
 def make_log(*steps: list[Event], ended: bool) -> EventLog:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mcp.server import MCPServer
 
-from antiphon.app.http.malloc_trim import LARGE_BODY_BYTES, MemoryReleaser
+from antiphon.app.lifecycle.malloc_trim import LARGE_BODY_BYTES, MemoryReleaser
 from antiphon.app.tools.mcp.address import check_client_url
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server
