@@ -6,7 +6,7 @@ else.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import DIALECTS, GPT_OSS, NAMES
+from antiphon.harmony.dialects.glm import HY3, create_hy3, find_hy3_suffix
 from antiphon.harmony.dialects.headers import HARMONY
 from antiphon.harmony.dialects.plain import PLAIN
 from antiphon.harmony.format import ModelFormat, PromptInput
@@ -121,7 +122,10 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
     name, reason = (dialect, "chosen by name") if dialect else detect_dialect(config, templates.source, added_tokens)
     if vocabulary is None or name == GPT_OSS:
         return LoadedFormat(_create_gpt_oss_format(), f"dialect {GPT_OSS}: {reason}", folder)
-    declaration, tokenizer_config = DIALECTS[name], read_json_object(folder / "tokenizer_config.json")
+    declaration, tokenizer_config = (
+        _find_declaration(name, templates.source, added_tokens or ()),
+        read_json_object(folder / "tokenizer_config.json"),
+    )
     if dialect is None and "response_template" in tokenizer_config:
         declaration, reason = _apply_response_template(declaration, tokenizer_config["response_template"], reason)
     if not templates.default and own_template is None:
@@ -141,6 +145,12 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
         place = "" if own_template is not None else f"{folder}: "
         raise UnusableTemplateError(f"{place}{error.message}") from error
     return LoadedFormat(model_format, f"dialect {declaration.name}: {reason}", folder)
+
+
+def _find_declaration(name: str, template: str, added_tokens: Iterable[str]) -> Dialect:
+    """Returns a dialect by name, with the spelling of this model's tags."""
+    suffix = find_hy3_suffix(template, added_tokens) if name == HY3.name else ""
+    return create_hy3(name, HY3.models, suffix) if suffix else DIALECTS[name]
 
 
 def _create_gpt_oss_format() -> ModelFormat:
@@ -197,9 +207,19 @@ def detect_dialect(
         if added_tokens and any(added_tokens.get(text) != token for text, token in GPT_OSS_TOKEN_IDS.items()):
             return HARMONY.name, "its chat template writes <|channel|>, and its vocabulary is not that of gpt-oss"
         return GPT_OSS, "its chat template writes <|channel|>"
+    return _find_by_markers(template, added_tokens) or _find_by_model(model_type, template, added_tokens)
+
+
+def _find_by_markers(template: str, added_tokens: Mapping[str, int]) -> tuple[str, str] | None:
+    if suffix := find_hy3_suffix(template, added_tokens):
+        return HY3.name, f"its tags end in {suffix}"
     for dialect in DIALECTS.values():
         if markers := dialect.find_template_markers(template):
             return dialect.name, f"its chat template writes {' and '.join(markers)}"
+    return None
+
+
+def _find_by_model(model_type: object, template: str, added_tokens: Mapping[str, int]) -> tuple[str, str]:
     for dialect in DIALECTS.values():
         if dialect.vocabulary_markers and all(marker in added_tokens for marker in dialect.vocabulary_markers):
             return dialect.name, f"its vocabulary has {' and '.join(dialect.vocabulary_markers)}"

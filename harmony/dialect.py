@@ -4,6 +4,9 @@ A dialect declares its reasoning markers and its call formats, which are defined
 the output from marker to marker. A marker counts only as part of something that parses; otherwise it is text.
 """
 
+from collections.abc import Iterable
+from typing import Literal
+
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
@@ -16,6 +19,7 @@ from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import Parser, literals
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 
+PromptEnd = Literal["", "reasoning", "answer"]
 CODE_FENCE = "```"
 FREEFORM_INSTRUCTIONS = """# Freeform tools
 
@@ -86,6 +90,27 @@ class Dialect(Struct, frozen=True, kw_only=True):
         sets = filter(None, (self.template_markers, *self.other_template_markers))
         return next((markers for markers in sets if all(marker in template for marker in markers)), ())
 
+    def find_open_part(self, rendered: str, control_texts: Iterable[str]) -> PromptEnd:
+        """Returns the part of an answer that the last turn of a prompt leaves open; empty if it opens none.
+
+        `rendered`: the prompt, in which the markers in client text are broken. `control_texts`: tokens that may begin
+        a turn.
+        """
+        markers = [marker for pair in (*self.think_markers, self.answer or ()) for marker in pair]
+        # Control tokens that markers consist of begin no turn.
+        turn_starts = (rendered.rfind(text) for text in control_texts if not any(text in marker for marker in markers))
+        turn_start = max([0, *turn_starts])
+
+        def find_last(texts: Iterable[str]) -> int:
+            return max((rendered.rfind(text, turn_start) for text in texts), default=-1)
+
+        opener = find_last(opener for opener, _ in self.think_markers)
+        if opener > find_last(closer for _, closer in self.think_markers):
+            return "reasoning"
+        if self.answer is not None and find_last(self.answer[:1]) > max(opener, find_last(self.answer[1:])):
+            return "answer"
+        return ""
+
     @property
     def think_markers(self) -> tuple[tuple[str, str], ...]:
         """Pairs of reasoning markers, the usual one first."""
@@ -121,6 +146,7 @@ class DialectReader(TapeReader):
         *,
         in_reasoning: bool,
         in_text: bool = False,
+        in_wrapper: bool = False,
     ) -> None:
         super().__init__(alphabet, prompt_input)
         self._in_reasoning = in_reasoning
@@ -128,7 +154,7 @@ class DialectReader(TapeReader):
         tape_text = alphabet.tape_text
         self._openers = {tape_text(opener) for opener, _ in dialect.think_markers}
         self._closers = {tape_text(closer) for _, closer in dialect.think_markers}
-        self._wrapped = False
+        self._wrapped = in_wrapper
         self._wrapper = [tape_text(marker) for marker in dialect.answer or ()]
         self._unwrapping = [f"\n{marker}" for marker in self._wrapper[1:]]
         call_formats = dialect.calls if self.may_call else ()

@@ -34,6 +34,8 @@ class RenderedPrompt(Struct, frozen=True):
     """Offset of each token's first character in `text`, for a raw prompt whose tokens were to be located."""
     in_text: bool = False
     """True if the answer begins inside text for the user, because it continues a message."""
+    in_wrapper: bool = False
+    """True if the answer begins behind the marker that its model writes in front of text for the user."""
     media: tuple[ImageSpan, ...] = ()
     """Pictures in the prompt, in order."""
     texts: tuple[str, ...] = ()

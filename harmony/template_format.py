@@ -56,7 +56,7 @@ class TemplateFormat(VocabularyCodec):
         self.passthrough = Passthrough(vocabulary)
         token_names = dict(token_names or {})
         self._alphabet = MarkerAlphabet(vocabulary, dialect.all_markers)
-        # Reasoning markers are escaped even if they are not tokens: `_ends_in_reasoning` searches the prompt for them.
+        # Reasoning markers are escaped even if they are not tokens: `find_open_part` searches the prompt for them.
         self._special_tokens = special_tokens.SpecialTokens(
             [*vocabulary.added_tokens, *(marker for pair in dialect.think_markers for marker in pair)]
         )
@@ -149,13 +149,8 @@ class TemplateFormat(VocabularyCodec):
             raise RenderError("The model's chat template writes a token for an image where there is none.")
         before, after = self._vocabulary.boundary_ids if options.add_special_tokens else ((), ())
         tokens = (*before, *ids, *after)
-        return RenderedPrompt(
-            tokens,
-            text,
-            in_reasoning=not options.continue_final_message and self._ends_in_reasoning(rendered),
-            in_text=options.continue_final_message,
-            media=expander.find_images(tokens, images) if expander else (),
-        )
+        media = expander.find_images(tokens, images) if expander else ()
+        return self._mark_end(RenderedPrompt(tokens, text, media=media), rendered, options)
 
     def _split_at_images(
         self,
@@ -183,14 +178,8 @@ class TemplateFormat(VocabularyCodec):
             if index < len(images):
                 image = images[index]
                 media.append(ImageSpan(key=image.key, offset=len(tokens), length=0, rows=image.rows, grid=image.grid))
-        return RenderedPrompt(
-            tuple(tokens),
-            "".join(texts),
-            in_reasoning=not options.continue_final_message and self._ends_in_reasoning(rendered),
-            in_text=options.continue_final_message,
-            media=tuple(media),
-            texts=texts,
-        )
+        prompt = RenderedPrompt(tuple(tokens), "".join(texts), media=tuple(media), texts=texts)
+        return self._mark_end(prompt, rendered, options)
 
     def _create_renderer(self, template: RequestTemplate, *, for_tools: bool = False) -> TemplateRenderer:
         return TemplateRenderer(
@@ -212,28 +201,27 @@ class TemplateFormat(VocabularyCodec):
             raise _request_template_error(error) from error
         return self._create_renderer(template, for_tools=for_tools)
 
-    def _ends_in_reasoning(self, rendered: str) -> bool:
-        """Tells whether the prompt ends inside reasoning: decided by the last marker in the last turn."""
-        if self._dialect.think is None:
-            return False
-        openers, closers = zip(*self._dialect.think_markers, strict=True)
-        control_texts = [
-            text for text, token in self._vocabulary.added_tokens.items() if token in self._vocabulary.special_ids
-        ]
-        # Control tokens that reasoning markers consist of begin no turn.
-        turn_starts = (
-            rendered.rfind(text) for text in control_texts if not any(text in marker for marker in (*openers, *closers))
-        )
-        turn_start = max([0, *turn_starts])
-        return max(rendered.rfind(marker, turn_start) for marker in openers) > max(
-            rendered.rfind(marker, turn_start) for marker in closers
+    def _mark_end(self, prompt: RenderedPrompt, rendered: str, options: TemplateOptions) -> RenderedPrompt:
+        """Returns the prompt with the part of an answer inside which it ends."""
+        added, special_ids = self._vocabulary.added_tokens, self._vocabulary.special_ids
+        end = self._dialect.find_open_part(rendered, (text for text, token in added.items() if token in special_ids))
+        return msgspec.structs.replace(
+            prompt,
+            in_reasoning=not options.continue_final_message and end == "reasoning",
+            in_text=options.continue_final_message,
+            in_wrapper=end == "answer",
         )
 
     def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> OutputReader:
         """Returns a reader for the output that follows this prompt."""
         alphabet = self._spelling_alphabet if prompt_input.keep_special_tokens else self._alphabet
         reader = DialectReader(
-            self._dialect, alphabet, prompt_input, in_reasoning=prompt.in_reasoning, in_text=prompt.in_text
+            self._dialect,
+            alphabet,
+            prompt_input,
+            in_reasoning=prompt.in_reasoning,
+            in_text=prompt.in_text,
+            in_wrapper=prompt.in_wrapper,
         )
         return read_builtin_calls(reader, prompt_input)
 

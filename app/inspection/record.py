@@ -57,6 +57,8 @@ class RoundRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if the answer begins inside reasoning, because the prompt ends there."""
     in_text: bool = False
     """True if the answer begins inside text for the user."""
+    in_wrapper: bool = False
+    """True if the answer begins behind the marker in front of text for the user."""
     grammar: str = ""
     """Grammar of the output; empty if there is none, or if it is too long."""
     offered: tuple[ToolSpec, ...] = ()

@@ -66,6 +66,7 @@ def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
                 sampling=sampling,
                 in_reasoning=prompt.prompt.in_reasoning,
                 in_text=prompt.prompt.in_text,
+                in_wrapper=prompt.prompt.in_wrapper,
                 grammar=grammar if len(grammar) <= MAX_GRAMMAR_CHARS else "",
                 offered=() if processor.tools is None else tuple(prompt.prompt_input.tools),
                 may_call=prompt.prompt_input.tool_choice != "none" and not prompt.prompt_input.forbids_calls,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.harmony.calls.base import NumberedCall, list_parameters
+from antiphon.harmony.calls.json_object import read_arguments
 from antiphon.harmony.grammar import GrammarBuilder, literal_then_any
 from antiphon.harmony.parsing import json_stream, schema_values
 from antiphon.harmony.parsing.reader import TapeReader
@@ -77,7 +78,8 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     attribute `type` states the JSON type. `count_attribute` names an attribute of the call that counts from 1. `gap`
     belongs to the tags at either end of a value. Without `end`, the tool's name extends to the end of its line or to
     the first tag. If a value's closing tag is missing, the newline before the next tag ends the value. `cdata`: a value
-    may be wrapped in a CDATA section, which is not part of it.
+    may be wrapped in a CDATA section, which is not part of it. `escapes_quotes`: names have `&amp;` and `&quot;` for an
+    ampersand and a quote. One JSON object may stand for all parameters, alone or between the two texts `json_body`.
     """
 
     open: str = ""
@@ -93,6 +95,8 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     count_attribute: str = ""
     gap: str = "\n"
     cdata: bool = False
+    escapes_quotes: bool = False
+    json_body: tuple[str, str] | None = None
     outer_closers: tuple[str, ...] = ()
     """Closers of the section around the call. They also end a call whose own end is missing."""
 
@@ -105,7 +109,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     def markers(self) -> Sequence[str]:
         """Markers of the format, openers included."""
         tags = (self.open, self.close, self.head, self.foot, self.key, self.value_end, self.value)
-        return tuple(tag for tag in (*tags, self.end, self.key_end) if len(tag) > 1)
+        return tuple(tag for tag in (*tags, *(self.json_body or ()), self.end, self.key_end) if len(tag) > 1)
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
         """Parses a call, beginning at its opener."""
@@ -116,7 +120,10 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         tool = reader.require_tool(self.parse_tag((yield from self._read_name(tape)))[0])
         reader.begin_call(tool)
         values = TagValueReader(reader, self, tool)
+        is_whole = yield from self._read_json_body(reader)
         while not (yield from self._skip_foot(tape)):
+            if is_whole:
+                raise MalformedText("text behind the object")
             yield from tape.expect(tape_text(self.key))
             yield from values.read_value(*self.parse_tag((yield from tape.skip_word(tape_text(self.key_end)))))
         values.close_object()
@@ -124,6 +131,20 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         if self.close:
             yield from tape.skip_whitespace()
             yield from tape.skip_literal(tape_text(self.close), cut=True)
+
+    def _read_json_body(self, reader: TapeReader) -> Parser[bool]:
+        """Emits the object that stands for all parameters, and tells whether there is one here."""
+        tape = reader.tape
+        opener, closer = map(tape.alphabet.tape_text, self.json_body or ("", ""))
+        yield from tape.skip_whitespace()
+        is_wrapped = opener != "" and (yield from tape.skip_literal(opener))
+        yield from tape.skip_whitespace()
+        if not is_wrapped and not (yield from tape.matches_here("{")):
+            return False
+        yield from read_arguments(reader)
+        yield from tape.skip_whitespace()
+        yield from tape.skip_literal(closer if is_wrapped else "")
+        return True
 
     def _read_name(self, tape: Tape) -> Parser[str]:
         """Skips the tool's name, and its end unless a tag ends it. Returns the name."""
@@ -154,7 +175,10 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
 
     def parse_tag(self, text: str) -> tuple[str, dict[str, str]]:
         """Returns the name in a tag, and its attributes if such tags have any."""
-        return parse_named_tag(text) if self.quote or self.type_attribute else (text.strip().strip("\"'"), {})
+        name, attributes = (
+            parse_named_tag(text) if self.quote or self.type_attribute else (text.strip().strip("\"'"), {})
+        )
+        return (name.replace("&quot;", '"').replace("&amp;", "&") if self.escapes_quotes else name), attributes
 
     def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
         """Returns the rule of what may follow the opener: the parameters in schema order, optional ones included."""
@@ -173,7 +197,8 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         return " ".join(filter(None, [*parts, grammar.after_blanks(self.close)]))
 
     def _quote_name(self, name: str) -> str:
-        return f"{self.quote}{name}{self.quote}"
+        escaped = name.replace("&", "&amp;").replace('"', "&quot;") if self.escapes_quotes else name
+        return f"{self.quote}{escaped}{self.quote}"
 
     def _parameter_rule(self, name: str, part: object, tool: ToolSpec, grammar: GrammarBuilder) -> str:
         """Returns the rule of a parameter: its tags and its value."""

@@ -1,8 +1,9 @@
-"""Dialects that write the tool's name in a header: Solar Open; the harmony format over other vocabularies."""
+"""Dialects that write the tool's name in a header: Solar Open and its successor; harmony over other vocabularies."""
 
 from antiphon.harmony.calls.call_block import CallBlock
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
+from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 
 _SOLAR_CALLS = "<|tool_calls|>"
@@ -34,6 +35,25 @@ SOLAR = Dialect(
     ),
     stop=("<|flush|>", "<|calls|>"),
     freeform=(_SOLAR_CALLS + _SOLAR_CALL[0], _SOLAR_CALL[1]),
+)
+SOLAR2 = Dialect(
+    name="solar-open-2",
+    models="Solar Open 2, Solar Pro 4",
+    template_markers=("<|tool_call:start|>", "<|tool_arg:start|>"),
+    think=("<|think:start|>", "<|think:end|>"),
+    message_opener="<|im:start|>assistant<|im:content|>",
+    calls=(
+        XmlTagCall(
+            head="<|tool_call:start|>",
+            end="",
+            foot="<|tool_call:end|>",
+            key="<|tool_arg:start|>",
+            key_end="<|tool_arg:value|>",
+            value_end="<|tool_arg:end|>",
+            gap="",
+        ),
+    ),
+    stop=("<|im:end|>",),
 )
 _COMMENTARY = "<|channel|>commentary to=functions."
 HARMONY = Dialect(

@@ -1,7 +1,7 @@
-"""Dialects that write all calls of a turn as one JSON array; GigaChat writes a sequence of objects."""
+"""Dialects that write all calls of a turn as one JSON array."""
 
 from antiphon.harmony.calls.citations import CitationFormat
-from antiphon.harmony.calls.json_array import JsonArrayCall, JsonSequenceCall
+from antiphon.harmony.calls.json_array import JsonArrayCall
 from antiphon.harmony.dialect import Dialect
 
 THINK = ("<think>", "</think>")
@@ -59,6 +59,16 @@ JAMBA = Dialect(
     calls=(JsonArrayCall(open="<tool_calls>", close="</tool_calls>"),),
     freeform=("<tool_calls>", "</tool_calls>"),
 )
+APRIEL = Dialect(
+    name="apriel",
+    models="Apriel 1.5, 1.6",
+    template_markers=("<tool_calls>", "[BEGIN FINAL RESPONSE]"),
+    think=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ignored_markers=("[END FINAL RESPONSE]",),
+    calls=(JsonArrayCall(open="<tool_calls>", close="</tool_calls>"),),
+    stop=("<|end|>",),
+    freeform=("<tool_calls>", "</tool_calls>"),
+)
 MINIMAX1 = Dialect(
     name="minimax-m1",
     models="MiniMax M1",
@@ -99,28 +109,4 @@ COHERE = Dialect(
     ),
     stop=("<|END_OF_TURN_TOKEN|>",),
     freeform=("<|START_ACTION|>", "<|END_ACTION|>"),
-)
-_GIGACHAT_TURN = "<|message_sep|>"
-GIGACHAT30 = Dialect(
-    name="gigachat3.0",
-    models="GigaChat 3.0",
-    template_markers=("function call", "<|role_sep|>"),
-    ignored_markers=(_GIGACHAT_TURN,),
-    calls=(
-        JsonSequenceCall(
-            open="function call<|role_sep|>",
-            separator=f"{_GIGACHAT_TURN}\n\nfunction call<|role_sep|>\n",
-            arguments=("arguments", "parameters"),
-        ),
-    ),
-    stop=("</s>",),
-    freeform=("function call<|role_sep|>", _GIGACHAT_TURN),
-)
-GIGACHAT = Dialect(
-    name="gigachat3",
-    models="GigaChat 3.1",
-    template_markers=("<|function_call|>",),
-    calls=(JsonSequenceCall(open="<|function_call|>", arguments=("arguments", "parameters")),),
-    stop=("<|message_sep|>", "</s>"),
-    freeform=("<|function_call|>", ""),
 )

@@ -64,6 +64,8 @@ K3 = Dialect(
                     quote='"',
                     type_attribute="type",
                     count_attribute="index",
+                    escapes_quotes=True,
+                    json_body=('<|open|>json type="object"<|sep|>', _channel("json")[1]),
                     gap="",
                     outer_closers=(_channel("tools")[1],),
                 ),

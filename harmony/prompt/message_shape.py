@@ -10,6 +10,8 @@ from msgspec import Struct
 
 ChatMessage = dict[str, Any]
 PARAGRAPH_BREAK = "\n\n"
+REASONING = "reasoning_content"
+"""Member of a message that has its reasoning, until a shape moves it."""
 SHORT_ID_CHARS = 9
 """Length of the call ids that Mistral's templates require, which are alphanumeric."""
 _SHORT_ID = re.compile(f"[A-Za-z0-9]{{{SHORT_ID_CHARS}}}")
@@ -39,12 +41,17 @@ class MessageShape(Struct, frozen=True, kw_only=True):
     """Puts each call into a message of its own, followed by its output."""
     written_calls: bool = False
     """Writes calls into the assistant's text, in the model's own syntax."""
+    reasoning_in: Literal["reasoning_content", "reasoning", "thinking", "thought", "part", "text"] = "reasoning_content"
+    """Where the reasoning of a message goes: a member of it, a part of its content, or its text, in the model's own
+    syntax. `text`: only that of the current turn."""
     user_outputs: Literal["none", "freeform", "all"] = "none"
     """Which outputs of tools are given as user messages. `freeform`: those of custom tools whose calls are text."""
 
 
-def apply_shape(messages: Sequence[ChatMessage], shape: MessageShape) -> list[ChatMessage]:
-    """Returns messages in the shape. The messages themselves may be changed."""
+def apply_shape(
+    messages: Sequence[ChatMessage], shape: MessageShape, think: tuple[str, str] | None = None
+) -> list[ChatMessage]:
+    """Returns messages in the shape. The messages themselves may be changed. `think`: markers of reasoning."""
     shaped = list(messages)
     if shape.system_in_user:
         shaped = _merge_system(shaped)
@@ -52,8 +59,11 @@ def apply_shape(messages: Sequence[ChatMessage], shape: MessageShape) -> list[Ch
         shaped = [part for message in shaped for part in _separate_calls(message)]
     if shape.single_call:
         shaped = _split_calls(shaped)
-    for message in shaped:
+    last_user = max((index for index, message in enumerate(shaped) if message["role"] == "user"), default=-1)
+    for index, message in enumerate(shaped):
         _convert_message(message, shape)
+        if shape.reasoning_in != REASONING and REASONING in message:
+            _move_reasoning(message, shape.reasoning_in, think if index > last_user else None)
     return shaped
 
 
@@ -70,6 +80,21 @@ def _convert_message(message: ChatMessage, shape: MessageShape) -> None:
         message["content"] = None
     elif shape.content_parts and isinstance(message["content"], str) and message["role"] != "tool":
         message["content"] = [{"type": "text", "text": message["content"]}]
+
+
+def _move_reasoning(message: ChatMessage, place: str, think: tuple[str, str] | None) -> None:
+    """Moves the reasoning of a message to its place. As text, it gets markers; without them it is left out."""
+    reasoning, content = message.pop(REASONING), message["content"]
+    if place == "part":
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+        message["content"] = [{"type": "thinking", "thinking": reasoning}, *parts]
+    elif place != "text":
+        message[place] = reasoning
+    elif think is not None:
+        text = f"{think[0]}{reasoning}{think[1]}"
+        message["content"] = (
+            [{"type": "text", "text": text}, *content] if isinstance(content, list) else text + (content or "")
+        )
 
 
 def _shorten_id(call_id: str) -> str:

@@ -27,7 +27,7 @@ from antiphon.events.inputs import (
 from antiphon.harmony.format import ImageRole, PromptInput
 from antiphon.harmony.prompt.call_arguments import read_arguments
 from antiphon.harmony.prompt.images import ImageMarks
-from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage
+from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, REASONING, ChatMessage
 from antiphon.harmony.prompt.tool_instructions import WriteCalls
 from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec, ToolTable
 
@@ -71,9 +71,10 @@ def _part_text(part: InputPart) -> str:
 def reasoning_text(item: InputReasoning) -> str:
     """Returns reasoning that the client sent back as plain text. Sealed reasoning must be opened before.
 
-    Without content, the summary stands for it: a server that returns reasoning as summaries has no other text.
+    Without content, the summary stands for it: a server that returns reasoning as summaries has no other text. Each
+    part is a paragraph of its own.
     """
-    return "".join(part.text for part in item.content or item.summary or ())
+    return PARAGRAPH_BREAK.join(part.text for part in item.content or item.summary or () if part.text)
 
 
 def system_text(conversation: PromptInput) -> str:
@@ -205,7 +206,7 @@ class MessageBuilder:
             last = {"role": "assistant", "content": ""}
             self._messages.append(last)
         if self._pending_reasoning:
-            last["reasoning_content"] = self._pending_reasoning
+            last[REASONING] = self._pending_reasoning
             self._pending_reasoning = ""
         return last
 

@@ -16,7 +16,9 @@ from antiphon.events.inputs import (
     InputFunctionCall,
     InputFunctionOutput,
     InputMessage,
+    InputReasoning,
 )
+from antiphon.events.items import ReasoningText
 from antiphon.events.tools import FunctionTool
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt.message_shape import MessageShape
@@ -24,7 +26,8 @@ from antiphon.harmony.tools import ToolTable
 
 RenderProbe = Callable[[PromptInput, MessageShape], str | None]
 """Renders a conversation in a shape. Returns None if the template refuses it."""
-_SYSTEM, _USER, _ASSISTANT, _NAME, _OTHER_NAME = "Qhusystem", "Qhuuser", "Qhutext", "qhutool", "qhuother"
+_SYSTEM, _USER, _ASSISTANT, _THOUGHT = "Qhusystem", "Qhuuser", "Qhutext", "Qhuthought"
+_NAME, _OTHER_NAME = "qhutool", "qhuother"
 _VALUES = ("Qhuvalue", "Qhuother")
 _OUTPUTS = ("Qhuresult", "Qhuoutcome")
 _IDS = ("call_0123456789abcdef", "call_fedcba9876543210")
@@ -33,6 +36,7 @@ _TOOLS = ToolTable.from_request(
     [FunctionTool(name=name, description="Qhu.", parameters=_PARAMETERS) for name in (_NAME, _OTHER_NAME)]
 )
 _USER_MESSAGE = InputMessage(role="user", content=_USER)
+_REASONING = InputReasoning(content=(ReasoningText(text=_THOUGHT),))
 _ASSISTANT_MESSAGE = InputMessage(role="assistant", content=_ASSISTANT)
 
 
@@ -48,11 +52,19 @@ def _output(index: int) -> InputFunctionOutput:
 class ShapeSearch:
     """Search for the shape that a template takes.
 
-    `has_tools`: the template is used with tools only. `names_tool_role`: it names the role of outputs.
+    `think`: pairs of markers around the model's reasoning. `has_tools`: the template is used with tools only.
+    `names_tool_role`: it names the role of outputs.
     """
 
-    def __init__(self, render: RenderProbe, *, has_tools: bool, names_tool_role: bool) -> None:
-        self._render = render
+    def __init__(
+        self,
+        render: RenderProbe,
+        think: Sequence[tuple[str, str]] = (),
+        *,
+        has_tools: bool,
+        names_tool_role: bool,
+    ) -> None:
+        self._render, self._think = render, think
         self._tools = _TOOLS if has_tools else ToolTable()
         self._names_tool_role = names_tool_role
         self._shape = MessageShape()
@@ -62,6 +74,8 @@ class ShapeSearch:
         self._find_text_shape()
         self._find_tool_place()
         self._find_call_shape()
+        if self._think:
+            self._find_reasoning_place()
         return self._shape
 
     def _find_text_shape(self) -> None:
@@ -116,6 +130,20 @@ class ShapeSearch:
             ordered=False,
         )
 
+    def _find_reasoning_place(self) -> None:
+        """Takes the first place from which the template shows reasoning between a question and a call."""
+        places = ("reasoning_content", "reasoning", "thinking", "thought", "part", "text")
+        conversation = replace(self._with_tools((_USER_MESSAGE, _REASONING, _call(0), _output(0))), effort="high")
+        for place in places:
+            shape = replace(self._shape, reasoning_in=place)
+            rendered = self._render(conversation, shape)
+            if rendered is None or not _holds(rendered, (_USER, _THOUGHT, _VALUES[0], _OUTPUTS[0]), ordered=True):
+                continue
+            # A template that writes any content may write a list as Python does.
+            if place != "part" or _follows_opener(rendered, self._think):
+                self._shape = shape
+                return
+
     def _prefer_null_content(self, conversation: PromptInput, parts: Sequence[str]) -> None:
         """Takes None as the text of calls if the template writes an empty message for an empty text."""
         with_null = replace(self._shape, null_content=True)
@@ -157,6 +185,12 @@ class ShapeSearch:
                 self._shape = shape
                 return True
         return False
+
+
+def _follows_opener(rendered: str, think: Sequence[tuple[str, str]]) -> bool:
+    """Tells whether the reasoning in a prompt follows a marker that opens it."""
+    before = rendered[: rendered.index(_THOUGHT)].rstrip()
+    return any(before.endswith(opener.rstrip()) for opener, _ in think)
 
 
 def _holds(rendered: str, parts: Sequence[str], *, ordered: bool) -> bool:

@@ -1,12 +1,33 @@
-"""Applies what a request changes about its prompt: variables of the template, and a message that is continued."""
+"""Applies what a request changes about its prompt: variables of the template, its effort, a message to continue.
 
-from collections.abc import Collection, Mapping
+Templates have many names for the reasoning effort.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from antiphon.harmony.format import THINKING_SWITCHES, TemplateOptions
 from antiphon.harmony.prompt.message_shape import ChatMessage
 from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper
+
+_EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+_SWITCHES = (*THINKING_SWITCHES, "reasoning")
+_MODES = {"thinking_mode": ("enabled", "disabled")}
+"""Variables that turn reasoning on and off by a word."""
+_BUDGETS = ("thinking_budget",)
+"""Variables that limit the tokens of reasoning. Zero turns it off."""
+_OFF_EFFORTS = ("none", "no_think", "minimal")
+"""Values of an effort that turn reasoning off in templates that name them."""
+_NEAREST_EFFORTS = {
+    "minimal": ("low",),
+    "low": ("minimal", "medium"),
+    "medium": ("high", "low"),
+    "high": ("xhigh", "medium"),
+    "xhigh": ("high", "max"),
+    "max": ("xhigh", "high"),
+}
+"""Efforts to use in place of one that a template refuses, in order."""
 
 
 def check_options(options: TemplateOptions, readable: Collection[str] | None) -> None:
@@ -71,3 +92,29 @@ def cut_at_mark(rendered: str, escaper: SpecialTokenEscaper) -> str:
         message = "The chat template of this model does not show the text of the last message."
         raise UnsupportedOptionError(message, "continue_final_message")
     return text.replace(escaper.end_mark, "")
+
+
+def list_effort_variables(
+    effort: str, readable: Collection[str] | None, constants: Collection[str]
+) -> Iterator[Mapping[str, Any]]:
+    """Yields variables to try in order: those of the effort itself, then those of the nearest ones.
+
+    `readable`: variables that the template reads; None if they are not known. `constants`: its string constants.
+    """
+    thinks = effort != "none"
+    variables: dict[str, Any] = dict.fromkeys(_SWITCHES, thinks)
+    variables |= {name: words[0 if thinks else 1] for name, words in _MODES.items() if words[1] in constants}
+    if not thinks:
+        variables |= dict.fromkeys(_BUDGETS, 0)
+        values = [value for value in _OFF_EFFORTS if value in constants]
+    else:
+        values = [effort, *_NEAREST_EFFORTS.get(effort, ())]
+    for value in values:
+        yield _keep_readable({**variables, **dict.fromkeys(_EFFORT_NAMES, value)}, readable)
+    yield _keep_readable(variables, readable)
+
+
+def _keep_readable(variables: Mapping[str, Any], readable: Collection[str] | None) -> Mapping[str, Any]:
+    """Returns the variables that the template reads, and the usual ones, which no template takes for another thing."""
+    usual = (*THINKING_SWITCHES, "reasoning_effort")
+    return {name: value for name, value in variables.items() if name in usual or readable is None or name in readable}

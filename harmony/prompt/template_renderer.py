@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -25,16 +25,6 @@ from antiphon.harmony.rendered_prompt import RenderError
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper, SpecialTokens
 from antiphon.harmony.tools import ToolCall, ToolTable
 
-NO_THINK = "no_think"
-"""Value of `reasoning_effort` that turns reasoning off in templates that name it."""
-_NEAREST_EFFORTS = {
-    "minimal": ("low",),
-    "low": ("minimal", "medium"),
-    "medium": ("high", "low"),
-    "high": ("xhigh", "medium"),
-    "xhigh": ("high",),
-}
-"""Efforts to use in place of one that a template refuses, in order."""
 _NO_OPTIONS = TemplateOptions()
 _NO_IMAGES = ImageShape()
 PROBE_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - prompts hold a date without a time zone
@@ -81,14 +71,15 @@ class TemplateRenderer:
         self._dialect, self._template, self._token_names, self._tokens = dialect, template, token_names, tokens
         self._for_tools = for_tools
         self._has_custom_tools = "custom" in template.source
-        self._effort_variables: dict[str, dict[str, Any]] = {}
+        self._effort_variables: dict[str, Mapping[str, Any]] = {}
 
     @cached_property
     def shape(self) -> MessageShape:
         """Shape that the template takes, found by rendering small conversations."""
         try:
             search = ShapeSearch(
-                self._render_probe,
+                self.render_probe,
+                self._dialect.think_markers,
                 has_tools=self._for_tools,
                 names_tool_role=any(f"{quote}tool{quote}" in self.source for quote in "'\""),
             )
@@ -117,14 +108,17 @@ class TemplateRenderer:
             return None
         return rendered.replace(escaper.sentinel, "")
 
-    def _render_probe(
-        self, conversation: PromptInput, shape: MessageShape, variables: Mapping[str, Any] | None = None
-    ) -> str | None:
+    def render_probe(self, conversation: PromptInput, shape: MessageShape) -> str | None:
+        """Renders a small conversation in a shape. Returns None if the template refuses it."""
+        efforts = self._list_effort_variables(conversation.effort) if conversation.effort else [{}]
+        texts = (self._render_probe(conversation, shape, variables) for variables in efforts)
+        return next((text for text in texts if text is not None), None)
+
+    def _render_probe(self, conversation: PromptInput, shape: MessageShape, variables: Mapping[str, Any]) -> str | None:
         escaper = SpecialTokenEscaper(self._tokens, [self.source])
         context, _ = self._build_context(conversation, escaper, shape, ShapeVariant(), _NO_IMAGES)
-        context |= variables or {}
         try:
-            return self._template.render(context, now=PROBE_TIME).replace(escaper.sentinel, "")
+            return self._template.render({**context, **variables}, now=PROBE_TIME).replace(escaper.sentinel, "")
         except RefusedError:
             return None
 
@@ -174,14 +168,13 @@ class TemplateRenderer:
         context, images = self._build_context(conversation, escaper, self.shape, variants[-1], image_shape)
         return self._template.render({**context, **variables}, now=now), images
 
-    def _find_effort_variables(self, effort: str | None) -> dict[str, Any]:
+    def _find_effort_variables(self, effort: str | None) -> Mapping[str, Any]:
         """Returns the reasoning effort as variables of the template; the nearest one if it refuses the value."""
         if effort is None:
             return {}
         if effort not in self._effort_variables:
-            tools = ToolTable()
-            conversation = PromptInput(items=(InputMessage(role="user", content="Hello."),), tools=tools)
-            candidates = list(self._list_effort_variables(effort))
+            conversation = PromptInput(items=(InputMessage(role="user", content="Hello."),), tools=ToolTable())
+            candidates = self._list_effort_variables(effort)
             accepted = (
                 variables
                 for variables in candidates
@@ -190,14 +183,8 @@ class TemplateRenderer:
             self._effort_variables[effort] = next(accepted, candidates[0])
         return self._effort_variables[effort]
 
-    def _list_effort_variables(self, effort: str) -> Iterator[dict[str, Any]]:
-        switch = {"enable_thinking": effort != "none", "thinking": effort != "none"}
-        if effort != "none":
-            for value in (effort, *_NEAREST_EFFORTS.get(effort, ())):
-                yield {**switch, "reasoning_effort": value}
-        elif NO_THINK in self.source and "reasoning_effort" in self.source:
-            yield {**switch, "reasoning_effort": NO_THINK}
-        yield switch
+    def _list_effort_variables(self, effort: str) -> list[Mapping[str, Any]]:
+        return list(request_options.list_effort_variables(effort, self._template.variables, self._template.constants))
 
     def _build_context(
         self,
@@ -235,7 +222,7 @@ class TemplateRenderer:
         options = conversation.template
         if options.continue_final_message:
             request_options.mark_final_message(messages, escaper)
-        messages = apply_shape(messages, shape)
+        messages = apply_shape(messages, shape, self._dialect.think)
         images = marks.place_images(messages, image_shape.part)
         context = {
             "messages": messages,

@@ -27,6 +27,16 @@ SOLAR_TOKENS = tuple(
         "tool_call:args", "tool_call:end", "tool_response",
     )
 )  # fmt: skip
+SOLAR2_TOKENS = tuple(
+    f"<|{part}:{text}|>"
+    for part, texts in {
+        "im": ("start", "content", "end"),
+        "think": ("start", "end"),
+        "tool_call": ("start", "end"),
+        "tool_arg": ("start", "value", "end"),
+    }.items()
+    for text in texts
+)
 HARMONY_TOKENS = tuple(f"<|{text}|>" for text in ("start", "end", "message", "channel", "constrain", "return", "call"))
 
 
@@ -92,6 +102,22 @@ _R1_OUTPUT = (
     f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find_weather\n```json\n{_OSLO}\n```<｜tool▁call▁end｜>\n"
     f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find_weather\n```json\n{_BERGEN}\n```<｜tool▁call▁end｜>"
     "<｜tool▁calls▁end｜>"
+)
+
+
+def _invoke_calls(mark: str) -> str:
+    """Returns the calls in tags that begin with a mark."""
+    return "\n".join(
+        f'<{mark}invoke name="find_weather">\n<{mark}parameter name="city" string="true">{city}</{mark}parameter>\n'
+        f'<{mark}parameter name="days" string="false">{days}</{mark}parameter>\n</{mark}invoke>'
+        for city, days in (("Oslo", 2), ("Bergen", 3))
+    )
+
+
+_SOLAR2_CALLS = "".join(
+    f"<|tool_call:start|>find_weather\n<|tool_arg:start|>city<|tool_arg:value|>{city}<|tool_arg:end|>\n"
+    f"<|tool_arg:start|>days<|tool_arg:value|>{days}<|tool_arg:end|>\n<|tool_call:end|>"
+    for city, days in (("Oslo", 2), ("Bergen", 3))
 )
 TEMPLATE_MODELS = (
     TemplateModel("mistral-v3", "mistral", f"[TOOL_CALLS] {_ARRAY}", ("[INST]", "[/INST]", "[TOOL_CALLS]")),
@@ -225,6 +251,34 @@ TEMPLATE_MODELS = (
         "<arg_key>city</arg_key>\n<arg_value>Bergen</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
         "</tool_call>",
         ("<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"),
+    ),
+    TemplateModel(
+        "deepseek-v4.1",
+        "deepseek-v4.1",
+        "Two cities.</think>\n\n<｜DSML｜ calls>\n" + _invoke_calls("｜DSML｜ ") + "\n</｜DSML｜ calls>",
+        ("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    ),
+    TemplateModel(
+        "gigachat-3.5",
+        "gigachat3.5",
+        "<think>Two cities.</think>\n\n<｜GCML｜tool_calls>\n" + _invoke_calls("｜GCML｜") + "\n</｜GCML｜tool_calls>",
+        ("<|message_sep|>", "<|role_sep|>"),
+    ),
+    TemplateModel("solar-open-2", "solar-open-2", "Two cities.<|think:end|>" + _SOLAR2_CALLS, SOLAR2_TOKENS),
+    TemplateModel(
+        "hy4",
+        "hy3",
+        f"<tool_calls:6124c78e>\n{_hy3_call('Oslo', 2)}{_hy3_call('Bergen', 3)}</tool_calls:6124c78e>".replace(
+            ":opensource", ":6124c78e"
+        ).replace("<tool_sep:6124c78e>", ""),
+        tuple(token.replace(":opensource", ":6124c78e") for token in HY3_TOKENS if "tool_sep" not in token),
+    ),
+    TemplateModel(
+        "apriel-1.5",
+        "apriel",
+        f"Here are my reasoning steps:\nTwo cities.\n[BEGIN FINAL RESPONSE]\n<tool_calls>{_ARRAY}</tool_calls>\n"
+        "[END FINAL RESPONSE]",
+        ("<|system|>", "<|user|>", "<|assistant|>", "<|tool_result|>", "<|end|>"),
     ),
     TemplateModel("smolvlm", "plain", tokens=("<|im_start|>", "<end_of_utterance>"), legacy_file=True),
     TemplateModel("llama-2", "plain", tokens=("[INST]", "[/INST]")),

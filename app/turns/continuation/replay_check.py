@@ -147,7 +147,13 @@ def _build_prompt(
         prompt_input=prompt_input,
         now=datetime.fromtimestamp(log.base_response.created_at, UTC),
         rendered_tokens=(),
-        prompt=RenderedPrompt(tuple(each.prompt), "", in_reasoning=each.in_reasoning, in_text=each.in_text),
+        prompt=RenderedPrompt(
+            tuple(each.prompt),
+            "",
+            in_reasoning=each.in_reasoning,
+            in_text=each.in_text,
+            in_wrapper=each.in_wrapper,
+        ),
     )
 
 

@@ -29,6 +29,7 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The tools, and what the request says of the answer. Of its conversation, there are only the calls."""
     in_reasoning: bool = False
     in_text: bool = False
+    in_wrapper: bool = False
     stop_strings: tuple[str, ...] = ()
     single_call: bool = False
     encrypt_reasoning: bool = False
@@ -47,7 +48,13 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def build_prompt(self) -> RenderedPrompt:
         """Returns the prompt as the engine reads it, without its text."""
-        return RenderedPrompt(self.job.tokens, "", in_reasoning=self.in_reasoning, in_text=self.in_text)
+        return RenderedPrompt(
+            self.job.tokens,
+            "",
+            in_reasoning=self.in_reasoning,
+            in_text=self.in_text,
+            in_wrapper=self.in_wrapper,
+        )
 
 
 def _list_tools(value: object) -> tuple[ToolSpec, ...]:
@@ -110,6 +117,7 @@ def encode_turn(spec: TurnSpec, prompt: TurnPrompt, job: Job, output_settings: O
         prompt_input=prompt_input,
         in_reasoning=prompt.prompt.in_reasoning,
         in_text=prompt.prompt.in_text,
+        in_wrapper=prompt.prompt.in_wrapper,
         stop_strings=spec.stop_strings,
         single_call=spec.single_call,
         encrypt_reasoning=spec.encrypt_reasoning,

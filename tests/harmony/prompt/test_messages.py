@@ -25,7 +25,7 @@ from antiphon.events.inputs import (
     OutputTextInput,
     RefusalInput,
 )
-from antiphon.events.items import ReasoningText
+from antiphon.events.items import ReasoningText, SummaryText
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.gptoss import format as gptoss_format
@@ -122,6 +122,25 @@ def test_reasoning_is_attached_to_the_following_message() -> None:
     )
     assert (first["reasoning_content"], second["reasoning_content"]) == ("a\n\nb", "c")
     assert render_messages(reasoning_item("a"), user_message("hi"))[-1] == {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize("dialect", ["hermes", "gpt-oss"])
+@pytest.mark.parametrize("kind", ["summary", "content"])
+def test_parts_of_reasoning_are_paragraphs(dialect: str, kind: str) -> None:
+    part = SummaryText if kind == "summary" else ReasoningText
+    parts = tuple(part(text=text) for text in ("**Plan**", "", "I add."))
+    item = InputReasoning(**{kind: parts})
+    text = (
+        parser_helpers.load_token_format(dialect)
+        .render_prompt(
+            parser_helpers.build_prompt_input(
+                items=(user_message("hi"), item, function_call(1), function_output(1, "x"))
+            ),
+            now=parser_helpers.NOW,
+        )
+        .text
+    )
+    assert "**Plan**\n\nI add." in text
 
 
 def test_unanswered_reasoning_is_not_attached_to_a_later_turn() -> None:

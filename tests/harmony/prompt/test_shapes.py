@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
+from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.message_shape import MessageShape, apply_shape
 from antiphon.harmony.prompt.probe import ShapeSearch
+from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ANSWER = {"role": "assistant", "content": "Yes."}
@@ -110,3 +114,63 @@ def test_template_that_takes_everything_keeps_the_default_shape() -> None:
         return f"{conversation.instructions}{[tool.model_name for tool in conversation.tools]}{conversation.items}"
 
     assert search(render) == MessageShape()
+
+
+def build_reasoning_message() -> dict[str, Any]:
+    return {**calls("a", content="See."), "reasoning_content": "Hm."}
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking", "thought"])
+def test_reasoning_gets_the_name_that_the_template_reads(name: str) -> None:
+    [message] = apply_shape([build_reasoning_message()], MessageShape(reasoning_in=name))
+    assert message[name] == "Hm." and message["content"] == "See." and "reasoning_content" not in message
+
+
+def test_reasoning_becomes_a_part_of_the_content() -> None:
+    thinking = {"type": "thinking", "thinking": "Hm."}
+    for content, expected in (("See.", [thinking, {"type": "text", "text": "See."}]), ("", [thinking])):
+        message = {**build_reasoning_message(), "content": content}
+        for null in (False, True):
+            [shaped] = apply_shape([dict(message)], MessageShape(reasoning_in="part", null_content=null))
+            assert shaped["content"] == expected and "reasoning_content" not in shaped
+
+
+def test_reasoning_of_the_current_turn_becomes_text() -> None:
+    messages = [user("Hi"), build_reasoning_message(), user("More"), build_reasoning_message(), output("a")]
+    shaped = apply_shape(messages, MessageShape(reasoning_in="text"), ("<think>", "</think>"))
+    assert [message["content"] for message in shaped[:4]] == ["Hi", "See.", "More", "<think>Hm.</think>See."]
+    assert not any("reasoning_content" in message for message in shaped)
+
+
+def render_place(template: str, place: str) -> str:
+    """Returns the place of reasoning that is found for a template."""
+    loop = "{% for m in messages %}" + template.replace("PLACE", place) + "{% endfor %}"
+    tokens = ("<think>", "</think>")
+    model_format = TemplateFormat(DIALECTS["hermes"], ByteVocabulary((), tokens), ChatTemplate(loop))
+    return model_format._renderer.shape.reasoning_in
+
+
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+NAMED_PLACE = "{% if m.PLACE %}<think>{{ m.PLACE }}</think>{% endif %}{{ m.content }}" + CALLS
+PART_PLACE = (
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}"
+    "{% if p.type == 'PLACE' %}<think>{{ p.thinking }}</think>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+) + CALLS
+THINKING_ONLY = "{% if thinking and m.PLACE %}<think>{{ m.PLACE }}</think>{% endif %}{{ m.content }}" + CALLS
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "place"),
+    [
+        (NAMED_PLACE, "reasoning_content", "reasoning_content"),
+        (NAMED_PLACE, "reasoning", "reasoning"),
+        (NAMED_PLACE, "thinking", "thinking"),
+        (NAMED_PLACE, "thought", "thought"),
+        (THINKING_ONLY, "reasoning_content", "reasoning_content"),
+        (PART_PLACE, "thinking", "part"),
+        ("{{ m.content }}" + CALLS, "", "text"),
+        ("{{ m.content.split('</think>')[-1] }}" + CALLS, "", "reasoning_content"),
+    ],
+)
+def test_place_of_reasoning_is_found(template: str, name: str, place: str) -> None:
+    assert render_place(template, name) == place
