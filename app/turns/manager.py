@@ -3,33 +3,31 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-
-import msgspec
 
 from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.blob_urls import NO_BLOBS
 from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.endings import Cause
-from antiphon.app.base.errors import ApiError, storage_unavailable
+from antiphon.app.base.errors import storage_unavailable
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import DEFAULT_SETTINGS
 from antiphon.app.base.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnTimes, create_stats
 from antiphon.app.inspection.recorder import TurnRecorder
+from antiphon.app.keys.key_checks import refuse_key
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.tracing.tracer import Tracer
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.tools.approved_calls import AnswerClaim
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
+from antiphon.app.turns import turn_groups
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import plan_compaction
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from antiphon.app.turns.continuation.replay import ProcessorRebuild
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
-from antiphon.app.turns.first_step import store_logs, wait_stored
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.output_processor import OutputProcessor
@@ -37,17 +35,15 @@ from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.recording import TurnTracing, create_record, describe_finished
 from antiphon.app.turns.rounds import RoundPlanner
-from antiphon.app.turns.stored_history import add_ids
+from antiphon.app.turns.stored_history import identify_turn
 from antiphon.app.turns.timeouts import TurnTimeouts
-from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn
+from antiphon.app.turns.turn import Turn
+from antiphon.app.turns.turn_groups import Preparations, abort_turns, end_turns
 from antiphon.app.usage.meter import UsageMeter
 from antiphon.engine.protocol import Engine
 from antiphon.events.inputs import AnyInput
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
-
-MAX_PUBLISH_WAIT_S = 2.0
-"""Time for which a shutdown waits until the last events of the turns are stored."""
 
 
 def new_id(prefix: str) -> str:
@@ -86,7 +82,10 @@ class TurnManager:
         tool_host = tool_host or create_tool_host(DEFAULT_SETTINGS, self.sealer, new_id)
         media = media or MediaResolver(store, DEFAULT_SETTINGS)
         self.preparer = TurnPreparer(store, self._renderer, tool_host, media, clock)
+        self._preparations = Preparations()
         self._running: dict[str, Turn] = {}
+        self._last_turns: list[Turn] = []
+        """Turns that have run since the shutdown began."""
         self.continuer = TurnContinuer(store, self.resume_turn)
         self._shutting_down = False
         store.on_cancel_request(self.cancel_turn)
@@ -112,20 +111,45 @@ class TurnManager:
         All have the same settings of storage. Calls `on_admitted` once their slots are counted. `origin` is the
         request. `is_large`: rendering the prompts takes long.
         """
-        spec, parsed = specs[0], time.monotonic()
+        spec = specs[0]
         self._check_can_start(spec)
+        async with self._preparations.count(origin.key):
+            turns = await self._prepare_turns(model, specs, owner, on_admitted, origin, is_large=is_large)
+        try:
+            for turn in turns:
+                await asyncio.shield(turn.started)
+        except BaseException:
+            await abort_turns(turns)
+            raise
+        if spec.base_response.store:
+            turn_groups.store_logs(self.store, spec, [turn.log for turn in turns])
+        if spec.base_response.background:
+            await turn_groups.wait_stored(turns)
+        return [turn.log for turn in turns]
+
+    async def _prepare_turns(
+        self,
+        model: ServedModel,
+        specs: Sequence[TurnSpec],
+        owner: str,
+        on_admitted: Callable[[], None],
+        origin: TurnOrigin,
+        *,
+        is_large: bool,
+    ) -> list[Turn]:
+        """Returns the turns of a request once they run: all or none. Raises `ApiError`."""
+        spec, parsed = specs[0], time.monotonic()
         if spec.base_response.background:
             await self.continuer.wait_started()
         slots = self._capacity.acquire(model.engine, sum(each.n for each in specs), spec.priority)
-        turns, claim = list[Turn](), AnswerClaim(self.store, owner)
+        turns: list[Turn] = []
         try:
             if not origin.is_batch:
                 self._meter.hold_turns(origin.key, slots)
             on_admitted()
             choices = await self.preparer.prepare_choices(model, specs, owner, is_large=is_large)
             rendered = time.monotonic()
-            await claim.claim_answers([answer for choice in choices for answer in choice.spec.answers])
-            identified = [await self._identify(choice.spec) for choice in choices]
+            identified = [await identify_turn(choice.spec, self._new_id, int(self.clock())) for choice in choices]
             for choice, (each, stored_input), slot in zip(choices, identified, slots, strict=True):
                 times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)
                 stats = create_stats(each.base_response, origin, times, self.clock())
@@ -134,25 +158,17 @@ class TurnManager:
                 if choice.number == 0:
                     self._meter.charge_prompt(stats, choice.prompt.prompt.num_tokens)
                 turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
-            for turn in turns:
-                await asyncio.shield(turn.started)
         except BaseException:
-            await self._abort_turns(turns)
+            await abort_turns(turns)
             for slot in slots:  # a turn has released its slot when it ended; this frees slots without a turn
                 slot.release()
-            if not any(turn.log.entries for turn in turns):
-                await claim.release_answers()
             raise
-        if spec.base_response.store:
-            store_logs(self.store, spec, [turn.log for turn in turns])
-        if spec.base_response.background:
-            await wait_stored(turns)
-        return [turn.log for turn in turns]
+        return turns
 
     def _check_can_start(self, spec: TurnSpec) -> None:
         """Raises `ApiError` 503 if the server shuts down, or cannot store the response."""
         if self._shutting_down:
-            raise ApiError(503, "server_shutting_down", SHUTTING_DOWN_MESSAGE, headers=(("retry-after", "1"),))
+            raise turn_groups.shutting_down_error()
         if spec.base_response.store and (reason := self.store.unavailable_reason()):
             raise storage_unavailable(f"{reason} Set 'store' to false, or retry later.")
 
@@ -162,11 +178,11 @@ class TurnManager:
             turn.cancel_turn(cause)
 
     def cancel_turns_of_keys(self, digests: frozenset[bytes]) -> int:
-        """Cancels the turns that were started with these API keys. Returns their number."""
+        """Cancels the turns of these API keys, also those that are being prepared. Returns their number."""
         turns = [turn for turn in self._running.values() if turn.stats.key.digest in digests]
         for turn in turns:
             turn.cancel_turn()
-        return len(turns)
+        return len(turns) + self._preparations.refuse_keys(digests, refuse_key("This API key is not valid any more."))
 
     def steer_turn(self, response_id: str) -> None:
         """Ends the turn of this response between two items, if it runs in this process and has called no tool."""
@@ -192,37 +208,19 @@ class TurnManager:
     async def drain(self, seconds: float) -> None:
         """Rejects new turns, waits up to `seconds` for the running ones, then ends those left.
 
-        Those that another process can go on with stay open in the store. The others end as failed.
+        A turn counts as running from its admission on. Those that another process can go on with stay open in the
+        store. The others end as failed.
         """
+        self._last_turns = list(self._running.values())
         self._shutting_down = True
+        deadline = time.monotonic() + seconds
         await self.continuer.close()
-        running = list(self._running.values())
-        if running:
-            _, pending = await asyncio.wait([turn.task for turn in running], timeout=seconds)
-            for turn in running:
-                if turn.task in pending:
-                    turn.end_for_shutdown()
-            if pending:
-                await asyncio.wait(pending)
+        await self._preparations.wait_ended(seconds)
+        await end_turns(list(self._running.values()), deadline)
         await self.preparer.close()
         if self.recorder is not None:
             await self.recorder.close()
-        # A connection that closes now would miss the last event, which a store withholds until it is durable.
-        publishing = [asyncio.ensure_future(turn.log.wait_published()) for turn in running]
-        if publishing:
-            _, waiting = await asyncio.wait(publishing, timeout=MAX_PUBLISH_WAIT_S)
-            for task in waiting:
-                task.cancel()
-
-    async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
-        """Returns the turn with the id of its response, and its input items as they are stored, each with an id."""
-        # Ids of responses and of stored chat completions differ, so neither is ever read as the other.
-        response_id = self._new_id("resp" if spec.stored_chat is None else "chatcmpl")
-        base_response = msgspec.structs.replace(spec.base_response, id=response_id, created_at=int(self.clock()))
-        spec, items = msgspec.structs.replace(spec, base_response=base_response), spec.input_items
-        if not base_response.store:
-            return spec, ()
-        return spec, await add_ids(items, response_id)
+        await turn_groups.wait_published(self._last_turns)
 
     def _create_turn(
         self,
@@ -274,6 +272,8 @@ class TurnManager:
 
     def _track_turn(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:
         self._running[turn.log.id] = turn
+        if self._shutting_down:
+            self._last_turns.append(turn)
         turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
 
     async def resume_turn(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> None:
@@ -314,9 +314,3 @@ class TurnManager:
         if response.status in ("completed", "incomplete") and is_known:
             finished = describe_finished(turn.log, processor, response, model.names[0])
             self._renderer.token_history.add_turn(finished)
-
-    async def _abort_turns(self, turns: Iterable[Turn]) -> None:
-        for turn in turns:
-            turn.log.mark_given_up()  # the store never gets it
-            turn.cancel_turn("client_left")
-        await asyncio.gather(*(turn.task for turn in turns), return_exceptions=True)

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from antiphon.app.base.encryption import DecryptionError, Purpose, Sealer
 from antiphon.app.base.errors import ApiError, clip_text, not_found
+from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import FindItem
 from antiphon.app.store.log_items import StoredTurn, output_as_input
 from antiphon.app.store.store import ResponseStore
@@ -24,6 +25,7 @@ from antiphon.events.inputs import (
     InputMessage,
     InputReasoning,
 )
+from antiphon.state.ids import NewId
 
 MAX_INLINE_ITEMS = 500
 """Number of items that get their ids on the event loop, which takes two milliseconds."""
@@ -176,3 +178,14 @@ async def add_ids(items: tuple[AnyInput, ...], response_id: str) -> tuple[AnyInp
     if len(items) <= MAX_INLINE_ITEMS:
         return with_ids(items, response_id)
     return await asyncio.to_thread(with_ids, items, response_id)
+
+
+async def identify_turn(spec: TurnSpec, new_id: NewId, created_at: int) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
+    """Returns the turn with the id of its response, and its input items as they are stored, each with an id."""
+    # Ids of responses and of stored chat completions differ, so neither is ever read as the other.
+    response_id = new_id("resp" if spec.stored_chat is None else "chatcmpl")
+    base_response = msgspec.structs.replace(spec.base_response, id=response_id, created_at=created_at)
+    spec, items = msgspec.structs.replace(spec, base_response=base_response), spec.input_items
+    if not base_response.store:
+        return spec, ()
+    return spec, await add_ids(items, response_id)

@@ -60,7 +60,7 @@ class TurnContinuer:
     async def wait_started(self) -> None:
         """Waits until it is known which turns can go on elsewhere."""
         if self._started is not None:
-            await asyncio.shield(self._started)
+            await asyncio.wait({self._started})  # a shutdown cancels it: then none can
 
     def store_turn(
         self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, job: Job, settings: OutputSettings

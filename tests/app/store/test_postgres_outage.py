@@ -256,7 +256,7 @@ def test_clients_get_answers_while_the_database_does_not_answer(
 ) -> None:
     for limit in ("write_ops.MAX_CHANGE_WAIT_S", "outage.MAX_LAST_STEP_WAIT_S", "postgres.connection.READ_TIMEOUT_S"):
         monkeypatch.setattr(f"antiphon.app.store.{limit}", 0.5)
-    monkeypatch.setattr("antiphon.app.turns.first_step.MAX_FIRST_STEP_WAIT_S", 0.5)
+    monkeypatch.setattr("antiphon.app.turns.turn_groups.MAX_FIRST_STEP_WAIT_S", 0.5)
     place = postgres_place
     server = start_server(
         [{"name": "hello", "output": ["Hello."]}], **place.settings(), encryption_key_file=tmp_path / "key"
