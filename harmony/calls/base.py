@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing.reader import TapeReader
-from antiphon.harmony.parsing.tape import Parser
+from antiphon.harmony.parsing.tape import Parser, Tape
 from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec
 
 BRACKET_OPENERS = ("{", "[", "```json")
@@ -62,12 +62,15 @@ class CallFormat(Struct, frozen=True, kw_only=True):
         """Writes a call, or its element of a list, as a model would. Returns None if the format cannot express it."""
         raise NotImplementedError
 
-    def write_calls(self, calls: Sequence[ToolCall]) -> str | None:
-        """Writes calls as a model would. Returns None if the format cannot express one of them."""
-        texts = [text for text in self._write_each(calls) if text is not None]
+    def write_calls(self, calls: Sequence[ToolCall], num_before: int = 0) -> str | None:
+        """Writes calls as a model would. `num_before`: number of calls in the conversation before these.
+
+        Returns None if the format cannot express one of them.
+        """
+        texts = [text for text in self._write_each(calls, num_before) if text is not None]
         return self.join_calls(texts) if len(texts) == len(calls) else None
 
-    def _write_each(self, calls: Sequence[ToolCall]) -> list[str | None]:
+    def _write_each(self, calls: Sequence[ToolCall], num_before: int) -> list[str | None]:  # noqa: ARG002 - most formats number no calls
         return [self.write_call(*call) for call in calls]
 
     def join_calls(self, written: Sequence[str]) -> str:
@@ -89,8 +92,14 @@ class CallFormat(Struct, frozen=True, kw_only=True):
 class NumberedCall(CallFormat, frozen=True, kw_only=True):
     """Base class of formats that number their calls."""
 
-    def _write_each(self, calls: Sequence[ToolCall]) -> list[str | None]:
-        return [self.write_call(*call, index) for index, call in enumerate(calls)]
+    @property
+    def counts_over_conversation(self) -> bool:
+        """True if the numbers go on from turn to turn; otherwise they begin anew in each."""
+        return False
+
+    def _write_each(self, calls: Sequence[ToolCall], num_before: int) -> list[str | None]:
+        start = num_before if self.counts_over_conversation else 0
+        return [self.write_call(*call, index) for index, call in enumerate(calls, start)]
 
     def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:
         """Writes a call as a model would. `index`: number of calls written before it."""
@@ -136,11 +145,22 @@ class ListCall(CallFormat, frozen=True, kw_only=True):
         yield from self.read_one_call(reader)
         while (bracket or self.allows_bare_calls) and not reader.call_failed:
             yield from tape.skip_whitespace()
-            if bracket and (yield from tape.skip_literal("]", cut=True)):
+            if bracket and (yield from self._skip_bracket(tape)):
                 break
             if not (yield from reader.try_parse(self._read_next(reader))):
                 break
         yield from self.skip_closer(reader)
+
+    def _skip_bracket(self, tape: Tape) -> Parser[bool]:
+        """Skips the closing bracket, and a comma before it. Skips nothing if it is not here."""
+        mark = tape.mark()
+        if (yield from tape.skip_literal(",")):
+            yield from tape.skip_whitespace()
+        found = yield from tape.skip_literal("]", cut=True)
+        if not found:
+            tape.rewind(mark)
+        tape.release()
+        return found
 
     def _read_next(self, reader: TapeReader) -> Parser[None]:
         yield from reader.tape.skip_literal(",")

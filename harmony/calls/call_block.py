@@ -88,9 +88,9 @@ class CallBlock(CallFormat, frozen=True, kw_only=True):
                 return f"BLANKS {opener} {rule} {grammar.after_blanks(self.close)}".rstrip()
         return None
 
-    def write_calls(self, calls: Sequence[ToolCall]) -> str | None:
-        """Writes a section with these calls."""
+    def write_calls(self, calls: Sequence[ToolCall], num_before: int = 0) -> str | None:
+        """Writes a section with these calls. `num_before`: number of calls in the conversation before these."""
         for call_format in self.calls:
-            if (text := call_format.write_calls(calls)) is not None:
+            if (text := call_format.write_calls(calls, num_before)) is not None:
                 return f"{self.open}{self.padding}{text}{self.padding}{self.close}"
         return None

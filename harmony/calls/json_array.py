@@ -37,7 +37,7 @@ class JsonArrayCall(ListCall, frozen=True, kw_only=True):
         reader.begin_call(reader.require_tool((yield from json_stream.skip_key(tape))))
         yield from read_arguments(reader)
         reader.close_item()
-        yield from tape.skip_whitespace()
+        yield from json_stream.skip_comma(tape)
         if not (yield from tape.skip_literal("}")):
             raise MalformedText("more than one tool in an element")
 

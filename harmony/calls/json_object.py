@@ -129,11 +129,7 @@ def _skip_rest_of_object(tape: Tape) -> Parser[None]:
     """Skips the remainder of an object after the arguments."""
     mark = tape.mark()
     try:
-        yield from tape.skip_whitespace()
-        while (yield from tape.skip_literal(",")):
-            yield from json_stream.skip_key(tape)
-            yield from json_stream.read_value(tape, tape.skip)
-            yield from tape.skip_whitespace()
+        yield from json_stream.skip_other_members(tape)
         yield from tape.skip_literal("}")
     except MalformedText:
         tape.rewind(mark)

@@ -36,6 +36,11 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
         texts = (self.open, self.end, self.close, self.before, self.id_mark, self.name_mark)
         return tuple(text for text in texts if text.strip())
 
+    @property
+    def counts_over_conversation(self) -> bool:
+        """True if the numbers are part of ids, which are unique in a conversation."""
+        return self.native_ids
+
     def read_calls(self, reader: TapeReader) -> Parser[None]:
         """Parses a call, beginning at its opener."""
         tape, tape_text = reader.tape, reader.tape.alphabet.tape_text

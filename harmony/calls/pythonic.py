@@ -31,20 +31,22 @@ class PythonicCall(ListCall, frozen=True, kw_only=True):
         tool = reader.require_tool(name)
         reader.begin_call(tool)
         yield from tape.skip_whitespace()
-        num_arguments = 0
+        keys: set[str] = set()
         while not (yield from tape.skip_literal(")")):
             key = yield from read_name(reader)
             yield from tape.skip_whitespace()
             yield from tape.expect("=")
             yield from tape.skip_whitespace()
-            if tool.kind == "custom":
+            if key in keys:
+                yield from reader.discard_arguments(PYTHON_SYNTAX.read_value(reader))
+            elif tool.kind == "custom":
                 yield from _read_raw_input(reader, key)
             else:
-                reader.emit_arguments(f"{'{' if not num_arguments else ', '}{schema_values.encode_string(key)}: ")
+                reader.emit_arguments(f"{'{' if not keys else ', '}{schema_values.encode_string(key)}: ")
                 yield from PYTHON_SYNTAX.read_value(reader)
-            num_arguments += 1
+            keys.add(key)
             yield from json_stream.skip_comma(tape, ")")
-        if num_arguments and tool.kind == "function":
+        if keys and tool.kind == "function":
             reader.emit_arguments("}")
         reader.close_item()
 
@@ -100,13 +102,19 @@ class BraceCall(CallFormat, frozen=True, kw_only=True):
         yield from self.skip_closer(reader)
 
     def _read_custom(self, reader: TapeReader) -> Parser[None]:
-        tape = reader.tape
+        tape, is_read = reader.tape, False
         yield from tape.expect("{")
         yield from tape.skip_whitespace()
-        key = yield from self._syntax.read_key(reader)
-        yield from _read_raw_input(reader, key, self._syntax)
-        yield from tape.skip_whitespace()
-        yield from tape.expect("}")
+        while not (yield from tape.skip_literal("}")):
+            key = yield from self._syntax.read_key(reader)
+            if is_read:
+                yield from reader.discard_arguments(self._syntax.read_value(reader))
+            else:
+                yield from _read_raw_input(reader, key, self._syntax)
+            is_read = True
+            yield from json_stream.skip_comma(tape)
+        if not is_read:
+            raise MalformedText(INPUT)
 
     def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
         """Returns the rule of what may follow the opener."""

@@ -4,7 +4,6 @@ Each parser scans the text once, so its run time is bounded whatever a model wri
 another kind.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.harmony.parsing.schema_values import refuse_constant
+from antiphon.harmony.parsing.schema_values import parse_json
 
 MAX_KEY_CHARS = 256
 """Number of characters within which a key must end."""
@@ -34,7 +33,7 @@ def _parse_json(text: str, arguments: ParserArguments) -> Any:
     if arguments.get("unquoted_keys"):
         working = re.sub(r"(?<=[{,])(\w+):", r'"\1":', working)
     try:
-        value = json.loads(working, parse_constant=refuse_constant)
+        value = parse_json(working)
     except ValueError:
         if arguments.get("allow_non_json"):
             return _parse_text(text, arguments)
@@ -131,7 +130,7 @@ def _parse_tags(text: str, arguments: ParserArguments) -> dict[str, Any]:
         if key in members and arguments.get("merge_duplicates"):
             members[key] = [*(members[key] if isinstance(members[key], list) else [members[key]]), value]
         else:
-            members[key] = value
+            members.setdefault(key, value)
     return members
 
 
@@ -139,8 +138,10 @@ def _parse_lines(text: str, arguments: ParserArguments) -> dict[str, Any]:
     """Parses lines, each with a key and a value."""
     separator = arguments.get("kv_sep", ":")
     lines = (line.strip() for line in text.split(arguments.get("line_sep", "\n")))
-    pairs = (line.split(separator, 1) for line in lines if separator in line)
-    return {key.strip(): _parse_value(value.strip(), arguments) for key, value in pairs}
+    members: dict[str, Any] = {}
+    for key, value in (line.split(separator, 1) for line in lines if separator in line):
+        members.setdefault(key.strip(), _parse_value(value.strip(), arguments))
+    return members
 
 
 def _parse_value(text: str, arguments: ParserArguments) -> Any:

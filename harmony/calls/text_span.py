@@ -1,7 +1,6 @@
 """Call format for calls that are parsed once complete: a region of the output, and a parser of its text."""
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -139,7 +138,10 @@ def _encode_arguments(tool: ToolSpec, value: Any) -> str:
         if not isinstance(text, str):
             raise MalformedText(INPUT)
         return text
-    value = {} if value is None else json.loads(value) if isinstance(value, str) and value[:1] == "{" else value
+    if isinstance(value, str) and value[:1] == "{":
+        with contextlib.suppress(ValueError):
+            value = schema_values.parse_json(value)
+    value = {} if value is None else value
     if not isinstance(value, dict):
         raise MalformedText("no arguments")
     schema = tool.parameters or {}

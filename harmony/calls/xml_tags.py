@@ -119,6 +119,21 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         yield from tape.expect(tape_text(self.head))
         tool = reader.require_tool(self.parse_tag((yield from self._read_name(tape)))[0])
         reader.begin_call(tool)
+        yield from self._read_body(reader, tool)
+        reader.close_item()
+        if self.close:
+            yield from tape.skip_whitespace()
+            yield from tape.skip_literal(tape_text(self.close), cut=True)
+
+    def _read_body(self, reader: TapeReader, tool: ToolSpec) -> Parser[None]:
+        """Emits the arguments and skips `foot`. Some models write a JSON object in place of the tags."""
+        tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
+        yield from tape.skip_whitespace()
+        if (yield from tape.matches_here("{")):
+            yield from read_arguments(reader)
+            if not (yield from self._skip_foot(tape)):
+                raise MalformedText("text after the object")
+            return
         values = TagValueReader(reader, self, tool)
         is_whole = yield from self._read_json_body(reader)
         while not (yield from self._skip_foot(tape)):
@@ -127,10 +142,6 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
             yield from tape.expect(tape_text(self.key))
             yield from values.read_value(*self.parse_tag((yield from tape.skip_word(tape_text(self.key_end)))))
         values.close_object()
-        reader.close_item()
-        if self.close:
-            yield from tape.skip_whitespace()
-            yield from tape.skip_literal(tape_text(self.close), cut=True)
 
     def _read_json_body(self, reader: TapeReader) -> Parser[bool]:
         """Emits the object that stands for all parameters, and tells whether there is one here."""
@@ -388,7 +399,9 @@ class TagValueReader:
         while (yield from tape.wait_more()):
             if count := tape.count_clear(self._cdata_stops):
                 take(count)
-            elif (yield from tape.match_literal(self._cdata_stops)) != CDATA_CLOSE:
+            elif (stop := (yield from tape.match_literal(self._cdata_stops))) is None:
+                continue  # a possible end turned out to be text
+            elif stop != CDATA_CLOSE:
                 break
             else:
                 mark = tape.mark()

@@ -153,7 +153,7 @@ class GptOssReader(TapeReader):
             return False
         tape.release()
         yield from json_stream.read_string(tape, self.take_arguments, self.emit_arguments)
-        yield from tape.skip_whitespace()
+        yield from json_stream.skip_other_members(tape)
         yield from tape.expect("}")
         yield from tape.skip_whitespace()
         return True

@@ -152,6 +152,18 @@ def skip_key(tape: Tape) -> Parser[str]:
     return text
 
 
+def skip_other_members(tape: Tape) -> Parser[None]:
+    """Skips the members after one that was read, up to the brace that closes the object. Raises `MalformedText`."""
+    yield from tape.skip_whitespace()
+    while (yield from tape.skip_literal(",")):
+        yield from tape.skip_whitespace()
+        if (yield from tape.matches_here("}")):
+            return  # models write a comma before the brace, too
+        yield from skip_key(tape)
+        yield from read_value(tape, tape.skip)
+        yield from tape.skip_whitespace()
+
+
 def skip_comma(tape: Tape, closer: str = "}") -> Parser[None]:
     """Skips to the next element, or stops at the closer. Raises `MalformedText` at anything else."""
     yield from tape.skip_whitespace()

@@ -59,14 +59,17 @@ class LenientJson(Struct, frozen=True, kw_only=True):
         yield from tape.expect("{")
         reader.emit_arguments("{")
         yield from tape.skip_whitespace()
-        first = True
+        keys: set[str] = set()
         while not (yield from tape.skip_literal("}")):
             key = yield from self.read_key(reader)
-            reader.emit_arguments(("" if first else ", ") + schema_values.encode_string(key) + ": ")
-            if not (key in kinds and (yield from self._read_converted(reader, kinds[key]))):
-                yield from self.read_value(reader, depth + 1)
+            if key in keys:
+                yield from reader.discard_arguments(self.read_value(reader, depth + 1))
+            else:
+                reader.emit_arguments(("" if not keys else ", ") + schema_values.encode_string(key) + ": ")
+                keys.add(key)
+                if not (key in kinds and (yield from self._read_converted(reader, kinds[key]))):
+                    yield from self.read_value(reader, depth + 1)
             yield from json_stream.skip_comma(tape)
-            first = False
         reader.emit_arguments("}")
 
     def read_key(self, reader: TapeReader) -> Parser[str]:
@@ -208,10 +211,10 @@ def match_ahead(reader: TapeReader, pattern: re.Pattern[str]) -> Parser[str]:
     while True:
         match = pattern.match(tape.text, tape.index)
         text = match[0] if match else ""
+        if len(text) > MAX_WORD_CHARS:  # before its end is looked at, which depends on how the text was split
+            raise MalformedText("too long")
         if tape.ended or tape.index + len(text) < len(tape.text):
             return text
-        if len(text) > MAX_WORD_CHARS:
-            raise MalformedText("too long")
         yield
 
 

@@ -43,6 +43,7 @@ class TapeReader:
         self._callable = prompt_input.tool_choice != "none" and not prompt_input.forbids_calls
         self.accepts_unknown_tools = prompt_input.unknown_tools == "call" and self.may_call
         self.unoffered = UnofferedCalls(self.tape, self._tools if self._callable else ToolTable())
+        self._discards_arguments = False
         self._wasted = 0
         self._detokenizer = Detokenizer(alphabet)
         self._segments: list[Segment] = []
@@ -131,13 +132,25 @@ class TapeReader:
 
     def take_arguments(self, count: int) -> None:
         """Emits the next characters as arguments, unchanged."""
-        self._append_arguments(self.tape.take(count))
+        if self._discards_arguments:
+            self.tape.skip(count)
+        else:
+            self._append_arguments(self.tape.take(count))
 
     def emit_arguments(self, text: str, count: int = 0) -> None:
         """Skips the next `count` characters and emits `text` as arguments in their place."""
         self.tape.skip(count)
-        self.generated_chars += len(text)
-        self._append_arguments(text)
+        if not self._discards_arguments:
+            self.generated_chars += len(text)
+            self._append_arguments(text)
+
+    def discard_arguments(self, value: Parser[None]) -> Parser[None]:
+        """Reads a value and emits nothing: the call has an argument of its name. Raises `MalformedText`."""
+        discards, self._discards_arguments = self._discards_arguments, True
+        try:
+            yield from value
+        finally:
+            self._discards_arguments = discards
 
     def emit_escaped(self, count: int) -> None:
         """Emits the next characters as arguments, escaped as inside a JSON string."""

@@ -11,18 +11,19 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any
 
 _ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 STRING_ONLY = frozenset({"string"})
 """Types of a value that can only be a string."""
-_TYPE_NAMES: tuple[tuple[type, str], ...] = (
+_TYPE_NAMES: tuple[tuple[type | UnionType, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
     (float, "number"),
     (str, "string"),
     (type(None), "null"),
-    (list, "array"),
+    (list | tuple, "array"),
     (dict, "object"),
 )
 _FIRST_CHARS = {
@@ -43,7 +44,12 @@ _WORDS = {
     "Null": "null",
 }
 _UNPAIRED_SURROGATES = re.compile("[\ud800-\udfff]")
-"""Unpaired surrogates: JSON escapes can spell them, UTF-8 cannot encode them."""
+"""Unpaired surrogates: escapes of JSON and of Python can spell them, UTF-8 cannot encode them."""
+_ESCAPE = re.compile(
+    r"\\(?:(?P<pair>u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""An escape in JSON: a pair of surrogates, one without its other half, or any other."""
 _MAX_REF_DEPTH = 16
 _MAX_LITERAL_CHARS = 100_000
 
@@ -112,7 +118,7 @@ def _resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
 
 
 def type_of(value: object) -> str:
-    """Returns the JSON type of a value."""
+    """Returns the JSON type of a value. A tuple is an array, as in `json.dumps`."""
     return next(name for kind, name in _TYPE_NAMES if isinstance(value, kind))
 
 
@@ -147,11 +153,31 @@ def as_json(text: str) -> str:
 
 def parse_members(text: str) -> dict[str, str]:
     """Returns the members of a JSON object, each as JSON. Any other text is one member called `arguments`."""
-    value = _parse_json(text.strip())
-    if value is not None and isinstance(value[0], dict):
-        with contextlib.suppress(ValueError):
-            return {name: encode_json(inner) for name, inner in value[0].items()}
+    with contextlib.suppress(ValueError):
+        if isinstance(value := parse_json(text), dict):
+            return {name: encode_json(inner) for name, inner in value.items()}
     return {"arguments": cast_value(text, frozenset())}
+
+
+def parse_json(text: str) -> object:
+    """Parses JSON that a model wrote. Raises `ValueError`, also for NaN and infinity and for a value nested too deep.
+
+    Of members of one name the first counts, as everywhere: what was emitted is never revised. Half a pair of surrogates
+    becomes a replacement character.
+    """
+    if "\\u" in text:
+        text = _ESCAPE.sub(lambda escape: r"\ufffd" if escape["half"] else escape[0], text)
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_keep_first_members)
+    except RecursionError as error:
+        raise ValueError("The value is nested too deep.") from error
+
+
+def _keep_first_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members: dict[str, object] = {}
+    for name, value in pairs:
+        members.setdefault(name, value)
+    return members
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` creates one per call, that is, per token
@@ -179,12 +205,12 @@ def _fits_types(value: object, allowed: frozenset[str]) -> bool:
 
 def _parse_json(text: str) -> tuple[object] | None:
     try:
-        return (json.loads(text, parse_constant=refuse_constant),)
-    except (ValueError, RecursionError):
+        return (parse_json(text),)
+    except ValueError:
         return None
 
 
-def refuse_constant(name: str) -> object:
+def _refuse_constant(name: str) -> object:
     """Raises `ValueError` for NaN and Infinity, which are extensions of Python's parser."""
     raise ValueError(name)
 

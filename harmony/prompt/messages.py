@@ -130,6 +130,7 @@ class MessageBuilder:
         self._names: dict[str, str] = {}
         self._pending_reasoning = ""
         self._call_run: _CallRun | None = None
+        self._num_written_calls = 0
 
     def build_messages(self, conversation: PromptInput, extra_system_text: str = "") -> list[ChatMessage]:
         """Returns the messages. `extra_system_text`, the dialect's own, joins the system message without escaping."""
@@ -239,7 +240,9 @@ class MessageBuilder:
             self._call_run = _CallRun(message, message["content"])
         run = self._call_run
         run.calls.append(call)
-        run.text = message["content"] = "\n".join(filter(None, (run.before, write_calls(run.calls))))
+        self._num_written_calls += 1
+        written = write_calls(run.calls, self._num_written_calls - len(run.calls))
+        run.text = message["content"] = "\n".join(filter(None, (run.before, written)))
 
     def _add_custom_call(self, item: InputCustomCall) -> None:
         name, text = self._remember_name(item), self._escaper.escape_text(item.input)

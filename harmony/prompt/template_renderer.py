@@ -246,8 +246,11 @@ class TemplateRenderer:
         )
         return PARAGRAPH_BREAK.join(filter(None, texts))
 
-    def write_calls(self, calls: Sequence[ToolCall]) -> str:
-        """Writes calls as the model would: as an example in the tool instructions, and for earlier calls."""
+    def write_calls(self, calls: Sequence[ToolCall], num_before: int) -> str:
+        """Writes calls as the model would: as an example in the tool instructions, and for earlier calls.
+
+        `num_before`: number of calls in the conversation before these.
+        """
         native_calls = [
             (tool, arguments if tool.kind == "custom" else _as_json_object(arguments)) for tool, arguments in calls
         ]
@@ -256,7 +259,7 @@ class TemplateRenderer:
             for tool, arguments in native_calls
         ]
         candidates = (
-            call_format.write_calls(variant)
+            call_format.write_calls(variant, num_before)
             for variant in (native_calls, function_calls)
             for call_format in self._dialect.calls
         )

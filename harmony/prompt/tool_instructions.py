@@ -9,7 +9,8 @@ from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec, ToolTable
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
-WriteCalls = Callable[[Sequence[ToolCall]], str]
+WriteCalls = Callable[[Sequence[ToolCall], int], str]
+"""Writes calls as the model would. The number is that of the calls in the conversation before these."""
 """Writes calls as the model would generate them."""
 
 
@@ -22,7 +23,7 @@ def tool_instructions(tools: ToolTable, escaper: SpecialTokenEscaper, write_call
     if not functions:
         return ""
     schemas = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
-    example = write_calls([(ToolSpec(model_name="NAME", name="NAME"), '{"PARAMETER": "VALUE"}')])
+    example = write_calls([(ToolSpec(model_name="NAME", name="NAME"), '{"PARAMETER": "VALUE"}')], 0)
     text = f"You may call these tools:\n\n{schemas}\n\nTo call one, write its name and its arguments so:\n{example}"
     return f"# Tools\n\n{text}"
 

@@ -641,6 +641,26 @@ REAL_OUTPUTS = [
     ("gemma4", '<|tool_call>call:write{path:<|"|>a "b"<|"|>,deep:{x:[1,2,{y:<|"|>z<|"|>}]},yes:true}<tool_call|>', [("write", {"path": 'a "b"', "deep": {"x": [1, 2, {"y": "z"}]}, "yes": True})]),
     ("gemma4", r"""<|tool_call>call:write{path:"a \"b\" \\ c",text:"one\ntwo \u00e9",deep:{"k\"":"\t"}}<tool_call|>""", [("write", {"path": 'a "b" \\ c', "text": "one\ntwo é", "deep": {'k"': "\t"}})]),
     ("gemma4", r"""<|tool_call>call:write{path:<|"|>a \n b<|"|>}<tool_call|>""", [("write", {"path": r"a \n b"})]),
+    # A comma after the last member or element.
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1},}\n</tool_call>', [("add", {"a": 1})]),
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1}, "id": "x", }\n</tool_call>', [("add", {"a": 1})]),
+    ("hermes", '<tool_call>\n{"function": {"name": "add", "arguments": {"a": 1},},}\n</tool_call>', [("add", {"a": 1})]),
+    ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1},}, {"name": "now", "arguments": {}}, ]', [("add", {"a": 1}), ("now", {})]),
+    ("apertus", '<|tools_prefix|>[{"add": {"a": 1},}, ]<|tools_suffix|>', [("add", {"a": 1})]),
+    ("pythonic", "[add(a=1,), now(),]", [("add", {"a": 1}), ("now", {})]),
+    # The first of two arguments of one name counts.
+    ("lfm2", '<|tool_call_start|>[write(path="a", path=["b", {"c": "d"}], deep={"x": 1, "x": (2,)})]<|tool_call_end|>', [("write", {"path": "a", "deep": {"x": 1}})]),
+    ("gemma4", '<|tool_call>call:write{path:<|"|>a<|"|>,path:<|"|>b<|"|>,deep:{x:1,x:[2]}}<tool_call|>', [("write", {"path": "a", "deep": {"x": 1}})]),
+    ("functiongemma", "<start_function_call>call:write{yes:<escape>true<escape>,yes:<escape>false<escape>}<end_function_call>", [("write", {"yes": True})]),
+    ("gemma4", '<|tool_call>call:apply_patch{input:<|"|>+a<|"|>,input:<|"|>+b<|"|>,}<tool_call|>', [("apply_patch", "+a")]),
+    ("lfm2", "<|tool_call_start|>[apply_patch(input='+a', input='+b')]<|tool_call_end|>", [("apply_patch", "+a")]),
+    ("qwen3-coder", '<function=write>\n<parameter=arguments>\n{"text": "a", "text": "b"}\n</parameter>\n</function>', [("write", {"text": "a"})]),
+    # An object in place of the tags.
+    ("deepseek-v4", '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add">\n{"a": 1}\n</｜DSML｜invoke>\n<｜DSML｜invoke name="now">{}</｜DSML｜invoke>\n</｜DSML｜tool_calls>', [("add", {"a": 1}), ("now", {})]),
+    ("deepseek-v3.2", '<｜DSML｜function_calls><｜DSML｜invoke name="apply_patch">{"input": "+</｜DSML｜invoke>"}</｜DSML｜invoke></｜DSML｜function_calls>', [("apply_patch", "+</｜DSML｜invoke>")]),
+    ("qwen3-coder", '<tool_call>\n<function=add>\n{"a": 1}\n</function>\n</tool_call>', [("add", {"a": 1})]),
+    ("glm", '<tool_call>add\n{"a": 1}\n</tool_call>', [("add", {"a": 1})]),
+    ("minicpm5", '<function name="write"><param name="text"><![CDATA[a ] b ]] c]]></param></function>', [("write", {"text": "a ] b ]] c"})]),
 ]  # fmt: skip
 TEXT_LIKE_CALLS = [
     ("llama3", '{"city": "x", "name": "add"}'),
@@ -663,11 +683,62 @@ def test_real_outputs_are_parsed_as_calls(name: str, text: str, calls: list[tupl
         assert parser_helpers.parse_tokens(model_format, tokens, range(len(tokens)))[0] == segments
 
 
+def write_typed_call(dialect: Dialect, schema: dict[str, Any], arguments: dict[str, Any]) -> tuple[str, ToolTable]:
+    """Returns a call of a function `f` with this schema, and the table with it."""
+    tools = ToolTable.from_request([FunctionTool(name="f", parameters=schema)])
+    calls = [(spec, json.dumps(arguments)) for spec in tools]
+    return next(text for frame in dialect.calls if (text := frame.write_calls(calls)) is not None), tools
+
+
+BARE_VALUES_SCHEMA = {"type": "object", "properties": {"list": {"type": "array"}, "size": {"type": "object"}}}
+BARE_VALUES = [
+    ("list", '"a.py", "b.py"', ["a.py", "b.py"]),
+    ("list", "1, (2, 'c')", [1, [2, "c"]]),
+    ("list", "('a',)", ["a"]),
+    ("size", "1, 2", "1, 2"),
+    ("size", "{'a': (1, 2)}", {"a": [1, 2]}),
+    ("size", '"a": 1, "b": 2', '"a": 1, "b": 2'),
+]
+
+
+BARE_DIALECTS = [
+    dialect
+    for dialect in CALLING_DIALECTS
+    if '"u, v"' not in write_typed_call(dialect, BARE_VALUES_SCHEMA, {"list": "u, v"})[0]
+]
+
+
+@pytest.mark.parametrize("dialect", BARE_DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(("key", "text", "expected"), BARE_VALUES)
+def test_list_without_brackets_is_a_list_where_the_schema_wants_one(
+    dialect: Dialect, key: str, text: str, expected: object
+) -> None:
+    written, tools = write_typed_call(dialect, BARE_VALUES_SCHEMA, {key: text})
+    prompt_input = parser_helpers.build_prompt_input(tools=tools)
+    for model_format in load_formats(dialect.name):
+        tokens = model_format.encode(re.sub(r' (type|string)="\w+"', "", written))
+        segments, _ = parser_helpers.parse_tokens(model_format, tokens, prompt_input=prompt_input)
+        assert parser_helpers.collect_calls(segments) == [("f", {key: expected})]
+        split, _ = parser_helpers.parse_tokens(model_format, tokens, range(len(tokens)), prompt_input=prompt_input)
+        assert split == segments
+
+
+def test_dialects_of_bare_values_are_found() -> None:
+    assert len(BARE_DIALECTS) >= 14 and {"glm", "minimax-m3", "gemma4"} <= {dialect.name for dialect in BARE_DIALECTS}
+
+
 @pytest.mark.parametrize(("name", "text"), TEXT_LIKE_CALLS)
 def test_text_similar_to_a_call_is_text(name: str, text: str) -> None:
     for model_format in load_formats(name):
         segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(text))
         assert "".join(segment.text for segment in segments if isinstance(segment, Say)) == text
+
+
+def test_written_calls_of_kimi_are_numbered_over_the_conversation() -> None:
+    calls = [(spec, "{}") for spec in parser_helpers.TOOLS if spec.name == "now"]
+    for name, expected in (("kimi-k2", "functions.now:3<"), ("kimi-k3", ' index="1"'), ("hermes", '"name": "now"')):
+        texts = (form.write_calls(calls, 3) for form in DIALECTS[name].calls)
+        assert expected in next(filter(None, texts))
 
 
 def test_native_call_id_is_kept() -> None:

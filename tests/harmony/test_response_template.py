@@ -252,3 +252,31 @@ def test_transformers_parses_the_same(name: str) -> None:
     functions = [call.get("function", call) for call in parsed_calls]
     assert [(function["name"], function["arguments"]) for function in functions] == [("add", {"a": 1}), ("now", {})]
     assert parsed["thinking"] == "Hm." and parsed["content"] == "So:"
+
+
+def test_arguments_that_look_like_json_and_are_none_are_text() -> None:
+    calls, _ = TEMPLATES["keys in tags"]
+    for value in ("{", '{"a": 1', '{"a": "\\ud83d"', "{NaN}"):
+        text = f"<call><k>tool</k><v>add</v><k>args</k><v>{value}</v></call>"
+        for model_format in build_formats(build_template(calls)):
+            segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(text))
+            assert "".join(segment.text for segment in segments if isinstance(segment, Say)) == text
+
+
+def test_first_of_two_arguments_of_one_name_counts_and_keys_can_be_encoded() -> None:
+    for name, text, expected in (
+        (
+            "tags",
+            "<call><function=add><parameter=a>1</parameter><parameter=a>2</parameter></function></call>",
+            {"a": 1},
+        ),
+        ("lines", "<run>add\na: 1\na: 2\n</run>", {"a": 1}),
+        (
+            "keys in tags",
+            r'<call><k>tool</k><v>add</v><k>args</k><v>{"a": 1, "\ud83d": 2}</v></call>',
+            {"a": 1, "\ufffd": 2},
+        ),
+    ):
+        for model_format in build_formats(build_template(TEMPLATES[name][0])):
+            segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(text))
+            assert parser_helpers.collect_calls(segments) == [("add", expected)]

@@ -1,12 +1,20 @@
 """A finished turn that is rendered into the next prompt parses as the same turn, in every dialect."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall, InputMessage, InputReasoning
+from antiphon.events.inputs import (
+    AnyInput,
+    InputCustomCall,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputMessage,
+    InputReasoning,
+)
 from antiphon.events.items import ReasoningText
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
@@ -112,3 +120,18 @@ def test_turn_survives_a_round_trip(dialect: Dialect) -> None:
             rendered = "\n\n".join(part.partition("<|im_end|>")[0] for part in parts)
             reparsed, _ = parser_helpers.parse_tokens(model_format, model_format.encode(rendered))
             assert parse_arguments(build_input_items(reparsed)) == parse_arguments(items), rendered
+
+
+def test_ids_of_written_kimi_calls_count_over_the_conversation() -> None:
+    template = ChatTemplate("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}")
+    model_format = TemplateFormat(DIALECTS["kimi-k2"], ByteVocabulary((), ("<|im_start|>", "<|im_end|>")), template)
+    items: list[AnyInput] = [USER_MESSAGE]
+    for round_ in range(2):
+        for call in range(2):
+            call_id = f"call_{round_}{call}"
+            items.append(InputFunctionCall(call_id=call_id, name="now", arguments="{}"))
+            items.append(InputFunctionOutput(call_id=call_id, output="1"))
+    text = model_format.render_prompt(
+        parser_helpers.build_prompt_input(items=tuple(items)), now=parser_helpers.NOW
+    ).text
+    assert re.findall(r"functions\.now:\d", text) == [f"functions.now:{number}" for number in range(4)]

@@ -4,6 +4,9 @@ from antiphon.harmony.parsing.tape import Parser, Tape
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 from antiphon.state.segments import Arguments, Call, Close, Segment
 
+MAX_SETTING = (1 << 64) - 1
+"""Largest value of a setting: MessagePack, in which stores keep items, has no larger integer."""
+
 
 class ArgumentsReader:
     """Reads the arguments of one call, piece by piece. Its methods append segments to a list.

@@ -70,7 +70,7 @@ class PatchReader(ArgumentsReader):
             yield from tape.expect("{")
             yield from json_stream.skip_key(tape)
             yield from json_stream.read_string(tape, self._take_lines, self._replace_lines)
-            yield from tape.skip_whitespace()
+            yield from json_stream.skip_other_members(tape)
             yield from tape.expect("}")
             return
         if (yield from tape.wait_more()):

@@ -4,12 +4,11 @@ Models that no grammar binds write other forms, too: one command as a string, an
 one command, as in `{"cmd": ["bash", "-lc", "ls"]}`.
 """
 
-import json
 import shlex
 from typing import get_args
 
-from antiphon.harmony.calls.builtin.arguments import ArgumentsReader
-from antiphon.harmony.parsing import json_stream
+from antiphon.harmony.calls.builtin.arguments import MAX_SETTING, ArgumentsReader
+from antiphon.harmony.parsing import json_stream, schema_values
 from antiphon.harmony.parsing.tape import MalformedText, Parser
 from antiphon.state.segments import Call, Segment, Setting, SettingName
 
@@ -107,7 +106,7 @@ class ShellReader(ArgumentsReader):
         value = yield from self._read_json()
         if value is None:
             return
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SETTING:
             raise MalformedText(name)
         self.segments.append(Setting(name, value))
 
@@ -115,6 +114,6 @@ class ShellReader(ArgumentsReader):
         pieces: list[str] = []
         yield from json_stream.read_value(self.tape, lambda count: pieces.append(self.tape.take(count)))
         try:
-            return json.loads("".join(pieces))
-        except (ValueError, RecursionError):
+            return schema_values.parse_json("".join(pieces))
+        except ValueError:
             raise MalformedText("value") from None

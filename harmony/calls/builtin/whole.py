@@ -3,7 +3,7 @@
 import msgspec
 
 from antiphon.events.builtin_calls import LocalShellAction
-from antiphon.harmony.calls.builtin.arguments import ArgumentsReader
+from antiphon.harmony.calls.builtin.arguments import MAX_SETTING, ArgumentsReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser
 from antiphon.state.segments import Call, Segment
 
@@ -75,4 +75,6 @@ def _read_action(text: str) -> LocalShellAction:
         raise MalformedText("arguments") from None
     if not action.command:
         raise MalformedText("no command")
+    if isinstance(action.timeout_ms, int) and action.timeout_ms > MAX_SETTING:
+        raise MalformedText("timeout_ms")
     return action

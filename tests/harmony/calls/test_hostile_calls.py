@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from antiphon.harmony.parsing.tape import MalformedText
 from tests.harmony import parser_helpers
 from tests.harmony.calls.test_builtin_calls import EACH_DIALECT, read_output, read_patch, read_shell, write_call
 
@@ -35,6 +36,8 @@ def test_command_with_a_marker_of_the_end_of_the_turn_is_never_half_a_call(name:
         (r'{"commands": ["a\u0000b", "\u0000"]}', ["a\0b", "\0"]),
         ('{"commands": ["a\0b"]}', ["a\0b"]),
         (r'{"commands": ["a\ud83d", "\ude00b"]}', ["a�", "�b"]),
+        (r'{"command": ["bash", "-lc", "a\ud83d"]}', ["a�"]),
+        (r'{"cmd": ["echo", "\ud83d\ude00", "\\ud83d"]}', ["echo '\U0001f600' '\\ud83d'"]),
         (r'{"commands": ["\ude00\ud83d", "\ud83d\ud83d\ude00", "\ud83dx\ude00"]}', ["��", "�\U0001f600", "�x�"]),
     ],
     ids=ascii,
@@ -43,6 +46,14 @@ def test_nul_and_lone_surrogates_in_commands(text: str, commands: list[str]) -> 
     assert read_shell(text) == read_shell(text, range(len(text))) == [(commands, {})]
     assert all(read_shell(text, [cut]) == [(commands, {})] for cut in range(1, len(text)))
     "".join(commands).encode()  # can be sent
+
+
+@pytest.mark.parametrize("value", [1 << 64, 10**30, 0, "9" * 4301, "1e3", "NaN", "true"])
+@pytest.mark.parametrize("key", ["timeout_ms", "max_output_length"])
+def test_setting_that_is_no_integer_of_64_bits_is_no_call(key: str, value: object) -> None:
+    with pytest.raises(MalformedText):
+        read_shell(f'{{"commands": ["ls"], "{key}": {value}}}')
+    assert read_shell(f'{{"commands": ["ls"], "{key}": {(1 << 64) - 1}}}') == [(["ls"], {key: (1 << 64) - 1})]
 
 
 @pytest.mark.parametrize(
