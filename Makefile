@@ -29,7 +29,7 @@ serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8
 # Three parts of the tests take longer than all others: those that compute with torch, those that run other programs, and
 # those that start, kill and replace whole processes of this one.
 ENGINE_TESTS = tests/engine tests/training tests/bench tests/models tests/app/requests/test_constraints.py \
-	tests/app/turns/test_rounds_embedded.py tests/kit/conformance/test_suites_on_embedded_model.py
+	tests/app/turns/test_rounds_embedded.py tests/kit/conformance/test_suites_on_embedded_model.py tests/test_readme.py
 CLIENT_TESTS = tests/clients tests/codex tests/web $(addprefix tests/kit/,pytest_plugin terminal_chat terminal_inspect) \
 	tests/kit/test_sample.py tests/kit/test_hostile_servers_in_terminals.py tests/kit/test_live_view.py
 
@@ -66,9 +66,9 @@ CPU_1 = MKL_CBWR=COMPATIBLE
 CPU_2 = MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 CPU_3 = ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 CC="cc -mno-amx-int8 -mno-amx-bf16 -mno-avx512f"
 CPUS ?= 1 2 3
-CPU_TESTS ?= tests/engine
+CPU_TESTS ?= tests/engine tests/test_readme.py
 
-test-cpus: $(addprefix test-cpu-,$(CPUS))  ## run the engine's tests as on other CPUs: CPUS=2 selects one, CPU_TESTS=tests all tests
+test-cpus: $(addprefix test-cpu-,$(CPUS))  ## run the engine's tests and the README's blocks as on other CPUs: CPUS=2 selects one, CPU_TESTS=tests all tests
 
 test-cpu-%: $(TEST) $(CLIENTS)
 	@echo 'As on another CPU, $* of 3: $(CPU_$*)'
