@@ -2,7 +2,8 @@
 
 The cause decides the shape: client errors are an `ApiError` with a 4xx status; engine errors are translated here once.
 Every body is `{"error": {"message", "type", "param", "code"}}`, always with all four keys, or under `/v1/messages`,
-and for Anthropic's clients under `/v1/files`, `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+and for Anthropic's clients under `/v1/files` and `/v1/models`, `{"type": "error", "error": {"type", "message"},
+"request_id"}`, or under `/api` `{"error": message}`, as Ollama has it.
 """
 
 import contextlib
@@ -88,18 +89,38 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 """Error types of the Messages API by status."""
-FILES_PATH = "/v1/files"
+
+
+class OllamaError(ApiError):
+    """The same error in the shape of Ollama's API."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.status, error.code, error.message, error.param, kind=error.type, headers=error.headers)
+
+    @cached_property
+    def encoded_body(self) -> bytes:
+        """Response body, encoded as JSON."""
+        return msgspec.json.encode({"error": self.message})
+
+
+FILES_PATH, MODELS_PATH = "/v1/files", "/v1/models"
 ANTHROPIC_HEADER = "anthropic-version"
-"""Header of Anthropic's clients. At `/v1/files`, which both APIs have, it chooses theirs."""
+"""Header of Anthropic's clients. At the paths that both APIs have, it chooses theirs."""
 MESSAGES_PATH = "/v1/messages"
+OLLAMA_PATH = "/api"
 
 
 def shape_error(error: ApiError, path: str, request_id: str, headers: Mapping[str, str]) -> ApiError:
     """Returns the error in the shape of the API that the path belongs to. `headers` are those of the request."""
-    is_messages = path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
-    is_file = path == FILES_PATH or path.startswith(f"{FILES_PATH}/")
-    is_anthropic = is_messages or (is_file and ANTHROPIC_HEADER in headers)
+    if _is_below(path, OLLAMA_PATH):
+        return OllamaError(error)
+    is_shared = _is_below(path, FILES_PATH) or _is_below(path, MODELS_PATH)
+    is_anthropic = _is_below(path, MESSAGES_PATH) or (is_shared and ANTHROPIC_HEADER in headers)
     return AnthropicError(error, request_id) if is_anthropic else error
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")
 
 
 class RefusedJobError(EngineError):

@@ -126,19 +126,25 @@ def is_private(scope: AsgiScope) -> bool:
     return is_inspection(scope) or is_admin(scope)
 
 
+def answers_head(path: str) -> bool:
+    """Tells whether a HEAD request is answered where a GET is: not where a GET may stream."""
+    return not path.startswith("/v1/responses/") and INSPECTION_PATH.fullmatch(path) is None
+
+
 def route_as_get(scope: AsgiScope) -> AsgiScope:
-    """Returns the scope that a HEAD request is routed with: that of a GET, whose body the connection leaves out.
+    """Returns the scope that a HEAD request is routed with: that of a GET, whose body the connection leaves out."""
+    return {**scope, "method": "GET"} if scope.get("method") == "HEAD" and answers_head(scope["path"]) else scope
 
-    The responses API and `/v1/inspect` are excluded, since a GET there may stream.
+
+def check_fetch_site(scope: AsgiScope, headers: Mapping[str, str]) -> None:
+    """Raises `ApiError` 403 if a page of another origin caused a request, for example as the address of a picture.
+
+    Outside the private paths, a request with an `Origin` is left to CORS, and a link may be followed: its page sees
+    nothing of the reply.
     """
-    if scope.get("method") != "HEAD" or scope["path"].startswith("/v1/responses/") or is_inspection(scope):
-        return scope
-    return {**scope, "method": "GET"}
-
-
-def check_fetch_site(headers: Mapping[str, str]) -> None:
-    """Raises `ApiError` 403 if a page of another origin caused a request, for example as the address of a picture."""
-    if headers.get("sec-fetch-site", "").lower() in OTHER_SITES:
+    if headers.get("sec-fetch-site", "").lower() not in OTHER_SITES:
+        return
+    if is_private(scope) or ("origin" not in headers and headers.get("sec-fetch-mode", "").lower() != "navigate"):
         raise ApiError(403, "origin_not_allowed", "Pages of other origins may not use this path.")
 
 

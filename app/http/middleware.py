@@ -120,7 +120,7 @@ class RequestGuard:
                 await response.send_empty(204, self._cors.preflight_headers(headers))
                 return
             self._authorize(scope, headers, state)
-            if scope.get("method") in METHODS_WITH_BODY:
+            if scope.get("method") == "POST":
                 response.reply_headers += self._check_capacity(scope, state.key)
             if scope["type"] == "websocket" and self._websocket_app is not None:
                 await self._websocket_app(scope, receive, response.send)
@@ -132,7 +132,7 @@ class RequestGuard:
                 parse_encoding(headers.get("content-encoding", "")),
                 BodyReservation(BodyMemory(find_max_bytes(scope, self._settings))) if is_upload(scope) else reservation,
             )
-            await self._app(route_as_get(scope), count_bytes(body, state), response.send)
+            await self._run_route(scope, count_bytes(body, state), response.send)
         except ApiError as error:
             await response.send_error(shape_error(error, scope["path"], response.request_id, headers))
         except Exception:  # noqa: BLE001 - nothing above this would catch it
@@ -143,6 +143,14 @@ class RequestGuard:
             reservation.release()
             self._memory_releaser.on_request_end(state.body_bytes)
             self.on_request_done(build_record(scope, response.status, response.error_code))
+
+    async def _run_route(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Runs the handler. Its template comes back into the scope, of which a HEAD request has two."""
+        routed = route_as_get(scope)
+        try:
+            await self._app(routed, receive, send)
+        finally:
+            scope["path_template"] = routed.get("path_template", "")
 
     def reject_head(self, head: RequestHead, error: ApiError) -> tuple[ApiError, HeaderPairs]:
         """Records a request that is rejected unparsed. Returns its error, and the headers of every reply to it.
@@ -198,8 +206,7 @@ class RequestGuard:
             self._check_websocket(scope, headers)
         elif scope["path"] in OPEN_PATHS:
             return
-        if is_private(scope):
-            check_fetch_site(headers)
+        check_fetch_site(scope, headers)
         is_control = is_admin(scope) and self._keys.is_control_key(sent_key(headers))
         state.key = CONTROL_KEY if is_control else self.authenticate(headers)
         state.owner = state.key.owner

@@ -4,7 +4,6 @@ It names keys by their ids and owners, and objects by their ids; it holds no key
 """
 
 import os
-import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -20,9 +19,14 @@ from antiphon.app.keys.reloader import ReloadReport
 STANDARD_OUTPUT = Path("-")
 FAULT_INTERVAL_S = 60.0
 """Time between two log lines about a file that cannot be written."""
-_ADAPTER_PATHS = {"/v1/load_lora_adapter": "load_adapter", "/v1/unload_lora_adapter": "unload_adapter"}
-_ADMIN_ACTIONS = {"/v1/admin/reload": "reload", "/v1/admin/drain": "drain"}
-_EXPORT = re.compile(r"/v1/inspect/turns/[^/]+/export/.+", re.DOTALL)
+ACTIONS = {
+    "POST /v1/load_lora_adapter": "load_adapter",
+    "POST /v1/unload_lora_adapter": "unload_adapter",
+    "POST /v1/admin/reload": "reload",
+    "POST /v1/admin/drain": "drain",
+    "GET /v1/inspect/turns/{turn_id}/export/{form}": "export",
+}
+"""Acts by method and template of the path, beside deletions."""
 _log = structlog.get_logger(__name__)
 
 
@@ -91,13 +95,12 @@ class AuditLog:
 
 
 def find_action(request: AccessRecord) -> str | None:
-    """Returns the act of a request, if it is one that the log keeps; such as `delete`, or `refused` for any of them."""
-    path = request.path.partition("?")[0]
-    action = _ADMIN_ACTIONS.get(path) or _ADAPTER_PATHS.get(path)
-    if action is None and request.method == "DELETE":
-        action = "delete"
-    if action is None and _EXPORT.fullmatch(path):
-        action = "export"
+    """Returns the act of a request, if it is one that the log keeps; such as `delete`, or `refused` for any of them.
+
+    A request that no handler has seen, such as a DELETE of an unknown path, is no act.
+    """
     if request.error_code == "insufficient_permissions":
         return "refused"
-    return action
+    if request.method == "DELETE" and request.route:
+        return "delete"
+    return ACTIONS.get(f"{request.method} {request.route}")

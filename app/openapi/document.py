@@ -8,7 +8,7 @@ from typing import get_args
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import BaseRoute, HTTPRoute
 
-from antiphon.app.base.errors import MESSAGES_PATH
+from antiphon.app.base.errors import MESSAGES_PATH, OLLAMA_PATH
 from antiphon.app.http.admission import GENERATION_PATHS
 from antiphon.app.http.middleware import OPEN_PATHS
 from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_schemas
@@ -268,7 +268,7 @@ def _responses(route: HTTPRoute, name: str, method: str, fields: frozenset[str])
         content["text/event-stream"] = {"schema": _STRING}
     responses: Json = {"200": {"description": "Success.", "content": content}}
     for status in _error_statuses(route, name, method, fields):
-        error = {"schema": {"$ref": REF_TEMPLATE.format(name=_error_name(path, status))}}
+        error = {"schema": {"$ref": REF_TEMPLATE.format(name=_error_name(path))}}
         responses[str(status)] = {"description": ERROR_TEXTS[status], "content": {"application/json": error}}
     return responses
 
@@ -293,7 +293,7 @@ def _error_statuses(route: HTTPRoute, name: str, method: str, fields: frozenset[
     return [status for status, applies in conditions.items() if applies]
 
 
-def _error_name(path: str, status: int) -> str:
+def _error_name(path: str) -> str:
     if path.startswith(MESSAGES_PATH):
         return "AnthropicError"
-    return "OllamaError" if path == "/api/show" and status in (400, 404, 503) else "Error"
+    return "OllamaError" if path.startswith(f"{OLLAMA_PATH}/") else "Error"

@@ -7,9 +7,9 @@ import structlog
 from litestar import Request
 from litestar.exceptions import HTTPException
 from litestar.response import Response
-from litestar.routes import HTTPRoute
 
 from antiphon.app.base.errors import ApiError, clip_text, internal_error, shape_error, storage_unavailable
+from antiphon.app.http.cors import answers_head
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.http_replies import json_reply
 
@@ -32,7 +32,7 @@ def _handle_http_error(request: Request[Any, Any, Any], error: HTTPException) ->
         message = f"Unknown request URL: {target}. GET /openapi.json lists those that are served."
         api_error = ApiError(404, "unknown_url", message)
     elif error.status_code == 405:
-        allowed = (("allow", ", ".join(_allowed_methods(request))),)
+        allowed = (("allow", _list_methods(request, error)),)
         api_error = ApiError(405, "method_not_allowed", f"Method not allowed: {target}.", headers=allowed)
     elif "client disconnected" in error.detail:
         api_error = ApiError(
@@ -55,18 +55,12 @@ def _handle_unexpected_error(request: Request[Any, Any, Any], error: Exception) 
     return _handle_api_error(request, internal_error())
 
 
-def _allowed_methods(request: Request[Any, Any, Any]) -> list[str]:
-    """Returns the methods that are allowed at the path of this request."""
-    segments = request.url.path.strip("/").split("/")
-    methods: set[str] = set()
-    for route in request.app.routes:
-        if isinstance(route, HTTPRoute) and len(route.path_components) == len(segments):
-            pairs = zip(route.path_components, segments, strict=True)
-            if all(not isinstance(part, str) or part == segment for part, segment in pairs):
-                methods |= set(route.methods)
-    if "GET" in methods:
+def _list_methods(request: Request[Any, Any, Any], error: HTTPException) -> str:
+    """Returns the methods that are answered at the path of this request: those of the router, and HEAD."""
+    methods = set((error.headers or {}).get("allow", "").split(", "))
+    if "GET" in methods and answers_head(request.url.path):
         methods.add("HEAD")
-    return sorted(methods)
+    return ", ".join(sorted(methods))
 
 
 EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {

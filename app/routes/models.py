@@ -6,10 +6,9 @@ from litestar import get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
-from antiphon.app.base.errors import ANTHROPIC_HEADER, AnthropicError, ApiError, clip_text
+from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text
 from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections.codex_models import codex_model
 from antiphon.app.projections.models import anthropic_model, context_length, ollama_model, ollama_tag, openai_model
@@ -56,12 +55,7 @@ async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[A
     encoder = request_models(request).get_encoder(name)
     if encoder is not None:
         return json_reply(openai_model(name, encoder, context.settings))
-    try:
-        model = request_models(request).find_model(name)
-    except ApiError as error:
-        raise (
-            AnthropicError(error, request_state(request.scope).request_id) if _is_anthropic(request) else error
-        ) from None
+    model = request_models(request).find_model(name)
     if _is_anthropic(request):
         return json_reply(anthropic_model(name, model))
     return json_reply(openai_model(name, model, context.settings))
@@ -82,23 +76,15 @@ async def list_ollama_tags(request: AnyRequest) -> Response[Any]:
 
 @post("/api/show", status_code=200)
 async def show_ollama_model(request: AnyRequest) -> Response[Any]:
-    """Describes the model that `model`, or `name` in older clients, names. Errors are in Ollama's format, too."""
-    try:
-        body = await parse_body(await request.body())
-    except ApiError as error:
-        return _ollama_error(request, error.status, error.code, error.message)
+    """Describes the model that `model`, or `name` in older clients, names."""
+    body = await parse_body(await request.body())
     name = body.get("model") or body.get("name")
     if not isinstance(name, str):
-        return _ollama_error(request, 400, "missing_required_parameter", "model is required")
+        raise ApiError(400, "missing_required_parameter", "model is required")
     model = request_models(request).get_model(name)
     if model is None:
-        return _ollama_error(request, 404, "model_not_found", f"model '{clip_text(name)}' not found")
+        raise ApiError(404, "model_not_found", f"model '{clip_text(name)}' not found")
     try:
         return json_reply(ollama_model(model, server_context(request).settings))
     except EngineError as error:
-        return _ollama_error(request, 503, error.code, error.message)
-
-
-def _ollama_error(request: AnyRequest, status: int, code: str | None, message: str) -> Response[Any]:
-    request_state(request.scope).error_code = code or ""
-    return json_reply({"error": message}, status)
+        raise ApiError(503, error.code, error.message) from None

@@ -25,8 +25,9 @@ from antiphon.app.observability.tracing.options import TraceOptions, read_trace_
 if TYPE_CHECKING:
     from antiphon.app.observability.tracing.spans import SpanBuilder
 
-UNTRACED_PATHS = ("/health", "/ready", "/metrics", "/ui/", "/openapi.json")
-"""Beginnings of paths without spans: a probe asks every second, and pages ask for many files."""
+UNTRACED_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
+UNTRACED_PREFIX = "/ui/"
+"""Paths without spans: a probe asks every second, and pages ask for many files."""
 SWITCHED_PROTOCOLS = 101
 """Status of a WebSocket, whose requests have spans of their own."""
 CONTENT_WARNING = (
@@ -85,7 +86,7 @@ class Tracer:
         trace = record.trace
         if trace is None or not trace.ids.is_sampled or record.status == SWITCHED_PROTOCOLS:
             return
-        if not record.path.startswith(UNTRACED_PATHS):
+        if record.path not in UNTRACED_PATHS and not record.path.startswith(UNTRACED_PREFIX):
             self._queue.add([self._builder.build_request(record)])
 
     def close(self) -> None:

@@ -155,7 +155,8 @@ class Caller:
         if length < 0 or headers.get("connection") == "close":
             self.close()  # a stream, whose head is enough
         code = re.search(rb'"code":"(\w+)"', body)
-        is_unknown = b'"type":"not_found_error"' in body  # Anthropic's errors have no code
+        # Errors of Anthropic's and Ollama's APIs have no code.
+        is_unknown = b'"not_found_error"' in body or body.startswith((b'{"error":"Unknown', b'{"error":"There is no'))
         return Rights(
             int(first.split(" ")[1]),
             code[1].decode() if code else "unknown_url" * is_unknown,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.observability import audit_log
-from antiphon.app.observability.audit_log import AuditLog, AuditLogError, find_action
+from antiphon.app.observability.audit_log import ACTIONS, AuditLog, AuditLogError, find_action
+from antiphon.app.routes.table import ROUTE_HANDLERS
 from tests.conftest import StartServer
 from tests.progress import wait_with_progress
+from tests.serving import serve
 
 SCRIPT = [{"name": "any", "output": ["Hello."]}]
 CLIENT, OPERATOR = "sk-client", "sk-operator"
@@ -61,20 +64,49 @@ def test_acts_of_a_server(start_server: StartServer, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "action"),
+    ("method", "route", "action"),
     [
-        ("DELETE", "/v1/files/file-1", "delete"),
-        ("DELETE", "/v1/inspect/turns/resp_1", "delete"),
+        ("DELETE", "/v1/files/{file_id}", "delete"),
+        ("DELETE", "/v1/inspect/turns/{turn_id}", "delete"),
+        ("POST", "/v1/admin/reload", "reload"),
         ("POST", "/v1/admin/drain", "drain"),
         ("POST", "/v1/load_lora_adapter", "load_adapter"),
         ("POST", "/v1/unload_lora_adapter", "unload_adapter"),
-        ("GET", "/v1/inspect/turns/resp_1/export/script", "export"),
-        ("GET", "/v1/responses/resp_1", None),
+        ("GET", "/v1/inspect/turns/{turn_id}/export/{form}", "export"),
+        ("GET", "/v1/responses/{response_id}", None),
         ("POST", "/v1/responses", None),
+        ("DELETE", "", None),
+        ("OPTIONS", "/v1/admin/reload", None),
     ],
 )
-def test_which_requests_are_acts(method: str, path: str, action: str | None) -> None:
-    assert find_action(AccessRecord(method, path, 200, 0.1, "req_1")) == action
+def test_which_requests_are_acts(method: str, route: str, action: str | None) -> None:
+    assert find_action(AccessRecord(method, "/any", 200, 0.1, "req_1", route=route)) == action
+
+
+def test_routes_of_acts_are_those_of_the_table() -> None:
+    served = {
+        f"{method} {re.sub(r':(str|path)', '', path)}"
+        for handler in ROUTE_HANDLERS
+        for path in handler.paths
+        for method in handler.http_methods
+    }
+    assert set(ACTIONS) <= served
+
+
+def test_request_that_no_handler_has_seen_is_no_act(tmp_path: Path) -> None:
+    with serve(SCRIPT, audit_log=tmp_path / "audit.jsonl", api_keys=(CLIENT,)) as server:
+        headers, long_id = {"authorization": f"Bearer {CLIENT}"}, "x" * 120
+        for method, path in (
+            *(("DELETE", "/nope"), ("DELETE", "/v1/models/x"), ("DELETE", "//v1/files/x")),
+            *(("POST", "/v1/inspect/turns/x/export/curl"), ("GET", "/v1/admin/reload")),
+            ("GET", f"/v1/inspect/turns/{long_id}/export/curl"),
+        ):
+            httpx.request(method, server.root + path, headers=headers)
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [(line["action"], line["result"]) for line in lines] == [
+        ("refused", "403 insufficient_permissions"),
+        ("export", "404"),
+    ]
 
 
 def test_full_disk_is_told_once_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
