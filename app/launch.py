@@ -135,7 +135,9 @@ def _on_ready(display: startup.StartupDisplay, context: ServerContext, notes: di
     tune_gc()
     settings = context.settings
     _write_runtime_file(context, port)
-    display.show_ready(settings, context.models, port, notes | _explain_images(context), context.page_key)
+    images = _explain_images(context)
+    notes = {name: "; ".join(filter(None, (notes.get(name), images.get(name)))) for name in notes | images}
+    display.show_ready(settings, context.models, port, notes, context.page_key)
     _show_grpc(display, context)
 
 

@@ -59,6 +59,14 @@ class LoadedFormat(Struct, frozen=True):
     folder: Path | None = None
     """Folder that the format was read from."""
 
+    @property
+    def note(self) -> str:
+        """The reason, and what the dialect does not read of its model's chat template, in one line."""
+        if self.folder is None or not isinstance(self.format, TemplateFormat):
+            return self.reason
+        unread = self.format.unread_syntax
+        return f"{self.reason}; warning: {unread}" if unread else self.reason
+
 
 class ModelTemplates(Struct, frozen=True):
     """Chat templates of a model. `for_tools` is the one for requests with tools, if there are two."""

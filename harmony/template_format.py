@@ -28,6 +28,8 @@ from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt, RenderEr
 from antiphon.harmony.tokens import special_tokens
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.encode_cache import CachedEncoder
+from antiphon.harmony.unread_syntax import find_unread_syntax
+from antiphon.state.segments import Segment
 
 MAX_REQUEST_TEMPLATES = 4
 """Number of requests' own templates that stay compiled."""
@@ -229,6 +231,16 @@ class TemplateFormat(VocabularyCodec):
     def _spelling_alphabet(self) -> MarkerAlphabet:
         """Alphabet in which control tokens are text, except for the markers of the dialect."""
         return MarkerAlphabet(SpelledVocabulary(self._vocabulary), self._dialect.all_markers)
+
+    @cached_property
+    def unread_syntax(self) -> str:
+        """What the dialect does not read of the template's calls and reasoning, in one line; empty if it reads all."""
+
+        def read(text: str, prompt_input: PromptInput) -> Sequence[Segment]:
+            reader = DialectReader(self._dialect, self._alphabet, prompt_input, in_reasoning=False)
+            return [*reader.feed(self.encode(text)), *reader.finish(natural=True)]
+
+        return find_unread_syntax(self._dialect, self._tool_renderer, read)
 
     def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:
         """Returns a grammar of all parsable answers to this prompt.

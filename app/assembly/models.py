@@ -96,7 +96,7 @@ async def create_models(
         for encoder, estimate in zip(encoders, encoder_estimates, strict=True)
     ]
     registry = create_registry(models, pooled_encoders, [plan.options for plan in plans])
-    return registry, {plan.name: plan.loaded.reason for plan in plans}
+    return registry, {plan.name: plan.loaded.note for plan in plans}
 
 
 def _cache_options(plan: _ModelPlan, estimates: Sequence[MemoryEstimate], index: int, num_models: int) -> EngineOptions:

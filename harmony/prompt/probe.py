@@ -26,27 +26,35 @@ from antiphon.harmony.tools import ToolTable
 
 RenderProbe = Callable[[PromptInput, MessageShape], str | None]
 """Renders a conversation in a shape. Returns None if the template refuses it."""
-_SYSTEM, _USER, _ASSISTANT, _THOUGHT = "Qhusystem", "Qhuuser", "Qhutext", "Qhuthought"
-_NAME, _OTHER_NAME = "qhutool", "qhuother"
+_SYSTEM, USER, _ASSISTANT, THOUGHT = "Qhusystem", "Qhuuser", "Qhutext", "Qhuthought"
+NAME, _OTHER_NAME = "qhutool", "qhuother"
 _VALUES = ("Qhuvalue", "Qhuother")
 _OUTPUTS = ("Qhuresult", "Qhuoutcome")
 _IDS = ("call_0123456789abcdef", "call_fedcba9876543210")
+VALUE, OUTPUT = _VALUES[0], _OUTPUTS[0]
 _PARAMETERS = {"type": "object", "properties": {"qhukey": {"type": "string"}}}
 _TOOLS = ToolTable.from_request(
-    [FunctionTool(name=name, description="Qhu.", parameters=_PARAMETERS) for name in (_NAME, _OTHER_NAME)]
+    [FunctionTool(name=name, description="Qhu.", parameters=_PARAMETERS) for name in (NAME, _OTHER_NAME)]
 )
-_USER_MESSAGE = InputMessage(role="user", content=_USER)
-_REASONING = InputReasoning(content=(ReasoningText(text=_THOUGHT),))
+_USER_MESSAGE = InputMessage(role="user", content=USER)
+_REASONING = InputReasoning(content=(ReasoningText(text=THOUGHT),))
 _ASSISTANT_MESSAGE = InputMessage(role="assistant", content=_ASSISTANT)
 
 
 def _call(index: int) -> InputFunctionCall:
-    name = (_NAME, _OTHER_NAME)[index]
+    name = (NAME, _OTHER_NAME)[index]
     return InputFunctionCall(call_id=_IDS[index], name=name, arguments=f'{{"qhukey": "{_VALUES[index]}"}}')
 
 
 def _output(index: int) -> InputFunctionOutput:
     return InputFunctionOutput(call_id=_IDS[index], output=_OUTPUTS[index])
+
+
+QUESTION = PromptInput(items=(_USER_MESSAGE,), tools=_TOOLS)
+CALL_CONVERSATION = PromptInput(items=(_USER_MESSAGE, _call(0), _output(0)), tools=_TOOLS)
+REASONING_CONVERSATION = PromptInput(
+    items=(_USER_MESSAGE, _REASONING, _call(0), _output(0)), tools=_TOOLS, effort="high"
+)
 
 
 class ShapeSearch:
@@ -84,21 +92,21 @@ class ShapeSearch:
             replace(shape, content_parts=parts, omits_missing_tools=omits)
             for parts, omits in product((False, True), repeat=2)
         ]
-        self._choose(plain, PromptInput(items=(_USER_MESSAGE,), tools=self._tools), (_USER,))
+        self._choose(plain, PromptInput(items=(_USER_MESSAGE,), tools=self._tools), (USER,))
         with_system = [self._shape, replace(self._shape, system_in_user=True)]
         conversation = PromptInput(instructions=_SYSTEM, items=(_USER_MESSAGE,), tools=self._tools)
-        self._choose(with_system, conversation, (_SYSTEM, _USER), ordered=False)
+        self._choose(with_system, conversation, (_SYSTEM, USER), ordered=False)
 
     def _find_tool_place(self) -> None:
         places = ("tools", "system", "xml_tools", "words")
         candidates = [replace(self._shape, tools_in=place) for place in places]
         conversation = PromptInput(instructions=_SYSTEM, items=(_USER_MESSAGE,), tools=_TOOLS)
-        if not self._choose(candidates, conversation, (_NAME, _OTHER_NAME), ordered=False):
+        if not self._choose(candidates, conversation, (NAME, _OTHER_NAME), ordered=False):
             self._shape = replace(self._shape, tools_in="words")
 
     def _find_call_shape(self) -> None:
         one = (_USER_MESSAGE, _call(0), _output(0))
-        parts = (_USER, _NAME, _VALUES[0], _OUTPUTS[0])
+        parts = (USER, NAME, _VALUES[0], _OUTPUTS[0])
         if not self._choose(self._list_call_shapes(), self._with_tools(one), parts):
             self._shape = replace(self._shape, written_calls=True, user_outputs="all")
         self._prefer_null_content(self._with_tools(one), parts)
@@ -106,22 +114,22 @@ class ShapeSearch:
         self._choose(
             [self._shape, replace(self._shape, separate_calls=True)],
             self._with_tools(text_and_call),
-            (_USER, _ASSISTANT, _VALUES[0], _OUTPUTS[0]),
+            (USER, _ASSISTANT, _VALUES[0], _OUTPUTS[0]),
             ordered=False,
         )
         two = (_USER_MESSAGE, _call(0), _call(1), _output(0), _output(1))
         self._choose(
             [self._shape, replace(self._shape, single_call=True)],
             self._with_tools(two),
-            (_NAME, _VALUES[0], _OTHER_NAME, _VALUES[1], *_OUTPUTS),
+            (NAME, _VALUES[0], _OTHER_NAME, _VALUES[1], *_OUTPUTS),
             ordered=False,
         )
-        custom_call = InputCustomCall(call_id=_IDS[0], name=_NAME, input=_VALUES[0])
+        custom_call = InputCustomCall(call_id=_IDS[0], name=NAME, input=_VALUES[0])
         custom_output = InputCustomOutput(call_id=_IDS[0], output=_OUTPUTS[0])
         self._choose(  # some templates refuse an output that follows no call of theirs
             [self._shape, replace(self._shape, user_outputs="freeform")],
             self._with_tools((_USER_MESSAGE, custom_call, custom_output)),
-            (_USER, _VALUES[0], _OUTPUTS[0]),
+            (USER, _VALUES[0], _OUTPUTS[0]),
         )
         self._choose(  # some templates write the system text only before a user message at the end
             [self._shape, replace(self._shape, system_in_user=True)],
@@ -133,14 +141,13 @@ class ShapeSearch:
     def _find_reasoning_place(self) -> None:
         """Takes the first place from which the template shows reasoning between a question and a call."""
         places = ("reasoning_content", "reasoning", "thinking", "thought", "part", "text")
-        conversation = replace(self._with_tools((_USER_MESSAGE, _REASONING, _call(0), _output(0))), effort="high")
         for place in places:
             shape = replace(self._shape, reasoning_in=place)
-            rendered = self._render(conversation, shape)
-            if rendered is None or not _holds(rendered, (_USER, _THOUGHT, _VALUES[0], _OUTPUTS[0]), ordered=True):
+            rendered = self._render(REASONING_CONVERSATION, shape)
+            if rendered is None or not _holds(rendered, (USER, THOUGHT, _VALUES[0], _OUTPUTS[0]), ordered=True):
                 continue
             # A template that writes any content may write a list as Python does.
-            if place != "part" or _follows_opener(rendered, self._think):
+            if place != "part" or follows_opener(rendered, self._think):
                 self._shape = shape
                 return
 
@@ -187,9 +194,9 @@ class ShapeSearch:
         return False
 
 
-def _follows_opener(rendered: str, think: Sequence[tuple[str, str]]) -> bool:
+def follows_opener(rendered: str, think: Sequence[tuple[str, str]]) -> bool:
     """Tells whether the reasoning in a prompt follows a marker that opens it."""
-    before = rendered[: rendered.index(_THOUGHT)].rstrip()
+    before = rendered[: rendered.index(THOUGHT)].rstrip()
     return any(before.endswith(opener.rstrip()) for opener, _ in think)
 
 

@@ -524,7 +524,17 @@ async def test_chat_template_of_the_operator_replaces_that_of_the_model(tmp_path
     prompt_input = PromptInput(items=(InputMessage(role="user", content="Hi."),), tools=ToolTable())
     prompt = model.format.render_prompt(prompt_input, now=datetime(2026, 1, 1, tzinfo=UTC))
     assert prompt.text == "<|user|>Hi."
-    assert str(template) in notes[EMBEDDED_MODEL_NAME]
+    assert str(template) in notes[EMBEDDED_MODEL_NAME] and "warning" not in notes[EMBEDDED_MODEL_NAME]
+
+
+async def test_calls_of_a_template_that_no_dialect_reads_are_told(tmp_path: Path) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<deed>{{ c.function.name }}"
+        "({{ c.function.arguments | tojson }})</deed>{% endfor %}{% endfor %}"
+    )
+    _, notes = await create_models(ServeOptions(chat_template=template), Settings(), lambda *_: None, WorkerProcess)
+    assert "warning: its chat template writes calls after '<|assistant|><deed>'" in notes[EMBEDDED_MODEL_NAME]
 
 
 @pytest.mark.parametrize(
