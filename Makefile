@@ -192,7 +192,7 @@ $(TEST): pyproject.toml $(LOCK) | $(LINKS)
 	$(PIP_INSTALL) --editable '.[torch,grpc,dev]'
 	@touch $(SERVE) $@
 
-$(CLIENTS): $(wildcard tests/clients/programs/*.lock) | $(TEST)
-	@echo "Installing the clients that the tests run into build, once."
+$(CLIENTS): $(wildcard tests/clients/programs/*.lock) tests/harmony/real_templates.lock | $(TEST)
+	@echo "Installing the clients that the tests run, and the chat templates that they read, into build, once."
 	$(BIN)/python -m tests.clients.install
 	@mkdir -p $(@D) && touch $@

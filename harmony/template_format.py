@@ -234,7 +234,7 @@ class TemplateFormat(VocabularyCodec):
 
     @cached_property
     def unread_syntax(self) -> str:
-        """What the dialect does not read of the template's calls and reasoning, in one line; empty if it reads all."""
+        """Calls and reasoning of the template that the dialect does not read, in one line; empty if it reads all."""
 
         def read(text: str, prompt_input: PromptInput) -> Sequence[Segment]:
             reader = DialectReader(self._dialect, self._alphabet, prompt_input, in_reasoning=False)

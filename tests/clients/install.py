@@ -1,4 +1,4 @@
-"""Installs the clients that tests run, all at once: `python -m tests.clients.install`.
+"""Installs the clients that tests run, and chat templates, all at once: `python -m tests.clients.install`.
 
 A test installs what it needs if that is missing; this saves the tests the wait. A client that cannot be installed is
 named, and its tests are skipped.
@@ -14,6 +14,7 @@ from tests.clients.claude_code import install_claude_code
 from tests.clients.node_install import install_node_sdk, install_node_servers, install_web_tools
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients
 from tests.codex.codex_process import CodexUnavailableError, install_codex
+from tests.harmony.real_templates import install_templates
 
 
 def list_installers() -> dict[str, Callable[[], object]]:
@@ -24,7 +25,13 @@ def list_installers() -> dict[str, Callable[[], object]]:
         if not lock.stem.startswith("node")
     }
     node = {"node": install_node_sdk, "node servers": install_node_servers, "web tools": install_web_tools}
-    return {**node, "claude-code": install_claude_code, "codex": install_codex, **python}
+    return {
+        **node,
+        "templates": install_templates,
+        "claude-code": install_claude_code,
+        "codex": install_codex,
+        **python,
+    }
 
 
 def install_client(name: str, install: Callable[[], object]) -> str:

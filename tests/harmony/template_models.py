@@ -1,6 +1,7 @@
 """Models as folders, with chat templates that make the demands of published ones, and the output such models write."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,21 +56,8 @@ class TemplateModel:
 
     def write_folder(self, folder: Path) -> Path:
         """Writes the model's small files."""
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens(["<s>", "</s>", *self.tokens])
-        tokenizer.save(str(folder / "tokenizer.json"))
-        config = {"bos_token": "<s>", "eos_token": "</s>"}
-        (folder / "config.json").write_text(json.dumps({"model_type": self.model_type}))
         template = self._read_template()
-        if self.legacy_file:
-            (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
-            (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        else:
-            (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
-        return folder
+        return write_model_files(folder, template, self.tokens, self.model_type, legacy_file=self.legacy_file)
 
     def _read_template(self) -> str | list[dict[str, str]]:
         """Returns the template, or the named ones of a model that has no other."""
@@ -78,6 +66,36 @@ class TemplateModel:
         names = ("default", "tool_use")
         files = {name: TEMPLATES_FOLDER / f"{self.name}.{name}.jinja" for name in names}
         return [{"name": name, "template": file.read_text(encoding="utf-8")} for name, file in files.items()]
+
+
+def write_model_files(
+    folder: Path,
+    template: object,
+    tokens: Iterable[str],
+    model_type: str,
+    *,
+    words: Iterable[str] = (),
+    legacy_file: bool = False,
+) -> Path:
+    """Writes the small files of a model whose vocabulary has bytes and the given control tokens. Returns the folder.
+
+    `words`: added tokens that are not special.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>", *tokens])
+    tokenizer.add_tokens(list(words))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    if legacy_file:
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    else:
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    return folder
 
 
 _OSLO, _BERGEN = '{"city": "Oslo", "days": 2}', '{"city": "Bergen", "days": 3}'
