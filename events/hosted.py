@@ -183,6 +183,8 @@ class McpListTools(Item, frozen=True, kw_only=True, tag="mcp_list_tools"):
     server_label: str
     tools: tuple[Any, ...]
     error: Any = UNSET
+    left_out: tuple[Any, ...] | UnsetType = UNSET
+    """Tools of the server that cannot be offered, each with its `name` and the `reason`."""
 
 
 class McpApprovalRequest(Item, frozen=True, kw_only=True, tag="mcp_approval_request"):

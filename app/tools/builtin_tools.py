@@ -195,7 +195,7 @@ class BuiltinTools:
             listed = await self._servers.list_tools(self._servers.servers[target.label], "")
         except ToolListError:
             return MappedTool(target.label, target.name, default)
-        schema = next((tool.input_schema for tool in listed if tool.name == target.name), {})
+        schema = next((tool.input_schema for tool in listed.tools if tool.name == target.name), {})
         return MappedTool(target.label, target.name, _find_text_argument(schema) or default)
 
     async def _call_server(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, invalid_value
@@ -25,7 +25,7 @@ from antiphon.app.tools.hosted_options import read_tool_options
 from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S, HostedTurn
 from antiphon.app.tools.mcp.address import check_client_headers, check_client_url
 from antiphon.app.tools.mcp.faults import ToolListError
-from antiphon.app.tools.mcp.tool_lists import ListedTool
+from antiphon.app.tools.mcp.tool_lists import LeftOutTool, ListedTool, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, ignore_call
@@ -80,6 +80,7 @@ class _Listing(Struct, frozen=True):
     server: ToolServer
     offered: tuple[ServerTool, ...]
     listed: tuple[ListedTool, ...]
+    left_out: tuple[LeftOutTool, ...]
 
 
 class ToolHost:
@@ -194,12 +195,12 @@ class ToolHost:
             for request, server, listed in zip(requests, servers, lists, strict=True)
         ]
 
-    def _select_tools(self, request: ServerToolRequest, server: ToolServer, listed: tuple[ListedTool, ...]) -> _Listing:
+    def _select_tools(self, request: ServerToolRequest, server: ToolServer, listed: ToolList) -> _Listing:
         tool = request.tool
         assert isinstance(tool, McpTool)
         selected = tuple(
             each
-            for each in listed
+            for each in listed.tools
             if request.allowed.matches(each.name, each.read_only) and each.name not in request.hidden_tools
         )
         forced = server.is_operator and server.label in self._policy.approve_labels
@@ -217,7 +218,7 @@ class ToolHost:
         )
         if not request.can_ask and any(each.needs_approval for each in offered):
             raise refused_approval(request, forced_by=server.label if forced else "")
-        return _Listing(request, tool, server, offered, selected)
+        return _Listing(request, tool, server, offered, selected, listed.left_out)
 
     async def _call_tool(
         self, servers: Mapping[str, ToolServer], label: str, name: str, arguments: dict[str, Any]
@@ -254,6 +255,7 @@ def _told_lists(items: Sequence[AnyInput], listings: Sequence[_Listing]) -> list
                 }
                 for each in listing.listed
             ),
+            left_out=tuple({"name": each.name, "reason": each.reason} for each in listing.left_out) or UNSET,
         )
         for listing in listings
         if listing.tool.server_label not in known

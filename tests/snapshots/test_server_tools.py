@@ -19,7 +19,7 @@ from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
 from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.hosted_options import HostedOptions, ToolTarget
-from antiphon.app.tools.mcp.tool_lists import ListedTool
+from antiphon.app.tools.mcp.tool_lists import ListedTool, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
@@ -48,8 +48,8 @@ SETTINGS = Settings(
 class ScriptedTools(ToolServers):
     """Tools without a network. Each repeats its argument, and `broken` fails."""
 
-    async def list_tools(self, server: ToolServer, owner: str) -> tuple[ListedTool, ...]:
-        return tuple(ListedTool(name=name, input_schema=SCHEMA) for name in ("read", "broken"))
+    async def list_tools(self, server: ToolServer, owner: str) -> ToolList:
+        return ToolList(tuple(ListedTool(name=name, input_schema=SCHEMA) for name in ("read", "broken")), 0.0)
 
     async def call_tool(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         (text,) = arguments.values()

@@ -20,7 +20,7 @@ from antiphon.app.tools.approved_calls import ApprovalReader
 from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.hosted_options import HostedOptions
 from antiphon.app.tools.mcp.results import convert_error
-from antiphon.app.tools.mcp.tool_lists import ListedTool
+from antiphon.app.tools.mcp.tool_lists import ListedTool, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
@@ -59,8 +59,8 @@ class FakeToolServers:
         self.gate.set()
         self._answers = {name: list(each) for name, each in answers.items()}
 
-    async def list_tools(self, _server: ToolServer, _owner: str) -> tuple[ListedTool, ...]:
-        return LISTED_TOOLS
+    async def list_tools(self, _server: ToolServer, _owner: str) -> ToolList:
+        return ToolList(LISTED_TOOLS, 0.0)
 
     async def call_tool(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         assert server.label == LABEL

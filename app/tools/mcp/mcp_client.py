@@ -6,21 +6,24 @@ remembers of a session. A command lives as long as this server, in a task of its
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
 import mcp
 from mcp import types
-from mcp.client.session import ClientSession
+from mcp.client.session import ClientSession, IncomingMessage, MessageHandlerFnT
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.dispatcher import CallOptions
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types import methods
 from pydantic import TypeAdapter, ValidationError
 
 from antiphon.app.base.tracing.context import build_outgoing_headers
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.results import remove_secrets
-from antiphon.app.tools.mcp.stdio_transport import run_command
+from antiphon.app.tools.mcp.stdio_transport import TOO_LARGE, run_command
 from antiphon.app.tools.mcp.tool_lists import ListBuilder, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 from antiphon.app.tools.mcp.transport import Resolve, create_http_client, resolve_host
@@ -30,6 +33,7 @@ CLIENT_INFO = types.Implementation(name="antiphon", version="1")
 LIBRARY_LOGGERS = ("mcp", "client", "httpx2", "httpcore2")
 """Their lines hold URLs and pieces of bodies, which may repeat a token. This server reports every fault itself."""
 MAX_MESSAGE_CHARS = 1000
+LATEST_PROTOCOL_VERSION = MODERN_PROTOCOL_VERSIONS[-1]
 
 _CALL_RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -41,6 +45,7 @@ _SDK_ERRORS = {
     "Connection closed": "The connection to the server broke.",
     "SSE stream": "The connection to the server broke.",
     "Failed to parse": "The server sent what is no message of MCP.",
+    TOO_LARGE: "The answer of the server is too large.",
     "Unexpected content type": "The server sent another content type than JSON or an event stream.",
     "server answered a request with 202": "The server accepted the request, but sent no answer.",
 }
@@ -52,15 +57,34 @@ for _name in LIBRARY_LOGGERS:
 
 @asynccontextmanager
 async def open_http_session(
-    server: ToolServer, limits: ToolLimits, record: WireRecord, resolve: Resolve | None, mode: str
+    server: ToolServer,
+    limits: ToolLimits,
+    record: WireRecord,
+    resolve: Resolve | None,
+    mode: str,
+    on_change: Callable[[], None],
 ) -> AsyncIterator[ClientSession]:
-    """Opens a session over HTTP. `mode` is a protocol version, "legacy" or "auto". Enter and leave it in one task."""
+    """Opens a session over HTTP. `mode` is a protocol version, "legacy" or "auto". Enter and leave it in one task.
+
+    The session calls `on_change` when the server says that its list of tools has changed.
+    """
     async with create_http_client(server, limits, record, resolve or resolve_host) as http_client:
         streams = streamable_http_client(
             server.url, http_client=http_client, max_sse_event_size=limits.max_sse_event_bytes
         )
-        async with mcp.Client(streams, mode=mode, cache=None, client_info=CLIENT_INFO) as client:
+        handler = _watch_list(on_change)
+        async with mcp.Client(
+            streams, mode=mode, cache=None, client_info=CLIENT_INFO, message_handler=handler
+        ) as client:
             yield client.session
+
+
+def _watch_list(on_change: Callable[[], None]) -> MessageHandlerFnT:
+    async def handle_message(message: IncomingMessage) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            on_change()
+
+    return handle_message
 
 
 def find_mode(session: ClientSession) -> str:
@@ -69,31 +93,38 @@ def find_mode(session: ClientSession) -> str:
     return version if version in MODERN_PROTOCOL_VERSIONS else "legacy"
 
 
+def _ignore_change() -> None:
+    """Keeps what is known of the list."""
+
+
 class CommandSession:
     """The session with a command. The command starts when it is first needed, and again when it has ended."""
 
-    def __init__(self, server: ToolServer, limits: ToolLimits) -> None:
-        self._server = server
-        self._limits = limits
+    def __init__(self, server: ToolServer, limits: ToolLimits, on_change: Callable[[], None] = _ignore_change) -> None:
+        self._server, self._limits, self._on_change = server, limits, on_change
         self._owner: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[ClientSession] | None = None
         self._ended = asyncio.Event()
         self._start_lock = asyncio.Lock()
 
-    async def open(self) -> ClientSession:
-        """Returns the session of the running command. Raises ToolServerError if it does not start."""
-        async with self._start_lock:
-            if self._owner is None or self._owner.done() or self._ended.is_set():
-                await self.close()
-                self._ended = asyncio.Event()
-                self._ready = asyncio.get_running_loop().create_future()
-                self._owner = asyncio.create_task(self._run(self._ready, self._ended))
-            assert self._ready is not None
-            ready, ended = self._ready, self._ended
-        done, _ = await asyncio.wait({ready}, timeout=self._limits.start_timeout_s)
-        if not done:
-            ended.set()
-            raise ToolServerError(NO_ANSWER, "The command of the server did not get ready in time.")
+    async def open(self, timeout_s: float) -> ClientSession:
+        """Returns the session of the running command. Raises ToolServerError if it does not start in time."""
+        ended: asyncio.Event | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self._start_lock:
+                    if self._owner is None or self._owner.done() or self._ended.is_set():
+                        await self.close()
+                        self._ended = asyncio.Event()
+                        self._ready = asyncio.get_running_loop().create_future()
+                        self._owner = asyncio.create_task(self._run(self._ready, self._ended))
+                    assert self._ready is not None
+                    ready, ended = self._ready, self._ended
+                await asyncio.wait({ready})
+        except TimeoutError:
+            if ended is not None:
+                ended.set()
+            raise ToolServerError(NO_ANSWER, "The command of the server did not get ready in time.") from None
         return ready.result()
 
     async def close(self) -> None:
@@ -122,24 +153,45 @@ class CommandSession:
 
     async def _hold(self, ready: asyncio.Future[ClientSession], ended: asyncio.Event) -> None:
         streams = run_command(self._server, self._limits, ready.done, ended)
-        async with mcp.Client(streams, cache=None, client_info=CLIENT_INFO) as client:
+        handler = _watch_list(self._on_change)
+        async with mcp.Client(streams, cache=None, client_info=CLIENT_INFO, message_handler=handler) as client:
             ready.set_result(client.session)
             await ended.wait()
 
 
 async def fetch_list(session: ClientSession, limits: ToolLimits, secrets: tuple[str, ...]) -> ToolList:
-    """Fetches all pages of a list of tools, in which no secret is left. Raises ToolServerError beyond a limit."""
-    builder = ListBuilder(limits)
+    """Fetches all pages of a list of tools, in which no secret is left. Raises ToolServerError beyond a limit.
+
+    Not `session.send_request`, which refuses a whole page for one tool that is none.
+    """
+    version = session.protocol_version or LATEST_PROTOCOL_VERSION
+    builder = ListBuilder(limits, partial(_read_tool, version))
     cursor: str | None = None
     while True:
-        request = types.ListToolsRequest(params=types.PaginatedRequestParams(cursor=cursor))
-        page = await session.send_request(request, types.ListToolsResult)
-        ttl_ms = page.ttl_ms if "ttl_ms" in page.model_fields_set else None
-        tools = [tool.model_dump(by_alias=True, mode="json", exclude_none=True) for tool in page.tools]
-        builder.add_page(remove_secrets(tools, secrets), page.next_cursor, ttl_ms)
-        cursor = page.next_cursor
+        data: dict[str, Any] = {"method": "tools/list", "params": {"cursor": cursor} if cursor else {}}
+        options: CallOptions = {}
+        session._stamp(data, options)
+        page = await session._dispatcher.send_raw_request(data["method"], data["params"], options)
+        tools, cursor, ttl_ms = page.get("tools"), page.get("nextCursor"), page.get("ttlMs")
+        if not isinstance(tools, list) or not isinstance(cursor, str | None):
+            raise ToolServerError(BAD_ANSWER, "The server sent what is no message of MCP.")
+        has_ttl = version in MODERN_PROTOCOL_VERSIONS and isinstance(ttl_ms, int | float)
+        builder.add_page(remove_secrets(tools, secrets), cursor, int(max(ttl_ms or 0, 0)) if has_ttl else None)
         if not cursor:
             return builder.build()
+
+
+def _read_tool(version: str, tool: Any) -> dict[str, Any]:
+    """Returns a tool of a list in the form that the protocol's version has. Raises ValueError with what is wrong."""
+    page = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "tools": [tool]}
+    try:
+        with suppress(KeyError):
+            methods.validate_server_result("tools/list", version, page)
+        return types.Tool.model_validate(tool, by_name=False).model_dump(by_alias=True, mode="json", exclude_none=True)
+    except ValidationError as fault:
+        error = fault.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in error["loc"] if part not in ("tools", 0))
+        raise ValueError(f"its {path or 'definition'} is not valid: {error['msg']}"[:MAX_MESSAGE_CHARS]) from None
 
 
 async def call_tool(session: ClientSession, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

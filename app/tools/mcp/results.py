@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec import json, to_builtins
+from msgspec import DecodeError, json, to_builtins
 
 from antiphon.app.tools.mcp.tool_server import ToolLimits
 from antiphon.app.tools.outcome import ToolOutcome
@@ -19,14 +19,15 @@ _MAX_LABEL_CHARS = 200
 def convert_result(result: dict[str, Any], limits: ToolLimits) -> ToolOutcome:
     """Returns the outcome of a call. `result` is a CallToolResult with its names on the wire.
 
-    The text is that of all parts. What is no text becomes a placeholder. Structured content is the text if there is no
-    other: servers should send it as text, too. A text above the limit is cut, and says so.
+    The text is that of all parts. What is no text becomes a placeholder. Structured content follows as JSON, unless a
+    part is the same value as text, as it should be: the parts may be a mere summary. A text above the limit is cut, and
+    says so.
     """
     parts = [part for part in result.get("content", []) if isinstance(part, dict)]
     texts = [text for part in parts if (text := _describe_part(part))]
     structured = result.get("structuredContent")
-    if not texts and structured is not None:
-        texts = [json.encode(structured).decode()]
+    if structured is not None and not _is_repeated(structured, parts):
+        texts.append(json.encode(structured).decode())
     text = cut_text("\n".join(texts) or EMPTY_TEXT, limits.max_output_bytes)
     error = None
     if result.get("isError") is True:
@@ -89,6 +90,37 @@ def _describe_part(part: dict[str, Any]) -> str:
 def _label(text: object) -> str:
     """Returns a short text on one line: names and types are strangers' words."""
     return " ".join(str(text).split())[:_MAX_LABEL_CHARS]
+
+
+def _is_repeated(structured: Any, parts: list[dict[str, Any]]) -> bool:
+    """Tells whether the parts of a result are its structured content.
+
+    Servers of the SDK for Python put a value that is no object into `{"result": value}`, and each item of a list into a
+    part of its own.
+    """
+    if any(structured == _parse_json(part.get("text")) for part in parts):
+        return True
+    if not isinstance(structured, dict) or structured.keys() != {"result"}:
+        return False
+    value = structured["result"]
+    items = value if isinstance(value, list) else [value]
+    return len(items) == len(parts) and all(map(_is_item, items, parts))
+
+
+def _is_item(item: Any, part: dict[str, Any]) -> bool:
+    """Tells whether a part is an item of a list: as text, or as it is."""
+    text = part.get("text")
+    if item in (text, _parse_json(text)):
+        return True
+    return isinstance(item, dict) and all(item.get(key) == value for key, value in part.items())
+
+
+def _parse_json(text: Any) -> Any:
+    """Returns the value that a text is as JSON; the text if it is none."""
+    try:
+        return json.decode(text) if isinstance(text, str) else text
+    except (DecodeError, UnicodeEncodeError, RecursionError):
+        return text
 
 
 def _find_links(parts: list[dict[str, Any]], max_links: int) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from msgspec import Struct, json
@@ -12,6 +12,8 @@ from antiphon.app.tools.mcp.faults import BAD_ANSWER, ToolServerError
 from antiphon.app.tools.mcp.tool_server import ToolLimits
 
 HEADER_ANNOTATION = "x-mcp-header"
+ReadTool = Callable[[Any], Mapping[str, Any]]
+"""Returns a tool, with its names on the wire. Raises ValueError with the reason why it is none."""
 
 
 class ListedTool(Struct, frozen=True, kw_only=True):
@@ -29,23 +31,33 @@ class ListedTool(Struct, frozen=True, kw_only=True):
         return HEADER_ANNOTATION.encode() in json.encode(self.input_schema)
 
 
+class LeftOutTool(Struct, frozen=True):
+    """A tool that a server lists and that cannot be offered. `name` may be shortened, or a number in the list."""
+
+    name: str
+    reason: str
+
+
 class ToolList(Struct, frozen=True):
     """A whole list."""
 
     tools: tuple[ListedTool, ...]
     ttl_s: float
     """How long it may be kept."""
+    left_out: tuple[LeftOutTool, ...] = ()
 
 
 class ListBuilder:
     """Collects the pages of a list and checks the limits while they come.
 
-    A tool that cannot be offered is left out, so that it does not cost the others: one with an unusable name, one whose
-    schema is too deep, and one whose name an earlier tool has. The first of a name wins: no later one replaces it.
+    A tool that cannot be offered is left out, so that it does not cost the others: one that `read_tool` refuses with a
+    ValueError, one with an unusable name, one whose schema is too deep, and one whose name an earlier tool has. The
+    first of a name wins: no later one replaces it.
     """
 
-    def __init__(self, limits: ToolLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: ToolLimits, read_tool: ReadTool = dict) -> None:
+        self._limits, self._read_tool = limits, read_tool
+        self._left_out: list[LeftOutTool] = []
         self._tools: dict[str, ListedTool] = {}
         self._count = 0
         self._bytes = 0
@@ -53,7 +65,7 @@ class ListBuilder:
         self._cursors: set[str] = set()
         self._ttl_s = limits.list_ttl_s
 
-    def add_page(self, tools: list[dict[str, Any]], next_cursor: str | None, ttl_ms: int | None) -> None:
+    def add_page(self, tools: list[Any], next_cursor: str | None, ttl_ms: int | None) -> None:
         """Adds a page: tools with their names on the wire. Raises ToolServerError beyond a limit."""
         self._pages += 1
         self._count += len(tools)
@@ -66,12 +78,17 @@ class ListBuilder:
             self._check_cursor(next_cursor)
         if ttl_ms is not None:
             self._ttl_s = min(self._ttl_s if self._pages > 1 else self._limits.max_list_ttl_s, ttl_ms / 1000)
-        for tool in tools:
-            self._add_tool(tool)
+        for number, tool in enumerate(tools, self._count - len(tools) + 1):
+            try:
+                self._add_tool(self._read_tool(tool))
+            except ValueError as error:
+                sent = tool.get("name") if isinstance(tool, dict) else None
+                name = _clean_text(sent)[: self._limits.max_name_chars] if isinstance(sent, str) else ""
+                self._left_out.append(LeftOutTool(name or f"tool {number}", str(error)))
 
     def build(self) -> ToolList:
         """Returns the list."""
-        return ToolList(tuple(self._tools.values()), self._ttl_s)
+        return ToolList(tuple(self._tools.values()), self._ttl_s, tuple(self._left_out))
 
     def _check_cursor(self, cursor: str) -> None:
         if cursor in self._cursors:
@@ -80,12 +97,22 @@ class ListBuilder:
             raise _refuse(f"The server's list has more than {self._limits.max_list_pages} pages.")
         self._cursors.add(cursor)
 
-    def _add_tool(self, tool: dict[str, Any]) -> None:
+    def _add_tool(self, tool: Mapping[str, Any]) -> None:
+        """Adds a tool. Raises ValueError with the reason why it cannot be offered."""
         name, schema = tool["name"], tool.get("inputSchema", {})
-        if not 0 < len(name) <= self._limits.max_name_chars or not name.isprintable() or " " in name:
-            return
-        if name in self._tools or _measure_depth(schema) > self._limits.max_schema_depth:
-            return
+        if not 0 < len(name) <= self._limits.max_name_chars:
+            raise ValueError(f"its name is empty or longer than {self._limits.max_name_chars} characters")
+        if not name.isprintable() or " " in name:
+            raise ValueError("its name has white space or characters that cannot be printed")
+        if name in self._tools:
+            raise ValueError("an earlier tool has the same name")
+        required = schema.get("required", [])
+        if not isinstance(schema.get("properties", {}), dict):
+            raise ValueError("its inputSchema.properties is no object")  # noqa: TRY004  a server's value
+        if not (isinstance(required, list) and all(isinstance(each, str) for each in required)):
+            raise ValueError("its inputSchema.required is no list of names")
+        if _measure_depth(schema) > self._limits.max_schema_depth:
+            raise ValueError(f"its inputSchema is nested deeper than {self._limits.max_schema_depth} levels")
         read_only = (tool.get("annotations") or {}).get("readOnlyHint")
         self._tools[name] = ListedTool(
             name=name,
@@ -121,6 +148,15 @@ class ListCache:
         self._clock = clock
         self._kept: OrderedDict[tuple[str, str], tuple[float, ToolList]] = OrderedDict()
         self._fetches: dict[tuple[str, str], asyncio.Task[ToolList]] = {}
+        self._changes: Counter[str] = Counter()
+        """Number of changes of each server that is being asked."""
+
+    def forget_server(self, identity: str) -> None:
+        """Forgets the lists of a server for all owners. What is being fetched may be older, so it is not kept."""
+        for key in [key for key in self._kept if key[1] == identity]:
+            del self._kept[key]
+        if any(key[1] == identity for key in self._fetches):
+            self._changes[identity] += 1
 
     async def get(self, key: tuple[str, str], fetch: Callable[[], Awaitable[ToolList]]) -> ToolList:
         """Returns the list of a key: an owner and a server's identity. Raises what `fetch` raises; that is not kept."""
@@ -148,8 +184,9 @@ class ListCache:
             await asyncio.wait(tasks)
 
     async def _fetch(self, key: tuple[str, str], fetch: Callable[[], Awaitable[ToolList]]) -> ToolList:
+        num_changes = self._changes[key[1]]
         found = await fetch()
-        if found.ttl_s > 0:
+        if found.ttl_s > 0 and self._changes[key[1]] == num_changes:
             self._kept[key] = (self._clock() + found.ttl_s, found)
             if len(self._kept) > self._limits.max_kept_lists:
                 self._kept.popitem(last=False)
@@ -158,5 +195,7 @@ class ListCache:
     def _forget(self, key: tuple[str, str], task: asyncio.Task[ToolList]) -> None:
         if self._fetches.get(key) is task:
             del self._fetches[key]
+        if not any(other[1] == key[1] for other in self._fetches):
+            del self._changes[key[1]]
         if not task.cancelled():
             task.exception()

@@ -2,10 +2,12 @@
 
 import asyncio
 import importlib.util
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -15,7 +17,7 @@ from msgspec import Struct
 from antiphon.app.lifecycle.malloc_trim import MemoryReleaser
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolListError, ToolServerError, WireRecord
 from antiphon.app.tools.mcp.results import convert_error, convert_result, remove_secrets
-from antiphon.app.tools.mcp.tool_lists import ListCache, ListedTool, ToolList
+from antiphon.app.tools.mcp.tool_lists import LeftOutTool, ListCache, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.events.hosted import McpCallError, McpHttpError, McpProtocolError
@@ -44,12 +46,14 @@ def check_extra() -> None:
 
 
 class _KnownServer(Struct):
-    """Facts that earlier sessions with a server over HTTP have shown."""
+    """Facts that earlier sessions with a server have shown."""
 
     mode: str = "auto"
     """The protocol that it speaks."""
     header_tools: frozenset[str] = frozenset()
     """Tools whose arguments are also sent as headers."""
+    left_out: tuple[LeftOutTool, ...] = ()
+    """Tools that the operator was told about."""
 
 
 class ToolServers:
@@ -73,16 +77,15 @@ class ToolServers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = MemoryReleaser()
 
-    async def list_tools(self, server: ToolServer, owner: str) -> tuple[ListedTool, ...]:
+    async def list_tools(self, server: ToolServer, owner: str) -> ToolList:
         """Returns the tools of a server, from the cache of this owner if they are there. Raises ToolListError."""
         try:
-            found = await self._lists.get((owner, server.identity), lambda: self._fetch_list(server))
+            return await self._lists.get((owner, server.identity), lambda: self._fetch_list(server))
         except _WorkError as fault:
             _log_fault(server, fault.error)
             raise ToolListError(server.label, _describe_for_client(fault.error)) from None
         except ToolServerError as fault:
             raise ToolListError(server.label, fault.message) from None
-        return found.tools
 
     async def call_tool(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         """Calls a tool once. Every failure is an outcome with an error. Cancel the awaiting task to end the call."""
@@ -123,15 +126,21 @@ class ToolServers:
         async def fetch(session: "ClientSession") -> ToolList:
             return await mcp_client.fetch_list(session, self._limits, server.secrets)
 
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + (self._limits.start_timeout_s if server.command else self._limits.list_timeout_s)
         try:
-            found = await self._run(server, fetch, self._limits.list_timeout_s)
-        except _WorkError:
-            if not server.command:
+            found = await self._run(server, fetch, self._limits.list_timeout_s, deadline_s=deadline_s)
+        except _WorkError as fault:
+            is_silent = isinstance(fault.error, McpHttpError) and fault.error.code == NO_ANSWER
+            if not server.command or is_silent or loop.time() >= deadline_s:
                 raise
             # The call of another turn may have ended the process. A list changes nothing, so it is read again.
-            found = await self._run(server, fetch, self._limits.list_timeout_s)
-        names = frozenset(tool.name for tool in found.tools if tool.has_header_arguments)
-        self._recall(server).header_tools = names
+            found = await self._run(server, fetch, self._limits.list_timeout_s, deadline_s=deadline_s)
+        known = self._recall(server)
+        for tool in found.left_out if server.is_operator and found.left_out != known.left_out else ():
+            _log.warning("a tool is not offered", label=server.label, tool=tool.name, reason=tool.reason)
+        known.left_out = found.left_out
+        known.header_tools = frozenset(tool.name for tool in found.tools if tool.has_header_arguments)
         return found
 
     async def _run(
@@ -140,16 +149,20 @@ class ToolServers:
         work: "Callable[[ClientSession], Awaitable[_T]]",
         timeout_s: float,
         *,
+        deadline_s: float = math.inf,
         gate: asyncio.Semaphore | None = None,
         tool: str = "",
     ) -> _T:
         """Does the work in a session, in a task of its own, which ends in time. Raises _WorkError.
 
-        A session must be left in the task that entered it. The result does not wait for that.
+        A session must be left in the task that entered it. The result does not wait for that. `deadline_s`: time of the
+        event loop for the work and the start of a command together.
         """
-        record = WireRecord()
-        command = await self._open_command(server) if server.command else None
-        result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        record, loop = WireRecord(), asyncio.get_running_loop()
+        start_s = min(self._limits.start_timeout_s, deadline_s - loop.time())
+        command = await self._open_command(server, start_s) if server.command else None
+        timeout_s = max(min(timeout_s, deadline_s - loop.time()), 0.0)
+        result: asyncio.Future[_T] = loop.create_future()
         task = asyncio.create_task(self._work(server, record, work, result, command, gate or nullcontext(), tool))
         self._tasks.add(task)
         task.add_done_callback(lambda _: self._forget_task(task, result, record))
@@ -163,13 +176,14 @@ class ToolServers:
             raise _WorkError(_no_answer(timeout_s))
         return result.result()
 
-    async def _open_command(self, server: ToolServer) -> "ClientSession":
+    async def _open_command(self, server: ToolServer, timeout_s: float) -> "ClientSession":
         from antiphon.app.tools.mcp import mcp_client  # noqa: PLC0415  see check_extra
 
         if server.identity not in self._commands:
-            self._commands[server.identity] = mcp_client.CommandSession(server, self._limits)
+            on_change = partial(self._lists.forget_server, server.identity)
+            self._commands[server.identity] = mcp_client.CommandSession(server, self._limits, on_change)
         try:
-            return await self._commands[server.identity].open()
+            return await self._commands[server.identity].open(timeout_s)
         except ToolServerError as fault:
             raise _WorkError(fault.to_error()) from None
 
@@ -191,7 +205,10 @@ class ToolServers:
                 if command is not None:
                     result.set_result(await work(command))
                     return
-                session_context = mcp_client.open_http_session(server, self._limits, record, self._resolve, known.mode)
+                on_change = partial(self._lists.forget_server, server.identity)
+                session_context = mcp_client.open_http_session(
+                    server, self._limits, record, self._resolve, known.mode, on_change
+                )
                 async with session_context as session:
                     known.mode = mcp_client.find_mode(session)
                     if tool in known.header_tools:
@@ -243,7 +260,7 @@ def _log_fault(server: ToolServer, error: McpCallError) -> None:
 
 
 def _no_answer(timeout_s: float) -> McpHttpError:
-    return ToolServerError(NO_ANSWER, f"The server did not answer within {timeout_s:g} s.").to_error()
+    return ToolServerError(NO_ANSWER, f"The server did not answer within {round(timeout_s, 1):g} s.").to_error()
 
 
 def _describe_for_client(error: McpCallError) -> str:

@@ -15,12 +15,14 @@ import httpx2
 
 from antiphon.app.base.tracing.context import build_outgoing_headers
 from antiphon.app.tools.mcp.address import is_public_address, parse_ip, parse_url
+from antiphon.app.tools.mcp.answer_check import AnswerCheck, read_request_id
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the IP addresses of a host."""
 
+FOREIGN_ANSWER = "The server sent the answer to another request."
 MAX_ATTEMPTS = 2
 """How often a connection is tried. Only a connection that failed is tried again: no byte of the request was sent."""
 FINAL_STATUSES = frozenset({401, 403, 407, 429, *range(300, 400)})
@@ -62,12 +64,15 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         self._resolve = resolve
         self._checked_ips: list[str] = []
         self._resumptions = 0
+        self._request_id: int | str | None = None
         self._inner = httpx2.AsyncHTTPTransport(verify=_create_ssl_context(), trust_env=False, retries=0)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Sends a request. Raises ToolServerError, or the error of the connection after recording it."""
         if request.method == "GET" and not self._may_resume(request):
             return httpx2.Response(405)
+        if request.method == "POST" and (request_id := read_request_id(request.content)) is not None:
+            self._request_id = request_id
         try:
             async with asyncio.timeout_at(self._record.deadline_s):
                 response = await self._send(request)
@@ -162,7 +167,11 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             response.headers["content-type"] = kind.partition(";")[0].strip()
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream, self._limits, self._record)
-        response.stream.counts_lines = response.headers.get("content-type", "").lower() == "text/event-stream"
+        is_stream = response.headers.get("content-type", "").lower() == "text/event-stream"
+        response.stream.counts_lines = is_stream
+        if self._request_id is not None and status < 300:
+            limit = self._limits.max_sse_event_bytes
+            response.stream.check = AnswerCheck(self._request_id, limit, is_stream=is_stream)
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
@@ -170,6 +179,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     def __init__(self, stream: httpx2.AsyncByteStream, limits: ToolLimits, record: WireRecord) -> None:
         self.counts_lines = False
+        self.check: AnswerCheck | None = None
         self._stream = stream
         self._left_bytes = limits.max_body_bytes
         self._left_lines = limits.max_sse_lines
@@ -185,7 +195,11 @@ class _BoundedStream(httpx2.AsyncByteStream):
                 self._left_lines -= max(chunk.count(b"\n"), chunk.count(b"\r"))
             if self._left_bytes < 0 or self._left_lines < 0:
                 raise self._record.fail(BAD_ANSWER, "The answer of the server is too large.")
+            if self.check is not None and not self.check.accepts(chunk):
+                raise self._record.fail(BAD_ANSWER, FOREIGN_ANSWER)
             yield chunk
+        if self.check is not None and not self.check.accepts_end():
+            raise self._record.fail(BAD_ANSWER, FOREIGN_ANSWER)
 
     async def _read(self, chunks: AsyncIterator[bytes]) -> bytes | None:
         try:

@@ -61,7 +61,7 @@ async def test_wire_of_a_list(row: WireRow, method: str) -> None:
     async with serve_raw(row.reply, method) as (url, seen):
         servers = make_servers(row.limit_s)
         if row.code is None:
-            assert len(await servers.list_tools(make_server(url), "owner")) == 1
+            assert len((await servers.list_tools(make_server(url), "owner")).tools) == 1
         else:
             with pytest.raises(ToolListError) as caught:
                 await servers.list_tools(make_server(url), "owner")
@@ -101,7 +101,10 @@ async def test_list(row: ListRow) -> None:
             with pytest.raises(ToolListError, match=row.message):
                 await servers.list_tools(make_server(url), "owner")
         else:
-            tools = await servers.list_tools(make_server(url), "owner")
+            found = await servers.list_tools(make_server(url), "owner")
+            tools = found.tools
+            assert row.left_out is None or tuple(tool.name for tool in found.left_out) == row.left_out
+            assert all(tool.reason.startswith(("its ", "an earlier tool")) for tool in found.left_out)
             assert tuple(tool.name for tool in tools) == row.names
             assert not any("\0" in tool.description or "\x1b" in tool.description for tool in tools)
         await servers.close()

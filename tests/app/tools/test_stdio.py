@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.app.tools.mcp import tool_servers
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_server import KIB, ToolLimits, ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
@@ -32,7 +33,7 @@ def make_command(code: str) -> ToolServer:
 
 
 async def test_list_and_calls(servers: ToolServers) -> None:
-    tools = await servers.list_tools(SDK, "owner")
+    tools = (await servers.list_tools(SDK, "owner")).tools
     assert "odd.name" in [tool.name for tool in tools]
     assert (await servers.call_tool(SDK, "add", {"a": 1, "b": 2})).text == "3"
     done = await asyncio.gather(*(servers.call_tool(SDK, "add", {"a": 1, "b": number}) for number in range(10)))
@@ -126,7 +127,7 @@ async def test_command_that_does_not_exist(servers: ToolServers) -> None:
     assert outcome.error == McpHttpError(code=502, message="The command of the server could not be started.")
 
 
-async def test_line_that_is_too_long_ends_the_command(servers: ToolServers) -> None:
+async def test_line_that_is_too_long_ends_its_call(servers: ToolServers) -> None:
     code = """
 import json, sys
 for line in sys.stdin:
@@ -138,12 +139,12 @@ for line in sys.stdin:
     print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
 """
     outcome = await servers.call_tool(make_command(code), "tool", {})
-    assert outcome.error == McpHttpError(code=502, message="The connection to the server broke.")
+    assert outcome.error == McpHttpError(code=502, message="The answer of the server is too large.")
 
 
 async def test_time_server(servers: ToolServers) -> None:
     server = ToolServer(label="time", command=(sys.executable, "-m", "mcp_server_time"), is_operator=True)
-    names = [tool.name for tool in await servers.list_tools(server, "owner")]
+    names = [tool.name for tool in (await servers.list_tools(server, "owner")).tools]
     assert "get_current_time" in names
     outcome = await servers.call_tool(server, "get_current_time", {"timezone": "UTC"})
     assert json.loads(outcome.text)["timezone"] == "UTC"
@@ -171,3 +172,91 @@ async def test_fetch_server_with_a_hostile_page() -> None:
     assert outcome.error is None
     assert outcome.text.endswith(" more bytes]")
     assert len(outcome.text) < 65 * KIB
+
+
+SILENT = """
+import json, sys
+def answer(id, result):
+    print(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}), flush=True)
+for line in sys.stdin:
+    message = json.loads(line)
+    open(SEEN, "a").write(message["method"] + "\\n")
+    if message["method"] == "initialize" and KNOWS_MCP:
+        info = {"name": "n", "version": "1"}
+        answer(message["id"], {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info})
+    elif message["method"] == "server/discover" and KNOWS_MCP:
+        error = {"code": -32601, "message": "no such method"}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("knows_mcp", [True, False])
+async def test_silent_command_is_asked_once(tmp_path: Path, *, knows_mcp: bool) -> None:
+    """The list has one limit of time, which the start and a second try share."""
+    seen = tmp_path / "seen"
+    code = SILENT.replace("SEEN", repr(str(seen))).replace("KNOWS_MCP", str(knows_mcp))
+    limits = ToolLimits(start_timeout_s=HANG_TIMEOUT_S if knows_mcp else 1.0, list_timeout_s=0.3)
+    servers = ToolServers({}, limits=limits)
+    with pytest.raises(ToolListError, match="did not"):
+        await servers.list_tools(make_command(code), "owner")
+    await servers.close()
+    methods = seen.read_text().split()
+    assert methods.count("tools/list" if knows_mcp else "server/discover") == 1, methods
+
+
+async def test_second_try_has_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends at each list; the clock says that the first try took all of the time."""
+    servers = ToolServers({}, limits=ToolLimits(start_timeout_s=HANG_TIMEOUT_S))
+    tries: list[float] = []
+
+    async def run(*_: object, deadline_s: float, **__: object) -> None:
+        tries.append(deadline_s)
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: deadline_s)
+        raise tool_servers._WorkError(McpHttpError(code=502, message="It broke."))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(servers, "_run", run)
+        with pytest.raises(tool_servers._WorkError):
+            await servers._fetch_list(SDK)
+    monkeypatch.undo()
+    assert len(tries) == 1
+    await servers.close()
+
+
+CHANGING = """
+import json, sys
+names = ["first"]
+def say(message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    if message["method"] == "initialize":
+        tools, info = {"listChanged": True}, {"name": "n", "version": "1"}
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": tools}, "serverInfo": info}
+    elif message["method"] == "tools/list":
+        result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
+    elif message["method"] == "tools/call":
+        names.append(message["params"]["name"])
+        if message["params"]["arguments"].get("tell"):
+            say({"method": "notifications/tools/list_changed"})
+        result = {"content": []}
+    else:
+        say({"id": message["id"], "error": {"code": -32601, "message": "no such method"}})
+        continue
+    say({"id": message["id"], "result": result})
+"""
+
+
+async def test_changed_list_is_read_again(servers: ToolServers) -> None:
+    server = make_command(CHANGING)
+
+    async def list_names(owner: str) -> list[str]:
+        return [tool.name for tool in (await servers.list_tools(server, owner)).tools]
+
+    assert await list_names("ann") == await list_names("bob") == ["first"]
+    await servers.call_tool(server, "second", {})
+    assert await list_names("ann") == ["first"], "it is kept"
+    await servers.call_tool(server, "third", {"tell": True})
+    assert await list_names("ann") == await list_names("bob") == ["first", "second", "third"]

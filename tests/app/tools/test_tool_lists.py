@@ -135,3 +135,25 @@ def test_hint_of_reading_only() -> None:
         "c": None,
         "d": None,
     }
+
+
+async def test_list_that_changed_while_it_was_fetched_is_not_kept() -> None:
+    fetches = Fetches()
+    cache = ListCache(ToolLimits(), Clock())
+    other = ("owner", "other")
+    await cache.get(other, fetches)
+    for owner in ("one", "two"):
+        fetches.released.clear()
+        task = asyncio.create_task(cache.get((owner, "server"), fetches))
+        await asyncio.sleep(0)
+        cache.forget_server("server")
+        fetches.released.set()
+        await task
+    kept = await cache.get(("one", "server"), fetches)
+    assert fetches.count == 4
+    assert await cache.get(("one", "server"), fetches) is kept and fetches.count == 4
+    cache.forget_server("server")
+    await cache.get(("one", "server"), fetches)
+    await cache.get(other, fetches)
+    assert fetches.count == 5, "lists of other servers are kept"
+    assert not cache._changes

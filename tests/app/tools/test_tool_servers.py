@@ -29,7 +29,7 @@ def make_server(url: str, **fields: Any) -> ToolServer:
 async def test_list(*, is_legacy: bool) -> None:
     async with serve_sdk(is_legacy=is_legacy) as (url, seen):
         servers = ToolServers({})
-        tools = {tool.name: tool for tool in await servers.list_tools(make_server(url), "owner")}
+        tools = {tool.name: tool for tool in (await servers.list_tools(make_server(url), "owner")).tools}
         await servers.close()
     assert {"add", "odd.name"} <= set(tools)
     assert tools["add"].description == "Adds two numbers."
@@ -243,7 +243,7 @@ async def test_token_in_a_list_is_removed() -> None:
     async with serve_raw(reply, "tools/list") as (url, _):
         servers = ToolServers({})
         server = make_server(url, headers=(("Authorization", "Bearer abcdefgh"),))
-        tools = await servers.list_tools(server, "owner")
+        tools = (await servers.list_tools(server, "owner")).tools
         await servers.close()
     assert tools[0].description == "You sent bearer [removed]"
 
@@ -276,7 +276,7 @@ async def test_server_of_a_client_on_loopback() -> None:
         host = url.removeprefix("http://").partition("/")[0]
         address = check_client_url(url, [host])
         servers = ToolServers({})
-        tools = await servers.list_tools(create_client_server("mine", address, ()), "owner")
+        tools = (await servers.list_tools(create_client_server("mine", address, ()), "owner")).tools
         assert [tool.name for tool in tools] == ["tool"]
         count = len(seen)
         unchecked = ToolServer(label="mine", url=url, is_operator=False)
@@ -348,3 +348,28 @@ async def test_memory_of_a_large_result_is_released(monkeypatch: pytest.MonkeyPa
         await servers.close()
     small, large = sizes
     assert 10 < small < LARGE_BODY_BYTES <= large
+
+
+async def test_change_of_the_list_is_heard_during_a_call() -> None:
+    """A server over HTTP can tell it only then. The next request has the new list."""
+
+    async def reply(request: Request) -> None:
+        if request.method != "tools/call":
+            await answer_well(request)
+            return
+        await request.start_sse()
+        changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+        result = {"jsonrpc": "2.0", "id": request.id, "result": {**COMPLETE, "content": []}}
+        for message in (changed, result):
+            await request.send(f"data: {json.dumps(message)}\n\n".encode())
+        request.writer.close()
+
+    async with serve_raw(reply, "*") as (url, seen):
+        servers = ToolServers({})
+        server = make_server(url)
+        for _ in range(2):
+            for _ in range(2):
+                assert len((await servers.list_tools(server, "owner")).tools) == 1
+            assert (await servers.call_tool(server, "tool", {})).error is None
+        await servers.close()
+    assert [method for method, _ in seen].count("tools/list") == 2

@@ -208,7 +208,7 @@ async def test_tls_checks_the_name_and_not_the_address(
         servers = ToolServers({}, resolve=Resolver(["127.0.0.1"]))
         server = make_server(f"https://tools.example:{port}/mcp")
         if name == "tools.example":
-            assert [tool.name for tool in await servers.list_tools(server, "owner")] == ["tool"]
+            assert [tool.name for tool in (await servers.list_tools(server, "owner")).tools] == ["tool"]
             assert set(hosts) == {f"tools.example:{port}"}
         else:
             with pytest.raises(ToolListError, match="could not be reached"):

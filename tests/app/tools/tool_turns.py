@@ -11,7 +11,7 @@ from antiphon.app.base.settings import Settings
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.tools.mcp.faults import ToolListError
-from antiphon.app.tools.mcp.tool_lists import ListedTool
+from antiphon.app.tools.mcp.tool_lists import ListedTool, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
@@ -39,14 +39,15 @@ class FakeServers(ToolServers):
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
         self.is_down = False
 
-    async def list_tools(self, server: ToolServer, owner: str) -> tuple[ListedTool, ...]:
+    async def list_tools(self, server: ToolServer, owner: str) -> ToolList:
         if self.is_down:
             raise ToolListError(server.label, "It is down.")
         number, text = {"type": "integer"}, {"type": "string"}
-        return (
+        tools = (
             ListedTool(name="find", input_schema={"properties": {"words": text, "max": number}, "required": ["words"]}),
             ListedTool(name="read", input_schema={"properties": {"a": text, "b": text}, "required": ["a", "b"]}),
         )
+        return ToolList(tools, 0.0)
 
     async def call_tool(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         self.calls.append((server.label, name, arguments))
