@@ -91,22 +91,22 @@ class AnswerClaim:
     """
 
     def __init__(self, store: ResponseStore, owner: str) -> None:
-        self._store, self._owner = store, owner
+        self._store, self.owner = store, owner
         self._nonces: list[str] = []
 
     async def claim_answers(self, answers: Sequence[ApprovalAnswer]) -> None:
         """Claims all answers or none. Raises `ApiError` 400 if one of the requests was answered before."""
         nonces = [answer.nonce for answer in answers]
-        if nonces and not await self._store.use_approvals(self._owner, nonces):
+        if nonces and not await self._store.use_approvals(self.owner, nonces):
             ids = "', '".join(clip_text(answer.request_id) for answer in answers)
             raise ApiError(400, None, ANSWERED_BEFORE.format(id=ids), "input")
         self._nonces = nonces
 
-    async def release_answers(self) -> None:
-        """Makes the answers good again that are claimed."""
+    async def release_answers(self, *, has_begun: bool) -> None:
+        """Makes the answers good again that are claimed, unless a turn has begun with them."""
         nonces, self._nonces = self._nonces, []
-        if nonces:
-            await self._store.release_approvals(self._owner, nonces)
+        if nonces and not has_begun:
+            await self._store.release_approvals(self.owner, nonces)
 
 
 def _find_requests(spec: TurnSpec) -> dict[str, InputApprovalRequest]:

@@ -21,6 +21,7 @@ from antiphon.app.observability.tracing.tracer import Tracer
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.tools.approved_calls import AnswerClaim
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.turns import turn_groups
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
@@ -113,13 +114,15 @@ class TurnManager:
         """
         spec = specs[0]
         self._check_can_start(spec)
-        async with self._preparations.count(origin.key):
-            turns = await self._prepare_turns(model, specs, owner, on_admitted, origin, is_large=is_large)
+        turns, claim = list[Turn](), AnswerClaim(self.store, owner)
         try:
+            async with self._preparations.count(origin.key):
+                turns += await self._prepare_turns(model, specs, claim, on_admitted, origin, is_large=is_large)
             for turn in turns:
                 await asyncio.shield(turn.started)
         except BaseException:
             await abort_turns(turns)
+            await claim.release_answers(has_begun=any(turn.log.entries for turn in turns))
             raise
         if spec.base_response.store:
             turn_groups.store_logs(self.store, spec, [turn.log for turn in turns])
@@ -131,13 +134,13 @@ class TurnManager:
         self,
         model: ServedModel,
         specs: Sequence[TurnSpec],
-        owner: str,
+        claim: AnswerClaim,
         on_admitted: Callable[[], None],
         origin: TurnOrigin,
         *,
         is_large: bool,
     ) -> list[Turn]:
-        """Returns the turns of a request once they run: all or none. Raises `ApiError`."""
+        """Returns the turns of a request once they run, with its answers claimed: all or none. Raises `ApiError`."""
         spec, parsed = specs[0], time.monotonic()
         if spec.base_response.background:
             await self.continuer.wait_started()
@@ -147,8 +150,9 @@ class TurnManager:
             if not origin.is_batch:
                 self._meter.hold_turns(origin.key, slots)
             on_admitted()
-            choices = await self.preparer.prepare_choices(model, specs, owner, is_large=is_large)
+            choices = await self.preparer.prepare_choices(model, specs, claim.owner, is_large=is_large)
             rendered = time.monotonic()
+            await claim.claim_answers([answer for choice in choices for answer in choice.spec.answers])
             identified = [await identify_turn(choice.spec, self._new_id, int(self.clock())) for choice in choices]
             for choice, (each, stored_input), slot in zip(choices, identified, slots, strict=True):
                 times = TurnTimes(arrived=origin.arrived, parsed=parsed, rendered=rendered)

@@ -16,8 +16,8 @@ from mcp import types
 from mcp.client.session import ClientSession, IncomingMessage, MessageHandlerFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.dispatcher import CallOptions
+from mcp.types import methods
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
-from mcp_types import methods
 from pydantic import TypeAdapter, ValidationError
 
 from antiphon.app.base.tracing.context import build_outgoing_headers
