@@ -1,14 +1,14 @@
 """Pagination of lists: the query parameters `order`, `limit` and `after`."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, get_args
 
 from litestar.datastructures import MultiDict
 from msgspec import Meta, Struct
 
-from antiphon.app.base.errors import clip_text, invalid_type, invalid_value
+from antiphon.app.base.errors import clip_text, invalid_value
 from antiphon.app.requests.fields.checks import build_check, check_choice
+from antiphon.app.requests.query_fields import parse_integer
 from antiphon.app.requests.responses.body import Includable
 from antiphon.events.inputs import AnyInput
 
@@ -89,7 +89,6 @@ def read_order(query: Mapping[str, str], default_order: str) -> str:
 def read_limit(query: Mapping[str, str], default: str = DEFAULT_LIMIT, largest: int = MAX_LIMIT) -> int:
     """Returns `limit`. Raises `ApiError` 400."""
     limit = query.get("limit", default)
-    if not re.fullmatch(r"-?[0-9]{1,9}", limit):
-        raise invalid_type("limit", "an integer", limit)
-    build_check(Annotated[int, Meta(ge=1, le=largest)])(int(limit), "limit")
-    return int(limit)
+    number = parse_integer(limit, "limit")
+    build_check(Annotated[int, Meta(ge=1, le=largest)])(number, "limit")
+    return number

@@ -18,6 +18,7 @@ from antiphon.app.requests.batches.body import BATCH_ID, BATCH_WINDOW_S, BatchBo
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.pagination import read_limit
+from antiphon.app.requests.query_fields import take_fields
 from antiphon.app.store.batches.records import StoredBatch
 from antiphon.app.turns.manager import new_id
 
@@ -63,7 +64,8 @@ async def create_batch(request: AnyRequest) -> Response[Any]:
 async def list_batches(request: AnyRequest) -> Response[Any]:
     """Lists batches, latest first."""
     store, owner = server_context(request).store, request_owner(request)
-    limit, after = read_limit(request.query_params), request.query_params.get("after")
+    query = take_fields(request.query_params)
+    limit, after = read_limit(query), query.get("after")
     if after is not None and await _find_batch(request, after) is None:
         raise invalid_value("after", f"Invalid 'after': there is no batch with id '{clip_text(after)}'.")
     batches = await store.read(lambda database: database.batches.list_batches(owner, limit=limit + 1, after=after))

@@ -21,6 +21,7 @@ from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.media.sent_media import MediaTaker
 from antiphon.app.requests.media.vision import refuses_media
 from antiphon.app.requests.pagination import ListPage, read_include, select_page
+from antiphon.app.requests.query_fields import take_fields
 from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
 from antiphon.app.requests.secrets import remove_secrets
@@ -82,7 +83,7 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
     items = await _load_items(request, conversation_id)
-    return await item_page_reply(request, items, select_page(request.query_params, items))
+    return await item_page_reply(request, items, select_page(take_fields(request.query_params), items))
 
 
 @get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)

@@ -1,13 +1,12 @@
 """`/v1/responses`: creates, retrieves, cancels and deletes responses, lists their input and counts input tokens."""
 
-import re
 from typing import Any
 
 from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, not_found
+from antiphon.app.base.errors import ApiError, clip_text, not_found
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ReplyForm
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
@@ -20,9 +19,12 @@ from antiphon.app.replies.inspected_turns import forget_records
 from antiphon.app.replies.listed_items import item_page_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.pagination import select_page
+from antiphon.app.requests.query_fields import read_flag, read_integer, take_fields
 from antiphon.app.requests.responses.body import RESPONSE_ID
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
+
+MAX_SEQUENCE_NUMBER = 10**18 - 1
 
 
 @post("/v1/responses", status_code=200)
@@ -50,13 +52,13 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
 @get("/v1/responses/{response_id:str}", before_request=prepare_read)
 async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Returns a stored response as it is now or, with `stream=true`, streams its events after `starting_after`."""
+    query = take_fields(request.query_params)
+    stream, obfuscated = read_flag(query, "stream"), read_flag(query, "include_obfuscation")
+    start = read_integer(query, "starting_after", -1, -1, MAX_SEQUENCE_NUMBER) + 1
     log = await _find_log(request, response_id)
-    if request.query_params.get("stream") not in ("true", "1"):
+    if not stream:
         return json_reply(log.response)
-    obfuscated = request.query_params.get("include_obfuscation") in ("true", "1")
-    return stream_reply(
-        responses.ResponsesStream(log, _start_number(request), obfuscated=obfuscated), server_context(request)
-    )
+    return stream_reply(responses.ResponsesStream(log, start, obfuscated=obfuscated), server_context(request))
 
 
 @delete("/v1/responses/{response_id:str}", status_code=200, before_request=prepare_read)
@@ -88,7 +90,8 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Lists the input items of a stored response, latest first by default."""
     log = await _find_log(request, response_id)
-    return await item_page_reply(request, log.input_items, select_page(request.query_params, log.input_items))
+    page = select_page(take_fields(request.query_params), log.input_items)
+    return await item_page_reply(request, log.input_items, page)
 
 
 async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest[ReplyForm]:
@@ -114,15 +117,3 @@ async def _find_log(request: AnyRequest, response_id: str) -> EventLog:
     if log is None:
         raise not_found(f"Response with id '{clip_text(response_id)}' not found.")
     return log
-
-
-def _start_number(request: AnyRequest) -> int:
-    """Returns the sequence number after `starting_after`; 0 if the parameter is missing. Raises `ApiError` 400."""
-    sent = request.query_params.get("starting_after")
-    if sent is None:
-        return 0
-    if not re.fullmatch(r"-?[0-9]{1,18}", sent):
-        raise invalid_type("starting_after", "an integer", sent)
-    if int(sent) < -1:
-        raise invalid_value("starting_after", "Invalid 'starting_after': expected a sequence number.")
-    return int(sent) + 1

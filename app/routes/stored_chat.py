@@ -22,6 +22,7 @@ from antiphon.app.requests.chat.body import StoredCompletionBody
 from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.pagination import select_ids
+from antiphon.app.requests.query_fields import take_fields
 from antiphon.app.store.base import StoredCompletion
 
 
@@ -29,9 +30,10 @@ from antiphon.app.store.base import StoredCompletion
 async def list_completions(request: AnyRequest) -> Response[Any]:
     """Lists the stored completions that have the `model` and `metadata` of the query, earliest first by default."""
     store, owner = server_context(request).store, request_owner(request)
-    query = read_completion_query(request.query_params)
+    sent = take_fields(request.query_params)
+    query = read_completion_query(sent)
     if query.after is not None and store.find_completion(owner, query.after) is None:
-        after = clip_text(request.query_params["after"])
+        after = clip_text(sent["after"])
         raise invalid_value("after", f"Invalid 'after': there is no chat completion with id '{after}'.")
     data: list[dict[str, Any]] = []
     while len(data) <= query.limit:  # one more than the page holds tells whether there are more
@@ -83,7 +85,7 @@ async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Re
     completion, _ = await _find_completion(request, completion_id)
     messages = server_context(request).store.completion_messages(request_owner(request), completion.id)
     listed = stored_messages(completion, messages)
-    page = select_ids(request.query_params, [message["id"] for message in listed], "asc")
+    page = select_ids(take_fields(request.query_params), [message["id"] for message in listed], "asc")
     ordered = listed[::-1] if page.descending else listed
     return await message_page_reply(request, ordered[page.start : page.end], has_more=page.end < len(listed))
 

@@ -30,6 +30,7 @@ from antiphon.app.requests.pagination import (
     read_order,
     read_page,
 )
+from antiphon.app.requests.query_fields import take_fields
 from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.turns.manager import new_id
 
@@ -63,7 +64,7 @@ async def list_files(request: AnyRequest) -> Response[Any]:
     """Lists files, latest first by default."""
     if _is_anthropic(request):
         return await _list_anthropic(request)
-    query = request.query_params
+    query = take_fields(request.query_params)
     limit, after = read_limit(query, str(MAX_FILES_LIMIT), MAX_FILES_LIMIT), query.get("after")
     purpose, is_descending = read_purpose(query), read_order(query, "desc") == "desc"
     if after is not None and await find_file(request, after) is None:
@@ -111,7 +112,7 @@ async def find_file(request: AnyRequest, file_id: str) -> StoredFile | None:
 
 async def _list_anthropic(request: AnyRequest) -> Response[Any]:
     """Returns a list as Anthropic's API has it: a page, or the files with the ids of the query."""
-    query, ids = request.query_params, read_ids(request.query_params)
+    query, ids = take_fields(request.query_params), read_ids(request.query_params)
     if ids:
         stored_ids = [stored_id for each in ids if (stored_id := read_file_id(each)) is not None]
         context, owner = server_context(request), request_owner(request)

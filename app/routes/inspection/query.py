@@ -1,41 +1,20 @@
 """Query parameters of `/v1/inspect`."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import get_args
 
 from antiphon.app.base.endings import CAUSES
-from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value
 from antiphon.app.base.turn_stats import Api
 from antiphon.app.inspection.summaries import TurnFilter
+from antiphon.app.requests.query_fields import read_time
 
 DEFAULT_TURNS, MAX_TURNS = 50, 200
 DEFAULT_EVENTS, MAX_EVENTS = 5_000, 100_000
 DEFAULT_TOKENS, MAX_TOKENS = 20_000, 200_000
 STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 MAX_FILTER_CHARS = 256
-_INTEGER = re.compile(r"-?[0-9]{1,15}")
-
-
-def read_integer(query: Mapping[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
-    """Returns a parameter. Raises `ApiError` 400 that names it."""
-    sent = query.get(name)
-    if sent is None:
-        return default
-    if not _INTEGER.fullmatch(sent):
-        raise invalid_type(name, "an integer", sent)
-    if not minimum <= int(sent) <= maximum:
-        raise invalid_value(name, f"Invalid '{name}': it must be between {minimum} and {maximum}.")
-    return int(sent)
-
-
-def read_flag(query: Mapping[str, str], name: str) -> bool:
-    """Returns a parameter that is true or false; false if it is missing. Raises `ApiError` 400."""
-    sent = query.get(name, "false")
-    if sent not in ("true", "false", "1", "0"):
-        raise invalid_value(name, f"Invalid '{name}': it must be true or false.")
-    return sent in ("true", "1")
 
 
 def read_filter(query: Mapping[str, str]) -> tuple[TurnFilter, str]:
@@ -47,7 +26,7 @@ def read_filter(query: Mapping[str, str]) -> tuple[TurnFilter, str]:
         if len(query.get(name, "")) > MAX_FILTER_CHARS:
             raise invalid_value(name, f"Invalid '{name}': it has more than {MAX_FILTER_CHARS} characters.")
     texts = {name: query.get(name, "") for name in ("status", "model", "api", "ending", "tool", "previous")}
-    since, until = _read_time(query, "since", -math.inf), _read_time(query, "until", math.inf)
+    since, until = read_time(query, "since", -math.inf), read_time(query, "until", math.inf)
     return TurnFilter(**texts, since=since, until=until), query.get("text", "")
 
 
@@ -58,16 +37,3 @@ def _check_choice(query: Mapping[str, str], name: str, choices: tuple[str, ...])
         raise ApiError(
             400, "invalid_value", f"Invalid value: '{clip_text(sent)}'. Supported values are: {supported}.", name
         )
-
-
-def _read_time(query: Mapping[str, str], name: str, default: float) -> float:
-    sent = query.get(name, "")
-    if not sent:
-        return default
-    try:
-        value = float(sent)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise invalid_type(name, "a time in seconds since 1970", sent)
-    return value

@@ -25,6 +25,7 @@ from antiphon.app.projections.inspection.summaries import (
 from antiphon.app.projections.inspection.unoffered import list_unoffered_calls
 from antiphon.app.replies.inspected_turns import InspectedTurn, find_turn, forget_turn
 from antiphon.app.replies.turn_lists import MAX_SEARCHED_TURNS, TurnQuery, find_place, list_owner_turns
+from antiphon.app.requests.query_fields import read_flag, read_integer, take_fields
 from antiphon.app.routes.inspection.query import (
     DEFAULT_EVENTS,
     DEFAULT_TOKENS,
@@ -33,8 +34,6 @@ from antiphon.app.routes.inspection.query import (
     MAX_TOKENS,
     MAX_TURNS,
     read_filter,
-    read_flag,
-    read_integer,
 )
 from antiphon.app.routes.inspection.replies import file_page, json_page, lines_page, missing_page, text_page
 
@@ -49,7 +48,7 @@ async def list_turns(request: AnyRequest) -> Response[bytes]:
 
     `excerpt` is the last text of the user, at most 80 characters; null if the turn has no record.
     """
-    context, owner, query = server_context(request), request_owner(request), request.query_params
+    context, owner, query = server_context(request), request_owner(request), take_fields(request.query_params)
     limit = read_integer(query, "limit", DEFAULT_TURNS, 1, MAX_TURNS)
     wanted, text = read_filter(query)
     await context.store.prepare_read(owner)
@@ -91,7 +90,7 @@ async def delete_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[b
 @get("/v1/inspect/turns/{turn_id:str}/events")
 async def list_events(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the events of a turn as JSON lines. With `follow`, goes on while the turn runs."""
-    query = request.query_params
+    query = take_fields(request.query_params)
     after = read_integer(query, "after", -1, -1, MAX_NUMBER)
     limit = read_integer(query, "limit", DEFAULT_EVENTS, 1, MAX_EVENTS)
     follow = read_flag(query, "follow")
@@ -124,7 +123,7 @@ async def _follow_events(log: EventLog, after: int) -> AsyncIterator[bytes]:
 @get("/v1/inspect/turns/{turn_id:str}/prompt")
 async def retrieve_prompt(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the prompts of a turn as JSON lines: runs of tokens with their texts."""
-    query = request.query_params
+    query = take_fields(request.query_params)
     after = read_integer(query, "after", -1, -1, MAX_NUMBER)
     limit = read_integer(query, "limit", DEFAULT_TOKENS, 1, MAX_TOKENS)
     turn = await find_turn(request, turn_id)

@@ -12,7 +12,6 @@ from msgspec import structs
 from antiphon.app.base.errors import (
     ApiError,
     clip_text,
-    invalid_type,
     invalid_value,
     missing_field,
     unknown_field,
@@ -22,6 +21,7 @@ from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.usage import DIMENSIONS, UsagePage, build_usage_page, is_selected
 from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.requests.query_fields import read_integer
 from antiphon.app.store.history.usage_tables import UsageQuery
 from antiphon.app.usage.recorder import KEPT_MINUTES, MINUTE_S
 
@@ -69,11 +69,11 @@ def read_query(sent: Mapping[str, Any], now: int, owners: Mapping[str, str]) -> 
     period_s, default, largest = WIDTHS[width]
     if "start_time" not in single:
         raise missing_field("start_time")
-    start = _read_integer(single, "start_time", 0, MAX_TIME)
-    end = _read_integer(single, "end_time", 0, MAX_TIME) if "end_time" in single else now + 1
+    start = read_integer(single, "start_time", 0, 0, MAX_TIME)
+    end = read_integer(single, "end_time", now + 1, 0, MAX_TIME)
     if end <= start:
         raise invalid_value("end_time", "Invalid 'end_time': expected a time after 'start_time'.")
-    limit = _read_integer(single, "limit", 1, largest) if "limit" in single else default
+    limit = read_integer(single, "limit", default, 1, largest)
     first = start - start % period_s
     if "page" in single:
         first = _read_page(single["page"], first, period_s)
@@ -108,18 +108,12 @@ def _split_parameters(sent: Mapping[str, Any]) -> tuple[dict[str, list[str]], di
         if name in LISTS:
             lists.setdefault(name, []).extend(values)
         elif written in ("start_time", "end_time", "bucket_width", "limit", "page"):
-            single[written] = values[-1]
+            if len(values) > 1:
+                raise invalid_value(written, f"Invalid '{written}': it is sent more than once.")
+            single[written] = values[0]
         else:
             raise unknown_field(written)
     return lists, single
-
-
-def _read_integer(sent: Mapping[str, str], name: str, minimum: int, maximum: int) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", sent[name]):
-        raise invalid_type(name, "an integer", sent[name])
-    if not minimum <= int(sent[name]) <= maximum:
-        raise invalid_value(name, f"Invalid '{name}': expected an integer from {minimum} to {maximum}.")
-    return int(sent[name])
 
 
 def _read_page(sent: str, first: int, period_s: int) -> int:
