@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
-"""Name of a tool or a format. They are pasted into prompts, so no other characters are allowed."""
-
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
+"""Name of a tool or a namespace. They are pasted into prompts, so no other characters are allowed."""
+ShortName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+"""Name of a format, and of a tool in chat completions."""
 
 ServerLabel = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}\Z")]
 """Name of an MCP server, which precedes the names of its tools in prompts."""

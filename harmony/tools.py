@@ -235,8 +235,10 @@ def list_keys(tools: Sequence[OfferedTool | NamespaceTool]) -> frozenset[ToolKey
 
 
 def _short_names(tool: ToolSpec) -> tuple[str, ...]:
-    """Returns other names by which a model may call a tool in a namespace."""
-    return () if tool.namespace is None else (tool.name, f"{tool.namespace}.{tool.name}")
+    """Returns other names by which a model may call a tool: without its namespace, and without a hash."""
+    if tool.namespace is None:
+        return (tool.name,) if tool.name != tool.model_name else ()
+    return tool.name, f"{tool.namespace}.{tool.name}", f"{tool.namespace}__{tool.name}"
 
 
 def _functions(tool: OfferedTool | NamespaceTool) -> Iterator[tuple[ToolKey, OfferedTool]]:

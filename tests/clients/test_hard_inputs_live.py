@@ -130,7 +130,7 @@ def test_row_17_markers_in_names_ids_and_outputs_are_text(server: RunningServer)
 
 
 @pytest.mark.parametrize(
-    "name", [f"weather{CONTROL_MARKERS}", "a b", "a.b", "", "x" * 65, "näme", "a\nb", 5, None], ids=ascii
+    "name", [f"weather{CONTROL_MARKERS}", "a b", "a.b", "", "x" * 129, "näme", "a\nb", 5, None], ids=ascii
 )
 def test_rows_15_and_17_invalid_tool_name_is_rejected(server: RunningServer, name: Any) -> None:
     reply = post_response(server, "x", tools=[{**TOOL, "name": name}])

@@ -75,6 +75,19 @@ def test_long_and_invalid_names_get_a_hash() -> None:
     assert len(set(flat_names)) == 3 and flat_names[1].startswith("my_server_1__f_")
 
 
+def test_shortened_tool_is_found_by_its_whole_name() -> None:
+    long_name = "x" * 128
+    plain = ToolTable.from_request([function_tool(long_name)])
+    inside = ToolTable.from_request([NamespaceTool(name="ns", tools=(function_tool(long_name),))])
+    both = ToolTable.from_request(
+        [function_tool(f"ns__{'y' * 64}"), NamespaceTool(name="ns", tools=(function_tool("y" * 64),))]
+    )
+    [tool] = plain
+    assert plain.find_tool(long_name) == plain.find_tool(tool.model_name) == tool
+    assert [inside.find_tool(name) for name in (long_name, f"ns.{long_name}", f"ns__{long_name}")] == list(inside) * 3
+    assert both.find_tool(f"ns__{'y' * 64}") is None and both.find_tool("y" * 64) is not None, "two tools have the name"
+
+
 def test_calls_of_removed_tools_have_a_model_name() -> None:
     table = ToolTable.from_request([function_tool("ns__x")])
     assert table.model_name_of("gone") == "gone"

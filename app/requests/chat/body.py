@@ -37,13 +37,13 @@ from antiphon.app.requests.fields.prompt import (
     VariablesField,
 )
 from antiphon.app.requests.fields.vllm import CompletionBody, ResponseFormat, UsageOptions, check_truncation
-from antiphon.events.tools import ToolName
+from antiphon.events.tools import ShortName
 
 
 class NamedFunction(Struct, frozen=True, forbid_unknown_fields=True):
     """The deprecated choice of a function."""
 
-    name: ToolName
+    name: ShortName
 
 
 class ChatLocation(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from antiphon.app.requests.chat.options import chat_details, read_chat_options, 
 from antiphon.app.requests.chat.stored import messages_to_store
 from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import NOT_SUPPORTED, decode_body, refuse_unsupported
-from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
+from antiphon.app.requests.fields.checks import check_choice, check_object, check_short_name, require_key
 from antiphon.app.requests.fields.vllm import UsageOptions
 from antiphon.app.requests.media.vision import take_media
 from antiphon.app.requests.secrets import remove_secrets
@@ -28,6 +28,7 @@ from antiphon.app.requests.turn_spec import ParsedRequest, StoredChat, TurnSpec
 from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ReasoningConfig, Response
+from antiphon.events.tools import CustomTool, FunctionTool
 from antiphon.harmony.format import PromptInput
 
 
@@ -166,7 +167,15 @@ def _read_tools(sent: Any, hosted_types: Collection[str]) -> RequestTools:
         check_object(inner, f"{tool_path}.{kind}")
         flat_tools.append(_flatten_grammar({**inner, "type": kind}))
         paths.append(f"{tool_path}.{kind}")
-    return tools.read_tools(flat_tools, "tools", paths)
+    return _check_names(tools.read_tools(flat_tools, "tools", paths))
+
+
+def _check_names(request_tools: RequestTools) -> RequestTools:
+    """Checks that names are as short as OpenAI's chat has them; Responses takes longer ones. Raises `ApiError` 400."""
+    for tool, path in zip(request_tools.served, request_tools.paths, strict=True):
+        if isinstance(tool, FunctionTool | CustomTool):
+            check_short_name(tool.name, f"{path}.name")
+    return request_tools
 
 
 def _check_deprecated(body: ChatBody) -> None:
@@ -180,7 +189,7 @@ def _check_deprecated(body: ChatBody) -> None:
 
 def _read_functions(sent: Any) -> RequestTools:
     """Reads the deprecated `functions`: the functions of tools without their `type`."""
-    return tools.read_tools([{**function, "type": "function"} for function in sent], "functions")
+    return _check_names(tools.read_tools([{**function, "type": "function"} for function in sent], "functions"))
 
 
 def _function_choice(choice: str | NamedFunction | None, request_tools: RequestTools) -> Any:

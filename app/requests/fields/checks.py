@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, structs
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
 from antiphon.app.requests.fields.annotations import Check, Checked, is_struct, list_values, split_annotated
-from antiphon.events.tools import ToolName
+from antiphon.events.tools import ShortName, ToolName
 
 MAX_QUOTED_BITS = 64
 T = TypeVar("T")
@@ -269,4 +269,5 @@ check_string = build_check(str)
 check_object = build_check(dict[str, Any])
 check_objects = build_check(list[dict[str, Any]])
 check_content = build_check(str | list[dict[str, Any]])
-check_name = build_check(ToolName)
+check_tool_name = build_check(ToolName)
+check_short_name = build_check(ShortName)

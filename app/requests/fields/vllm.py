@@ -18,7 +18,7 @@ from antiphon.app.requests.fields.common import (
     Text,
     TopLogprobs,
 )
-from antiphon.events.tools import ToolName
+from antiphon.events.tools import ShortName
 
 MAX_STOP_IDS = 64
 MAX_CHOICE_STRINGS = 256
@@ -31,7 +31,7 @@ RequestId = Annotated[str, Meta(max_length=128, pattern=r"^[A-Za-z0-9_.:-]{1,128
 class JsonSchemaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A named JSON Schema of chat completions."""
 
-    name: ToolName
+    name: ShortName
     schema: dict[str, Any]
     description: Text | None = None
     strict: bool | None = None

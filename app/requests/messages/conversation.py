@@ -13,9 +13,9 @@ from antiphon.app.requests.fields.checks import (
     check_boolean,
     check_choice,
     check_content,
-    check_name,
     check_object,
     check_string,
+    check_tool_name,
     require_key,
 )
 from antiphon.app.requests.messages.hosted_blocks import CALL_TYPES, read_hosted_call
@@ -155,7 +155,7 @@ class ConversationReader:
     def _read_call(self, block: SentBlock, path: str) -> None:
         call_id, name, sent = (require_key(block, key, path) for key in ("id", "name", "input"))
         check_string(call_id, f"{path}.id")
-        check_name(name, f"{path}.name")
+        check_tool_name(name, f"{path}.name")
         check_object(sent, f"{path}.input")
         if call_id in self._open_calls:
             raise invalid_value(f"{path}.id", f"Invalid '{path}.id': the ids of calls must be unique.")

@@ -29,7 +29,7 @@ from antiphon.app.requests.fields.common import (
     TopLogprobs,
     Verbosity,
 )
-from antiphon.events.tools import ToolName
+from antiphon.events.tools import ShortName
 
 MAX_ITEMS = 20
 """Maximum number of items in one request that adds items to a conversation."""
@@ -65,7 +65,7 @@ class ReasoningSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class NamedSchemaFormat(Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
     """Text that matches a JSON Schema."""
 
-    name: ToolName
+    name: ShortName
     schema: dict[str, Any]
     description: Text | None = None
     strict: bool | None = None

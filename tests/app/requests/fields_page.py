@@ -40,6 +40,9 @@ _TAIL = """
 | `computer`, `computer-preview`, `computer_use`, `computer_use_preview` | accepted and echoed, but not offered to the model: it would have to be trained for them. Calls and screenshots in the input are rendered |
 | {hosted} | accepted and echoed, but not offered to the model: they run elsewhere |
 
+Names of tools and namespaces have 1 to 128 letters, digits, `_` and `-`, also in Messages; chat completions take 64. The model is offered a
+shorter name, with a hash, for one of more than 64 characters, and its calls carry the name that the client sent.
+
 A call of a `function` or `custom` tool with `async: true` has `async: true`, too, and the client may go on without its output. Until then
 the model reads "The result will follow."; an output that comes in a later turn is shown at its place, with name and arguments of the call. The
 turn ends after the calls, as after others.

@@ -50,6 +50,8 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"messages": [USER_MESSAGE, {"role": "assistant", "function_call": {}}]}, 400, "missing_required_parameter", "messages[1].function_call.name"),
     ({"messages": [{"role": "function", "name": "x", "content": "y"}]}, 400, None, "messages"),
     ({"messages": [{"role": "function", "content": "y"}]}, 400, "missing_required_parameter", "messages[0].name"),
+    ({"functions": [{"name": "f" * 65}]}, 400, "invalid_value", "functions[0].name"),
+    ({"tools": [FUNCTION, {"type": "custom", "custom": {"name": "f" * 65}}]}, 400, "invalid_value", "tools[1].custom.name"),
     ({"functions": [{}]}, 400, "missing_required_parameter", "functions[0].name"),
     ({"functions": [{"name": "f"}], "tools": [FUNCTION]}, 400, "invalid_value", "functions"),
     ({"function_call": "auto"}, 400, "invalid_value", "function_call"),
