@@ -134,6 +134,10 @@ class TurnStats(Struct, kw_only=True):
     status: str = "in_progress"
     """Status of the response; `refused` for a turn that ended before its first event."""
     ending: Ending | None = None
+    refusal_status: int = 0
+    """HTTP status of the error that the client gets in the place of the turn; 0 if it gets the turn."""
+    is_batch: bool = False
+    """True for a line of a batch, which is sent again after a temporary error."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -184,4 +188,5 @@ def create_stats(base: Response, origin: TurnOrigin, times: TurnTimes, started_a
         times=times,
         started_at=started_at,
         previous_id=base.previous_response_id or "",
+        is_batch=origin.is_batch,
     )

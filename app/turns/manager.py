@@ -120,8 +120,8 @@ class TurnManager:
                 turns += await self._prepare_turns(model, specs, claim, on_admitted, origin, is_large=is_large)
             for turn in turns:
                 await asyncio.shield(turn.started)
-        except BaseException:
-            await abort_turns(turns)
+        except BaseException as error:
+            await abort_turns(turns, error)
             await claim.release_answers(has_begun=any(turn.log.entries for turn in turns))
             raise
         if spec.base_response.store:
@@ -159,11 +159,11 @@ class TurnManager:
                 stats = create_stats(each.base_response, origin, times, self.clock())
                 stats.trace = self._tracing.begin(origin, background=bool(each.base_response.background))
                 stats.counts_input, stats.counts_request = choice.number == 0, not turns
+                turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
                 if choice.number == 0:
                     self._meter.charge_prompt(stats, choice.prompt.prompt.num_tokens)
-                turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
-        except BaseException:
-            await abort_turns(turns)
+        except BaseException as error:
+            await abort_turns(turns, error)
             for slot in slots:  # a turn has released its slot when it ended; this frees slots without a turn
                 slot.release()
             raise
@@ -238,7 +238,7 @@ class TurnManager:
     ) -> Turn:
         base_response, prompt, tools, media = spec.base_response, choice.prompt, choice.tools, choice.media
         job = build_job(model, spec, prompt, choice.number, input_items)
-        continuation = self.continuer.store_turn(model, spec, prompt, job, self._output_settings)
+        continuation = self.continuer.store_turn(model, spec, prompt, job, self._output_settings, origin.key.id)
         processor = OutputProcessor(
             spec,
             prompt,
@@ -285,13 +285,12 @@ class TurnManager:
 
         Raises `ReplayError` or `ValueError` if the stored events are not those that the stored tokens give here.
         """
+        base, owner, now = log.base_response, log.owner, time.monotonic()
+        key = self._meter.find_worker(owner, stored.key_id, model.names[0]) or ApiKey(digest=b"", owner=owner)
+        stats = create_stats(base, TurnOrigin(key=key), TurnTimes(parsed=now), float(base.created_at))
+        seal = partial(self.sealer.seal, owner)
         rebuilt = ProcessorRebuild(
-            stored,
-            log,
-            model.format,
-            new_id=self._new_id,
-            clock=self.clock,
-            seal=partial(self.sealer.seal, log.owner),
+            stored, log, model.format, new_id=self._new_id, clock=self.clock, seal=seal, stats=stats
         )
         await asyncio.to_thread(rebuilt.replay)
         job = rebuilt.continue_job()
@@ -300,8 +299,6 @@ class TurnManager:
         turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
         turn.is_continued = True
         turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
-        turn.stats.key = self._meter.find_worker(log.owner, "", model.names[0]) or ApiKey(digest=b"", owner=log.owner)
-        turn.stats.times.parsed, turn.stats.started_at = time.monotonic(), float(log.base_response.created_at)
         self._track_turn(model, turn, rebuilt.processor, slot)
 
     def _on_turn_end(self, model: ServedModel, turn: Turn, processor: OutputProcessor, slot: TurnSlot) -> None:

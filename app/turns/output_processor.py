@@ -270,6 +270,8 @@ class OutputProcessor:
             return
         stats.times.ended = now
         stats.status = "refused" if self.machine.state is State.NEW else str(response.status)
+        if stats.status == "refused":  # the engine never had it
+            return
         stats.input_tokens, stats.output_tokens = usage.input_tokens, usage.output_tokens
         stats.cached_tokens = usage.input_tokens_details.cached_tokens
         stats.reasoning_tokens = usage.output_tokens_details.reasoning_tokens

@@ -282,6 +282,8 @@ class Turn:
 
     def _reject(self, error: ApiError) -> None:
         if not self.started.done():
+            if not self.log.entries:  # a turn that another process began has some
+                self.stats.refusal_status = error.status
             self.started.set_exception(error)
             self.started.exception()  # marks it as retrieved: asyncio logs an error that no caller has awaited
 

@@ -18,6 +18,8 @@ from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn
 MAX_FIRST_STEP_WAIT_S = 10.0
 """Time for which the client of a background response waits until it is stored."""
 NOT_STORED = "The response store does not answer, so the response was cancelled. Retry later."
+CLIENT_LEFT_STATUS = 499
+"""Status of a request whose client leaves before its reply begins, as in the access log."""
 MAX_PUBLISH_WAIT_S = 2.0
 """Time for which a shutdown waits until the last events of the turns are stored."""
 
@@ -89,10 +91,11 @@ class Preparations:
             await self._ended.wait()
 
 
-async def abort_turns(turns: Sequence[Turn]) -> None:
-    """Ends the turns of a request that cannot start all of them. The store never gets them."""
+async def abort_turns(turns: Sequence[Turn], error: BaseException) -> None:
+    """Ends the turns of a request that cannot start all of them, because of an error. The store never gets them."""
     for turn in turns:
         turn.log.mark_given_up()
+        turn.stats.refusal_status = error.status if isinstance(error, ApiError) else CLIENT_LEFT_STATUS
         turn.cancel_turn("client_left")
     await asyncio.gather(*(turn.task for turn in turns), return_exceptions=True)
 

@@ -14,6 +14,11 @@ from antiphon.app.usage.limits import RateLimits, TurnPlace
 from antiphon.app.usage.recorder import UsageRecorder
 
 REJECTION = UsageCounts(rejections=1)
+REJECTED_STATUS = 429
+"""HTTP status of a rejection."""
+_TEMPORARY_STATUSES = (REJECTED_STATUS, 503)
+_OPEN_STATUSES = ("queued", "in_progress")
+"""Statuses of a response that has not ended."""
 
 
 class UsageMeter:
@@ -71,17 +76,10 @@ class UsageMeter:
 
     def end_turn(self, stats: TurnStats, owner: str) -> None:
         """Charges what a turn has used beside its prompt, and adds the turn to the sums of its key."""
-        num_input = stats.input_tokens if stats.counts_input else 0
-        self._limits.charge_tokens(stats.key, num_input + stats.output_tokens - stats.charged_tokens)
-        if self.recorder is not None:
-            counts = UsageCounts(
-                requests=int(stats.counts_request),
-                input_tokens=num_input,
-                cached_tokens=stats.cached_tokens if stats.counts_input else 0,
-                output_tokens=stats.output_tokens,
-                reasoning_tokens=stats.reasoning_tokens,
-                failures=int(stats.status in ("failed", "refused")),
-            )
+        counts = _count_turn(stats)
+        num_tokens = 0 if counts is None else counts.input_tokens + counts.output_tokens
+        self._limits.charge_tokens(stats.key, num_tokens - stats.charged_tokens)
+        if self.recorder is not None and counts is not None:
             self.recorder.add(owner, stats.key.id, stats.model, counts)
 
     def charge_input(self, key: ApiKey, model: str, num_tokens: int) -> None:
@@ -89,6 +87,31 @@ class UsageMeter:
         self._limits.charge_tokens(key, num_tokens)
         if self.recorder is not None:
             self.recorder.add(key.owner, key.id, model, UsageCounts(requests=1, input_tokens=num_tokens))
+
+
+def _count_turn(stats: TurnStats) -> UsageCounts | None:
+    """Returns what a turn adds to the sums of its key; None for nothing.
+
+    They equal the sums of what responses say: a turn that was refused has used no tokens, and one that another process
+    goes on with is counted there, as a whole, at its end.
+    """
+    if stats.status in _OPEN_STATUSES:
+        return None
+    num_first = int(stats.counts_request)
+    if stats.refusal_status in _TEMPORARY_STATUSES and stats.is_batch:  # the line is sent again
+        return None
+    if stats.refusal_status == REJECTED_STATUS:
+        return UsageCounts(rejections=num_first)
+    if stats.refusal_status:
+        return UsageCounts(requests=num_first, failures=int(stats.status == "refused"))
+    return UsageCounts(
+        requests=num_first,
+        input_tokens=stats.input_tokens if stats.counts_input else 0,
+        cached_tokens=stats.cached_tokens if stats.counts_input else 0,
+        output_tokens=stats.output_tokens,
+        reasoning_tokens=stats.reasoning_tokens,
+        failures=int(stats.status == "failed"),
+    )
 
 
 def create_meter(store: ResponseStore, keys: KeyRing) -> UsageMeter:

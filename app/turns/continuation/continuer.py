@@ -63,13 +63,22 @@ class TurnContinuer:
             await asyncio.wait({self._started})  # a shutdown cancels it: then none can
 
     def store_turn(
-        self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, job: Job, settings: OutputSettings
+        self,
+        model: ServedModel,
+        spec: TurnSpec,
+        prompt: TurnPrompt,
+        job: Job,
+        settings: OutputSettings,
+        key_id: str = "",
     ) -> Continuation | None:
-        """Returns what another process needs to go on with a turn; None if none could."""
+        """Returns what another process needs to go on with a turn; None if none could.
+
+        `key_id` is the id of the API key that the turn is counted for.
+        """
         name = model.names[0]
         if name not in self._digests or not can_continue(spec, prompt):
             return None
-        data = encode_turn(spec, prompt, job, settings)
+        data = encode_turn(spec, prompt, job, settings, key_id)
         return Continuation(model=name, digest=self._digests[name], data=data)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from antiphon.app.base.encryption import Purpose
 from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
@@ -71,6 +72,7 @@ class ProcessorRebuild:
         new_id: NewId,
         clock: Callable[[], float],
         seal: Callable[[Purpose, str], str],
+        stats: TurnStats | None = None,
     ) -> None:
         self._stored, self._log = stored, log
         recorded, spec = RecordedIds(log.entries, new_id), stored.build_spec(log.base_response)
@@ -91,6 +93,7 @@ class ProcessorRebuild:
             clock=lambda: int(clock()),
             settings=stored.output_settings,
             seal=lambda purpose, text: recorded.take_sealed(purpose) or seal(purpose, text),
+            stats=stats,
         )
 
     def replay(self) -> None:

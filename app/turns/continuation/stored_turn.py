@@ -34,6 +34,8 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     single_call: bool = False
     encrypt_reasoning: bool = False
     output_settings: OutputSettings = OutputSettings()
+    key_id: str = ""
+    """Id of the API key that the turn is counted for; empty if it had none."""
 
     def build_spec(self, base_response: Response) -> TurnSpec:
         """Returns the turn to run."""
@@ -102,7 +104,9 @@ def _list_citable(items: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
     return tuple(calls)
 
 
-def encode_turn(spec: TurnSpec, prompt: TurnPrompt, job: Job, output_settings: OutputSettings) -> bytes:
+def encode_turn(
+    spec: TurnSpec, prompt: TurnPrompt, job: Job, output_settings: OutputSettings, key_id: str = ""
+) -> bytes:
     """Returns a turn that `can_continue` as bytes."""
     prompt_input = msgspec.structs.replace(
         prompt.prompt_input,
@@ -122,6 +126,7 @@ def encode_turn(spec: TurnSpec, prompt: TurnPrompt, job: Job, output_settings: O
         single_call=spec.single_call,
         encrypt_reasoning=spec.encrypt_reasoning,
         output_settings=output_settings,
+        key_id=key_id,
     )
     return _encoder.encode(turn)
 

@@ -15,6 +15,7 @@ from antiphon.app.context import ServerContext, create_context
 from antiphon.app.inspection.summaries import RESTARTED_CODE
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.turns.stored_history import StoredHistory
 from tests.app.store.store_helpers import StorePlace
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
@@ -80,6 +81,19 @@ async def test_response_goes_on_where_another_server_has_left_it(place: StorePla
     assert (events[-1]["type"], text_of(events)) == ("response.completed", TEXT)
     assert events[-1]["response"]["usage"]["output_tokens"] == len(TEXT) + 1
     assert place.read_rows("SELECT count(*) FROM continuations") == [(0,)]
+
+
+async def test_summary_of_a_continued_response_has_what_it_continues(place: StorePlace) -> None:
+    async with run_context(place, inspect="store") as first:
+        earlier = await start_turn(first, background=False)
+        await earlier.wait_finished()
+        history = StoredHistory(first.store, "", first.turn_manager.sealer)
+        parsed = read_responses_request(BODY | {"previous_response_id": earlier.id}, first.models, history)
+        log = await first.turn_manager.start_turn(parsed.model, parsed.spec)
+        await wait_for_entries(log, 6)
+    async with run_context(place, inspect="store") as second:
+        await read_end(second, log.id)
+    assert place.read_rows(f"SELECT previous FROM turn_summaries WHERE id = '{log.id}'") == [(earlier.id,)]
 
 
 async def test_responses_that_wait_for_the_engine_run_in_their_order(place: StorePlace) -> None:

@@ -37,6 +37,10 @@ def list_results(reply: httpx.Response) -> list[dict[str, Any]]:
     return [result for bucket in reply.json()["data"] for result in bucket["results"]]
 
 
+def last_hours() -> dict[str, Any]:
+    return {"start_time": int(time.time()) - 7200, "bucket_width": "1h"}
+
+
 def reload_keys(server: RunningServer) -> None:
     headers = {"authorization": f"Bearer {server.context.keys.control_key}"}
     reply = httpx.post(f"{server.url}/admin/reload", headers=headers, timeout=60)
@@ -96,7 +100,7 @@ def test_budget_binds_the_lines_of_every_endpoint(
             assert batch["request_counts"] == {"total": 3, "completed": 0, "failed": 3}, endpoint
             _, failed = batches.read_results(batch)
             assert {line["response"]["body"]["error"]["code"] for line in failed} == {"insufficient_quota"}
-            query = {"start_time": int(time.time()) - 7200, "bucket_width": "1h", "group_by": "api_key_id"}
+            query = {**last_hours(), "group_by": "api_key_id"}
             sums = batches.get("/organization/usage/completions", params=query)
             [key] = [key for key in server.context.keys if key.owner == "a"]
             assert [(row["api_key_id"], row["num_model_requests"]) for row in list_results(sums)] == [(key.id, 1)], (
@@ -138,3 +142,31 @@ def test_lines_wait_while_their_owner_has_no_key(
     reload_keys(server)
     batch = batches.await_status(batch_id)
     assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+
+
+@pytest.mark.parametrize("code", ["server_is_overloaded", "engine_unavailable"])
+def test_line_that_the_engine_refuses_is_counted_once(start_server: StartServer, code: str) -> None:
+    refused = [{"name": f"refused {number}", "output": [{"refuse": "no", "code": code}]} for number in range(3)]
+    server = start_server([*refused, *SCRIPT], api_keys=parse(""), file_store=True)
+    batches = BatchClient(server, KEY)
+    batch = batches.await_status(batches.start(make_lines([{"model": "scripted", "input": "word " * 50}])))
+    assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+    [sums] = list_results(batches.get("/organization/usage/completions", params=last_hours()))
+    assert (sums["num_model_requests"], sums["num_rejected_requests"]) == (1, 0)
+    assert sums["input_tokens"] == batch["usage"]["input_tokens"] > 50
+
+
+@pytest.mark.parametrize(("code", "status"), [("server_is_overloaded", 429), ("engine_unavailable", 503)])
+def test_turn_that_the_engine_refuses_costs_no_tokens(start_server: StartServer, code: str, status: int) -> None:
+    refused = {"name": "refused", "output": [{"refuse": "no", "code": code}]}
+    keys = parse("tokens_per_minute = 5000\ntokens_per_day = 5000")
+    server = start_server([refused, {**refused, "name": "again"}, *SCRIPT], api_keys=keys)
+    client = BatchClient(server, KEY)
+    body = {"model": "scripted", "input": "word " * 900}  # 4500 tokens, so that one alone fits
+    for expected in (status, status, 200):
+        reply = client.post("/responses", json=body)
+        assert reply.status_code == expected, reply.text
+    assert int(reply.headers["x-ratelimit-remaining-tokens"]) >= 4990, "the refused ones gave theirs back"
+    [sums] = list_results(client.get("/organization/usage/completions", params=last_hours()))
+    assert (sums["num_rejected_requests"], sums["num_failed_requests"]) == ((2, 0) if status == 429 else (0, 2))
+    assert sums["input_tokens"] == reply.json()["usage"]["input_tokens"]
