@@ -128,22 +128,17 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     def _read_body(self, reader: TapeReader, tool: ToolSpec) -> Parser[None]:
         """Emits the arguments and skips `foot`. Some models write a JSON object in place of the tags."""
         tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
-        yield from tape.skip_whitespace()
-        if (yield from tape.matches_here("{")):
-            yield from read_arguments(reader)
+        if (yield from self._read_object(reader)):
             if not (yield from self._skip_foot(tape)):
                 raise MalformedText("text after the object")
             return
         values = TagValueReader(reader, self, tool)
-        is_whole = yield from self._read_json_body(reader)
         while not (yield from self._skip_foot(tape)):
-            if is_whole:
-                raise MalformedText("text behind the object")
             yield from tape.expect(tape_text(self.key))
             yield from values.read_value(*self.parse_tag((yield from tape.skip_word(tape_text(self.key_end)))))
         values.close_object()
 
-    def _read_json_body(self, reader: TapeReader) -> Parser[bool]:
+    def _read_object(self, reader: TapeReader) -> Parser[bool]:
         """Emits the object that stands for all parameters, and tells whether there is one here."""
         tape = reader.tape
         opener, closer = map(tape.alphabet.tape_text, self.json_body or ("", ""))
