@@ -1,4 +1,4 @@
-"""Chat templates, run in the sandbox as transformers runs them, with bounds on memory and time.
+"""Chat templates, run in the sandbox of transformers, with bounds on memory and time.
 
 A template is part of a model, so it is untrusted code. The sandbox keeps it from the server's objects. The bounds keep
 it from exhausting memory and time (`template_limits.py`): loop iterations and calls are counted, and the size of every
@@ -22,6 +22,7 @@ from antiphon.harmony.prompt import template_limits as limits
 from antiphon.harmony.prompt.template_variables import find_read_variables
 from antiphon.harmony.rendered_prompt import RenderError
 
+_LIST_CHANGES = frozenset({"append", "pop"})
 _REFUSED = "The model's chat template refused the conversation: {}"
 
 
@@ -97,6 +98,13 @@ class _LimitedSandbox(ImmutableSandboxedEnvironment):
     """jinja2's sandbox, with a count of all that can repeat and a limit on all that can grow."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Lets a template append to its lists and take from them, as some for llama.cpp do.
+
+        Every list that a template sees was made for this rendering.
+        """
+        return (attr in _LIST_CHANGES and type(obj) is list) or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         limits.check_binop(operator, left, right)

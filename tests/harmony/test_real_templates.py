@@ -129,6 +129,15 @@ def test_tool_loop_shows_calls_outputs_and_reasoning(facts: TemplateFacts) -> No
     assert model_format._renderer.shape.reasoning_in == facts.reasoning_in
 
 
+@pytest.mark.parametrize("file", ["Kimi-K2-Instruct", "Kimi-K2-Thinking"])
+def test_ids_of_calls_count_over_the_conversation(file: str) -> None:
+    calls = zip(CALL_ITEMS, OUTPUT_ITEMS, strict=True)
+    text = render(load_real_format(file), QUESTION, *(item for pair in calls for item in pair)).text
+    for number, output in enumerate(("sleet", "drizzle")):
+        assert f"<|tool_call_begin|>functions.find_weather:{number}<|tool_call_argument_begin|>" in text
+        assert f"Return of functions.find_weather:{number}\n{output}" in text
+
+
 @EACH_TEMPLATE
 def test_control_words_in_client_text_are_no_tokens(facts: TemplateFacts) -> None:
     model_format = load_real_format(facts.file)

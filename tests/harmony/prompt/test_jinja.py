@@ -55,6 +55,9 @@ def test_common_template_features_render(source: str, text: str) -> None:
         "{{ ('a' * 9999999).join(xs * 9999) }}",
         "{{ '%1000000000d' % 3 }}",
         "{{ 9 ** 99999999 }}",
+        "{% set _ = xs.append(xs) %}{{ xs }}",
+        "{% set _ = xs.append(xs) %}{{ xs | tojson }}",
+        "{% for x in xs %}{{ xs.append(x) }}{% endfor %}",
     ],
 )
 def test_unbounded_templates_are_stopped(source: str) -> None:
@@ -66,7 +69,9 @@ def test_unbounded_templates_are_stopped(source: str) -> None:
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
-        "{{ xs.append(1) }}",
+        "{{ xs.extend(xs) }}",
+        "{{ xs.clear() }}",
+        "{{ {}.update(a=1) }}",
         "{{ x.y.z }}",
         "{{ 1 / 0 }}",
         "{{ raise_exception('no') }}",
@@ -77,6 +82,11 @@ def test_unbounded_templates_are_stopped(source: str) -> None:
 def test_template_errors_raise_refused_error(source: str) -> None:
     with pytest.raises(RefusedError, match="refused the conversation"):
         render_template(source, xs=["a", "b"])
+
+
+def test_template_appends_to_its_lists_and_takes_from_them() -> None:
+    source = "{% set ids = [] %}{% set _ = ids.append('a') %}{% set _ = ids.append('b') %}{{ ids.pop(0) }}{{ ids }}"
+    assert render_template(source) == "a['b']"
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{{ x | nosuchfilter }}"])
