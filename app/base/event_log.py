@@ -7,7 +7,8 @@ position, and it is woken once for all events that are appended before it reads 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -24,6 +25,18 @@ from antiphon.events.stream import LifecycleEvent, Terminal
 
 MAX_ENTRIES_PER_READ = 256
 """Maximum entries in one list, so that reading a long log from its start does not need memory for all of it."""
+T = TypeVar("T")
+
+
+class LogDivergedError(Exception):
+    """A reader has taken entries in whose place another process has stored others. Only its client can begin again."""
+
+
+async def repeat_if_diverged(fold: Callable[[], Awaitable[T]]) -> T:
+    """Returns the result of reading logs to their ends. Reads them again if the store has other entries."""
+    while True:
+        with contextlib.suppress(LogDivergedError):
+            return await fold()
 
 
 class LogEntry(Struct, frozen=True, gc=False):
@@ -94,6 +107,10 @@ class EventLog:
         """Number of entries that the store keeps, from the first one on."""
         self._is_given_up = False
         """True once the store writes no more entries of this log."""
+        self.is_lost = False
+        """True once another process writes this log, or has deleted it."""
+        self._unconfirmed: list[LogEntry] = []
+        """Entries of a lost log that this process has not stored and whose places in the store have not been read."""
         self._kept_signals: set[asyncio.Event] = set()
 
     @property
@@ -109,8 +126,8 @@ class EventLog:
         return len(self.entries) if self._published_limit is None else self._published_limit
 
     def append_step(self, events: Sequence[Event], detail: TokenDetail | None = None) -> None:
-        """Appends the events of one step and wakes the readers once."""
-        if not events:
+        """Appends the events of one step and wakes the readers once. Drops them if the log is lost."""
+        if not events or self.is_lost:
             return
         last, first = len(events) - 1, len(self.entries)
         self.add_stored(
@@ -132,8 +149,37 @@ class EventLog:
 
     def append_stored(self, entries: Sequence[LogEntry]) -> None:
         """Appends encoded entries that another process has stored, and wakes the readers once."""
+        own, self._unconfirmed = self._unconfirmed[: len(entries)], self._unconfirmed[len(entries) :]
+        for number, (mine, stored) in enumerate(zip(own, entries, strict=False), len(self.entries)):
+            if mine.data != stored.data:
+                self._unconfirmed = []
+                self._break_off_readers(number)
+                break
         self.add_stored(entries)
         self._wake_readers()
+
+    def lose_writer(self) -> None:
+        """Makes the log one that another process writes: a turn of this one can append nothing more, nor end the log.
+
+        What the store has not committed is set aside until it is known what is stored in its place. The log is open
+        again if it had ended, and all that the store has is published.
+        """
+        num_kept = int(min(self._num_kept, len(self.entries)))
+        self.is_lost, self.ended, self.on_append, self._published_limit = True, False, None, None
+        self.entries, self._unconfirmed = self.entries[:num_kept], self.entries[num_kept:]
+        self.size -= sum(len(entry.data) for entry in self._unconfirmed)
+        self.mark_given_up()
+        self._wake_readers()
+
+    def restore_unconfirmed(self) -> None:
+        """Appends what was set aside: the store has nothing in its place, because the log was deleted."""
+        entries, self._unconfirmed = self._unconfirmed, []
+        self.add_stored(entries)
+
+    def _break_off_readers(self, number: int) -> None:
+        """Breaks off the readers that have taken the entry `number`, in whose place the store has another or none."""
+        for reader in self._open_readers:
+            reader.break_off(number)
 
     def withhold(self, count: int) -> None:
         """Limits readers to the first `count` entries until `publish` is called."""
@@ -148,7 +194,13 @@ class EventLog:
             self._wake_readers()
 
     def end_log(self) -> None:
-        """Marks the log as complete and wakes the readers."""
+        """Marks the log as complete and wakes the readers. Does nothing if the log is lost: others write it."""
+        if not self.is_lost:
+            self.ended = True
+            self._wake_readers()
+
+    def end_stored(self) -> None:
+        """Marks a log that another process wrote as complete, and wakes the readers."""
         self.ended = True
         self._wake_readers()
 
@@ -161,12 +213,12 @@ class EventLog:
         return self.base_response
 
     async def wait_published(self) -> None:
-        """Waits until all entries that exist now are published."""
+        """Waits until all entries that exist now are published, or the log is lost."""
         target = len(self.entries)
         if self.published < target:
             woken = asyncio.Event()
             with self.open_reader(target, woken.set):
-                while self.published < target:
+                while self.published < target and not self.is_lost:
                     woken.clear()
                     await woken.wait()
 
@@ -215,7 +267,10 @@ class EventLog:
             reader.detach()
 
     async def follow_entries(self, start: int = 0) -> AsyncGenerator[list[LogEntry], None]:
-        """Yields the entries from index `start` on, in lists, as they are published, until the log ends."""
+        """Yields the entries from index `start` on, in lists, as they are published, until the log ends.
+
+        Raises `LogDivergedError` if the store has others in the place of some that it has yielded.
+        """
         woken = asyncio.Event()
         with self.open_reader(start, woken.set) as reader:
             while not reader.at_end:
@@ -227,8 +282,11 @@ class EventLog:
 
     async def wait_finished(self) -> Response:
         """Waits until the log ends and returns the response in its terminal state."""
-        async for _ in self.follow_entries(self.published):
-            pass
+        woken = asyncio.Event()
+        with self.open_reader(len(self.entries), woken.set):
+            while not self.ended or self.published < len(self.entries):
+                woken.clear()
+                await woken.wait()
         return self.response
 
     def _wake_readers(self) -> None:
@@ -240,26 +298,36 @@ class LogReader:
     """Position of one reader in a log. A step costs it one event-loop callback: no task, no future, no timer."""
 
     def __init__(self, log: EventLog, start: int, news: Callable[[], None]) -> None:
-        self._log, self._position, self._news = log, start, news
+        self._log, self._start, self._position, self._news = log, start, start, news
+        self._is_broken_off = False
         self._loop = asyncio.get_running_loop()
         self._woken: asyncio.Handle | None = None
 
     @property
     def at_end(self) -> bool:
         """True if the log has ended and every entry was taken."""
-        return self._log.ended and self._position >= len(self._log.entries)
+        return not self._is_broken_off and self._log.ended and self._position >= len(self._log.entries)
 
     @property
     def has_entries(self) -> bool:
-        """True if there are published entries to take."""
-        return self._position < self._log.published
+        """True if there are published entries to take, or `take_entries` raises."""
+        return self._is_broken_off or self._position < self._log.published
 
     def take_entries(self) -> list[LogEntry]:
-        """Returns the next published entries, at most `MAX_ENTRIES_PER_READ`, and advances past them."""
+        """Returns the next published entries, at most `MAX_ENTRIES_PER_READ`, and advances past them.
+
+        Raises `LogDivergedError` if the store has others in the place of some that were taken.
+        """
+        if self._is_broken_off:
+            raise LogDivergedError
         stop = min(self._position + MAX_ENTRIES_PER_READ, self._log.published)
         batch = self._log.entries[self._position : stop]
         self._position += len(batch)
         return batch
+
+    def break_off(self, number: int) -> None:
+        """Makes `take_entries` raise if the entry with this number was taken."""
+        self._is_broken_off = self._is_broken_off or self._start <= number < self._position
 
     def notify(self) -> None:
         """Schedules one call of the reader's callback, which runs after the writer's current callback returns."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError
+from antiphon.app.base.event_log import LogDivergedError
 from antiphon.app.http.asgi import AsgiApp, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder, pump
@@ -46,7 +47,13 @@ class EventStreamResponse(Response[None]):
             await send(START_MESSAGE)
             response = request_state(scope).response
             sink = response if response is not None and response.can_write else AsgiSink(send)
-            await run_until_disconnect(receive, pump(self._encoder, sink))
+            try:
+                await run_until_disconnect(receive, pump(self._encoder, sink))
+            except LogDivergedError:
+                if response is not None and response.can_write:
+                    response.close_connection()  # without an end of the body, so that the client knows and resumes
+                    await wait_disconnect(receive)
+                    return
             await send(END_MESSAGE)
 
 

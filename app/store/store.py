@@ -58,6 +58,7 @@ class ResponseStore:
         self._database, self._reader = databases[1:]
         self._is_volatile = databases[0].is_volatile
         self._logs = TrackedLogs(self._queue, self._database)
+        self._logs.follow_remote = self._follow_remote
         self.history = HistoryReads(self._reader, self._logs)
         self._writer = StoreWriter(databases[0], name, self._queue, self._logs, timings, max_bytes)
         self._overdue_timer = asyncio.get_running_loop().call_later(OVERDUE_CHECK_INTERVAL_S, self._show_overdue)

@@ -12,15 +12,20 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec
 
+import structlog
+
 from antiphon.app.base.blob_urls import NO_BLOBS
 from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store.database import Database
+from antiphon.app.store.history.event_tables import StoredNews
 from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.write_ops import AppendEvents, OpQueue, StoreChange, WriteOp
 from antiphon.state.recovery import failure_events
 
 P = ParamSpec("P")
 DELETED_MESSAGE = "The response was deleted."
+UNREADABLE_MESSAGE = "The stored response is damaged from here on. Create it again."
+_log = structlog.get_logger(__name__)
 
 
 def _on_event_loop(
@@ -49,7 +54,9 @@ class TrackedLogs:
         """Ids of logs whose deletion is not committed yet."""
         self.num_deletions = 0
         self.cancel_turn: Callable[[str], None] = lambda _: None
-        """Receives the id of each response here that another process cancels or takes over."""
+        """Receives the id of each response here that another process cancels, deletes or takes over."""
+        self.follow_remote: Callable[[EventLog], None] = lambda _: None
+        """Begins to read the new events of a log that another process writes."""
         self.report_figures: Callable[[], str] = lambda: ""
         """Returns the figures of this server, for the next heartbeat."""
         self.figures = ""
@@ -106,17 +113,20 @@ class TrackedLogs:
     # Methods for the threads of the store
 
     @_on_event_loop
-    def on_remote_entries(self, log: EventLog, entries: Sequence[LogEntry], *, has_writer: bool) -> None:
-        """Receives the next events of a remote log. It has ended, or was deleted, if it has no writer."""
-        if entries:
-            log.append_stored(entries)
-        if has_writer:
+    def on_remote_news(self, log: EventLog, news: StoredNews) -> None:
+        """Receives the next events of a remote log."""
+        if news.entries:
+            log.append_stored(news.entries)
+        if news.has_writer:
             return
+        if news.is_readable and not is_terminal(log.entries):
+            log.restore_unconfirmed()
         if not is_terminal(log.entries):
             events = [entry.event for entry in log.entries]
-            missing = failure_events(events, code="server_error", message=DELETED_MESSAGE)
+            reason = DELETED_MESSAGE if news.is_readable else UNREADABLE_MESSAGE
+            missing = failure_events(events, code="server_error", message=reason)
             log.append_stored([LogEntry.from_event(event) for event in missing])
-        log.end_log()
+        log.end_stored()
         if self.remote.pop((log.owner, log.id), None) is not None:
             self.recent.add(log)
 
@@ -154,7 +164,9 @@ class TrackedLogs:
                 op.succeed()
                 continue
             log, entries = op.log, op.entries
-            self._persisted.add(log.id)
+            key = log.owner, log.id
+            if key in self.live or key in self._failed:  # else it was deleted meanwhile
+                self._persisted.add(log.id)
             log.blobs = NO_BLOBS
             num_committed = entries[-1].event.sequence_number + 1 if entries else 0
             log.mark_kept(num_committed)
@@ -165,8 +177,7 @@ class TrackedLogs:
                 log.pack_record = None
                 self._persisted.discard(log.id)
                 self._repairing.discard(log.id)
-                tracked = self.live.pop((log.owner, log.id), None) or self._failed.pop((log.owner, log.id), None)
-                if tracked is not None:
+                if (self.live.pop(key, None) or self._failed.pop(key, None)) is not None:
                     self.recent.add(log)
         for op in dropped:
             if isinstance(op, AppendEvents):
@@ -204,11 +215,18 @@ class TrackedLogs:
         return any(live_id == response_id for _, live_id in self.live)
 
     def _release_log(self, log: EventLog) -> None:
-        """Stops storing a log that another process has deleted or ended as orphaned, and cancels its turn."""
+        """Follows a log that another process has taken over or deleted, as any other of that process; ends its turn.
+
+        A process that pauses for longer than its lease loses its logs in this way.
+        """
         self._persisted.discard(log.id)
+        self._repairing.discard(log.id)
         key = log.owner, log.id
         if (self.live.pop(key, None) or self._failed.pop(key, None)) is not None:
-            self._stop_writing(log)
+            _log.warning("another server has taken a response over, or deleted it", response=log.id)
+            log.lose_writer()
+            self.remote[key] = log
+            self.follow_remote(log)
             self.cancel_turn(log.id)
 
     def _stop_writing(self, log: EventLog) -> None:

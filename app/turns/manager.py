@@ -200,7 +200,7 @@ class TurnManager:
 
     def is_running(self, log: EventLog) -> bool:
         """Tells whether the turn of this log runs in this process."""
-        return log.id in self._running
+        return log.id in self._running and not log.is_lost
 
     async def hand_over(self, engines: Sequence[Engine]) -> None:
         """Ends the turns of these engines with which another process can go on, without a terminal event."""

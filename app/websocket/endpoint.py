@@ -18,7 +18,7 @@ import structlog
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import ApiError, internal_error
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.event_log import EventLog, LogDivergedError
 from antiphon.app.base.reply_form import ReplyForm
 from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.base.turn_stats import TurnOrigin
@@ -57,7 +57,7 @@ CONNECTION_LIFETIME_S = 3600.0
 MAX_ENDED = 256
 """Number of responses of a connection whose end is remembered, to answer a steer that comes late."""
 _log = structlog.get_logger(__name__)
-UNSUPPORTED_DATA, NORMAL = 1003, 1000
+UNSUPPORTED_DATA, NORMAL, SERVICE_RESTART = 1003, 1000, 1012
 
 
 class ClientGoneError(Exception):
@@ -166,6 +166,9 @@ class _Connection:
             await self._report_error(error, turn)
         except ClientGoneError:
             return
+        except LogDivergedError:  # the response continues elsewhere with other events than those that were sent
+            with contextlib.suppress(ClientGoneError):
+                await self._close_connection(SERVICE_RESTART, "another server has taken the response over")
         except Exception:  # noqa: BLE001  # this task has no caller that would report it
             _log.exception("unhandled exception in websocket turn")
             await self._report_error(internal_error(), turn)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.errors import from_response
-from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.base.event_log import EventLog, LogEntry, repeat_if_diverged
 from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.base.step_detail import PromptDetail
 from antiphon.app.http.stream_writer import StreamEncoder
@@ -100,7 +100,7 @@ class ChatStream(StreamEncoder):
 
 async def final_completion(logs: Sequence[EventLog], form: ChatForm) -> bytes:
     """Returns the complete reply, encoded. Raises `ApiError` if a choice failed."""
-    return _encode_json(await fold_completion(logs, form))
+    return _encode_json(await repeat_if_diverged(lambda: fold_completion(logs, form)))
 
 
 async def fold_completion(logs: Sequence[EventLog], form: ChatForm) -> ChatCompletion:

@@ -9,7 +9,7 @@ from litestar.params import FromPath
 from litestar.response import Response, Stream
 
 from antiphon.app.base.errors import ApiError, clip_text
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.base.event_log import EventLog, LogDivergedError
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.projections.inspection.exports import EXPORT_FORMS, FILE_NAMES, export_turn
@@ -109,11 +109,15 @@ async def _follow_events(log: EventLog, after: int) -> AsyncIterator[bytes]:
     with log.open_reader(number, woken.set) as reader:
         while not reader.at_end:
             woken.clear()
-            while entries := reader.take_entries():
+            try:
+                entries = reader.take_entries()
+            except LogDivergedError:  # without the last event, so that the reader asks again
+                return
+            if entries:
                 lines = list(encode_steps(entries, number, step))
                 number, step = number + len(entries), lines[-1][0]
                 yield b"".join(line for _, line in lines)
-            if not reader.at_end:
+            elif not reader.at_end:
                 try:
                     await asyncio.wait_for(woken.wait(), PING_INTERVAL_S)
                 except TimeoutError:

@@ -1,8 +1,10 @@
 """Reads of the events of responses, on a connection that any thread may use."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import structlog
+from msgspec import Struct
 
 from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.step_detail import TokenDetail
@@ -12,6 +14,16 @@ from antiphon.events.response import Response
 
 _response_decoder = msgspec.json.Decoder(Response)
 _detail_decoder = msgspec.msgpack.Decoder(TokenDetail)
+_log = structlog.get_logger(__name__)
+
+
+class StoredNews(Struct, frozen=True):
+    """The next events of a response that another process writes. Without a writer it has ended, or was deleted."""
+
+    entries: Sequence[LogEntry]
+    has_writer: bool
+    is_readable: bool = True
+    """False if an event that follows is damaged: readers get no more."""
 
 
 class EventTables:
@@ -28,6 +40,16 @@ class EventTables:
             if event.sequence_number != number:
                 raise UnreadableRowError(f"event {number} is missing")
             yield LogEntry(event, data, None if detail is None else decode_row(_detail_decoder.decode, detail))
+
+    def load_news(self, response_id: str, start: int) -> StoredNews:
+        """Returns the events of a response from sequence number `start` on, and whether there can be more."""
+        query = "SELECT writer FROM responses WHERE id = ?"
+        row = self._connection.execute(query, (response_id,)).fetchone()  # first: once it has ended, it does not grow
+        try:
+            return StoredNews(list(self.iterate_entries(response_id, start)), bool(row and row[0]))
+        except UnreadableRowError as error:
+            _log.error("stored response is unreadable", response=response_id, error=str(error))
+            return StoredNews((), has_writer=False, is_readable=False)
 
     def find_readable_part(self, owner: str, response_id: str) -> tuple[EventLog, str] | None:
         """Returns the log of the owner's response up to its first damage, and what that is; empty if there is none.

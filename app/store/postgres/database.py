@@ -79,12 +79,16 @@ class PostgresDatabase(PostgresReads):
     def begin(self, *, sync: bool) -> None:  # noqa: ARG002  # every commit is synced
         """Begins a transaction. Its data is on disk when `commit` returns.
 
-        The database ends it if this process pauses for its lease, so that others can take over the rows that it locks.
+        The row of this writer is locked, so that nothing of it is taken over before the end of the transaction. The
+        database ends it if this process pauses for its lease, so that others can take its rows over then.
         """
         self.commit_is_uncertain = False
         self.records.forget_changes()
         limit = f"SET LOCAL idle_in_transaction_session_timeout = {int(self._lease_s * 1000)}"
-        self._session.run_script(f"BEGIN ISOLATION LEVEL READ COMMITTED; {limit}")
+        script = f"BEGIN ISOLATION LEVEL READ COMMITTED; {limit}"
+        if self._name:
+            script += f"; SELECT 1 FROM writers WHERE name = {self._quote(self._name)} FOR NO KEY UPDATE"  # noqa: S608
+        self._session.run_script(script)
 
     def commit(self) -> None:
         """Commits the transaction with its number and its notification."""
@@ -176,7 +180,14 @@ class PostgresDatabase(PostgresReads):
         self._connection.execute("SELECT pg_notify(?, ?)", (CANCEL_CHANNEL, response_id))
 
     def take_over(self, row_id: str, old: str, new: str, table: OwnedTable = "responses") -> bool:
-        """Makes `new` the writer of a row, unless another server does so at the same time."""
+        """Makes `new` the writer of a row, unless another server does so at the same time, or `old` is writing.
+
+        The check of a row's writer and the insertion of its events are two statements of one transaction.
+        """
+        lock = "SELECT 1 FROM writers WHERE name = ? FOR UPDATE SKIP LOCKED"
+        is_locked = self._connection.execute(lock, (old,)).fetchone() is not None
+        if not is_locked and self._connection.execute("SELECT 1 FROM writers WHERE name = ?", (old,)).fetchone():
+            return False
         statement = f"""
             UPDATE {table} SET writer = ?
             WHERE id = (SELECT id FROM {table} WHERE id = ? AND writer = ? FOR UPDATE SKIP LOCKED)

@@ -23,7 +23,6 @@ from antiphon.app.store.postgres.database import (
     WANTED_CHANNEL,
     PostgresReads,
 )
-from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.app.store.tracked_logs import TrackedLogs
 
 FOLLOW_POLL_INTERVAL_S = 1.0
@@ -42,10 +41,9 @@ class Follower:
 
     def __init__(self, address: DatabaseAddress, logs: TrackedLogs) -> None:
         self._address, self._logs = address, logs
-        self._added: queue.SimpleQueue[tuple[EventLog, int]] = queue.SimpleQueue()
-        self._followed: dict[str, EventLog] = {}
-        self._positions: dict[str, int] = {}
-        """Number of events that have been read, by the id of the response."""
+        self._added: queue.SimpleQueue[_FollowedLog] = queue.SimpleQueue()
+        self._followed: dict[str, list[_FollowedLog]] = {}
+        """Logs by the id of the response: two if it was this process's own in between."""
         self._wake_writer, self._wake_reader = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._is_closing = False
@@ -54,7 +52,7 @@ class Follower:
 
     def follow(self, log: EventLog) -> None:
         """Begins to read the new events of a log."""
-        self._added.put((log, len(log.entries)))
+        self._added.put(_FollowedLog(log))
         self._wake_writer.send(b"f")
 
     def close(self) -> None:
@@ -89,12 +87,12 @@ class Follower:
         database = PostgresReads(connection)
         for channel in (STEPS_CHANNEL, WANTED_CHANNEL, CANCEL_CHANNEL):
             connection.run_script(f"LISTEN {channel}")
-        self._tell_wanted(connection, list(self._positions))
-        self._load_events(database, list(self._positions))
+        self._tell_wanted(connection, list(self._followed))
+        self._load_events(database, list(self._followed))
         polled_at = time.monotonic()
         while not self._is_closing:
             self._tell_wanted(connection, new_ids := self._take_added())
-            interval = FOLLOW_POLL_INTERVAL_S if self._positions else IDLE_INTERVAL_S
+            interval = FOLLOW_POLL_INTERVAL_S if self._followed else IDLE_INTERVAL_S
             if not new_ids:
                 wait_s = max(polled_at + interval - time.monotonic(), 0.0)
                 _wait_readable((connection.session.fileno(), self._wake_reader.fileno()), wait_s)
@@ -103,15 +101,15 @@ class Follower:
             changed = self._take_notifications(connection)
             if time.monotonic() - polled_at >= interval:
                 connection.execute("SELECT 1")  # notices a lost connection
-                changed, polled_at = list(self._positions), time.monotonic()
+                changed, polled_at = list(self._followed), time.monotonic()
             self._load_events(database, [*dict.fromkeys([*new_ids, *changed])])
 
     def _take_added(self) -> list[str]:
         ids = []
         while not self._added.empty():
-            log, position = self._added.get()
-            self._followed[log.id], self._positions[log.id] = log, position
-            ids.append(log.id)
+            added = self._added.get()
+            self._followed.setdefault(added.log.id, []).append(added)
+            ids.append(added.log.id)
         return ids
 
     def _tell_wanted(self, connection: PostgresConnection, ids: list[str]) -> None:
@@ -130,33 +128,40 @@ class Follower:
             elif notification.channel == CANCEL_CHANNEL:
                 self._logs.on_remote_cancel(notification.payload)
             elif notification.payload == "*":
-                changed += self._positions
+                changed += self._followed
             else:
                 pairs = (pair.rpartition(":") for pair in notification.payload.split(","))
-                changed += [id_ for id_, _, number in pairs if int(number) > self._positions.get(id_, int(number))]
+                changed += [id_ for id_, _, number in pairs if self._has_news(id_, int(number))]
         return changed
+
+    def _has_news(self, response_id: str, number: int) -> bool:
+        """Tells whether a log of the response has fewer than `number` events."""
+        return any(followed.position < number for followed in self._followed.get(response_id, ()))
 
     def _load_events(self, database: PostgresReads, ids: list[str]) -> None:
         for response_id in ids:
-            if response_id not in self._positions:
-                continue
-            has_writer = database.find_writer(response_id) is not None  # first: after it has ended, it does not grow
-            try:
-                entries = database.load_entries(response_id, self._positions[response_id])
-            except UnreadableRowError as error:
-                _log.error("stored response is unreadable", response=response_id, error=str(error))
-                entries, has_writer = [], False
-            self._positions[response_id] += len(entries)
-            if entries or not has_writer:
-                self._logs.on_remote_entries(self._followed[response_id], entries, has_writer=has_writer)
-            if not has_writer:
-                del self._followed[response_id], self._positions[response_id]
+            for followed in list(self._followed.get(response_id, ())):
+                news = database.events.load_news(response_id, followed.position)
+                followed.position += len(news.entries)
+                if news.entries or not news.has_writer:
+                    self._logs.on_remote_news(followed.log, news)
+                if not news.has_writer:
+                    self._followed[response_id].remove(followed)
+            if not self._followed.get(response_id, True):
+                del self._followed[response_id]
 
     def _sleep(self, seconds: float) -> None:
         """Waits, but not after `close`."""
         _wait_readable((self._wake_reader.fileno(),), 0.0 if self._is_closing else seconds)
         with contextlib.suppress(BlockingIOError):
             self._wake_reader.recv(4096)
+
+
+class _FollowedLog:
+    """A log, and the number of its events that have been read."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.log, self.position = log, len(log.entries)
 
 
 def _wait_readable(descriptors: Iterable[int], seconds: float) -> None:

@@ -1,10 +1,13 @@
 """The stores in one SQLite file, whose responses of another process are polled for new events, and in memory."""
 
 import asyncio
+import sqlite3
 from contextlib import ExitStack, closing
 from functools import partial
 from math import inf
 from pathlib import Path
+
+import structlog
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store import writer_lease
@@ -17,7 +20,9 @@ from antiphon.app.store.write_ops import StoreTimings
 
 FILE_POLL_INTERVAL_S = 0.05
 """Seconds between two polls for events that another process has written."""
-
+READ_RETRY_S = 1.0
+"""Seconds until the next poll after one that failed."""
+_log = structlog.get_logger(__name__)
 
 MAX_MEMORY_RESPONSES = 10_000
 MAX_MEMORY_BYTES = 512 * 2**20
@@ -65,6 +70,10 @@ class SqliteStore(ResponseStore):
         """Reads the events that another process writes, until the response has ended or was deleted."""
         while not log.ended:
             await asyncio.sleep(FILE_POLL_INTERVAL_S)
-            writer = self._database.find_writer(log.id)
-            entries = self._database.load_entries(log.id, len(log.entries))
-            self._logs.on_remote_entries(log, entries, has_writer=writer is not None)
+            try:
+                news = self._database.events.load_news(log.id, len(log.entries))
+            except sqlite3.Error as error:  # the readers wait until the file can be read again
+                _log.warning("reading from another server was interrupted", response=log.id, error=str(error))
+                await asyncio.sleep(READ_RETRY_S)
+                continue
+            self._logs.on_remote_news(log, news)

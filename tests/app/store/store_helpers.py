@@ -28,6 +28,7 @@ from antiphon.events.base import Event
 from antiphon.events.inputs import HostedInput, InputMessage
 from antiphon.events.response import Response
 from antiphon.state.segments import Say
+from tests.progress import wait_with_progress
 from tests.state.machine_helpers import create_machine
 
 SERVER_PROGRAM = """
@@ -43,7 +44,11 @@ from antiphon.app.store.factory import open_store
 from tests.serving import scripted_registry
 
 OUTPUT = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40
-SCRIPT = [{"name": "long", "output": [OUTPUT], "tokens_per_chunk": 2}]
+SLOW_OUTPUT = [step for number in range(120) for step in (f"w{number} ", {"pause": 0.03})]
+SCRIPT = [
+    {"name": "slow", "when": ["Slow"], "output": SLOW_OUTPUT},
+    {"name": "long", "output": [OUTPUT], "tokens_per_chunk": 2},
+]
 
 async def main(path, inspect="off"):
     is_url = path.startswith("postgresql:")
@@ -167,6 +172,18 @@ async def open_test_store(path: Path, **options: Any) -> AsyncIterator[SqliteSto
         yield store
     finally:
         await store.close()
+
+
+def take_over(database: Database, response_id: str, old: str, new: str) -> None:
+    """Makes `new` the writer of a response, once `old` is not in the middle of a transaction."""
+
+    def is_taken() -> bool:
+        database.begin(sync=True)
+        is_taken = database.take_over(response_id, old, new)
+        database.commit()
+        return is_taken
+
+    wait_with_progress(is_taken, "the response is taken over")
 
 
 async def add_completion(

@@ -19,7 +19,7 @@ from antiphon.events.hosted_events import (
     McpCallInProgressEvent,
     WebSearchCallSearchingEvent,
 )
-from tests.app.store.store_helpers import SqlitePlace, StorePlace, add_log, make_response, make_steps
+from tests.app.store.store_helpers import SqlitePlace, StorePlace, add_log, make_response, make_steps, take_over
 from tests.progress import HANG_TIMEOUT_S
 
 RUN_EVENTS = (
@@ -179,16 +179,14 @@ async def test_log_that_another_process_deletes_is_given_up(place: StorePlace) -
 
 async def test_log_that_another_process_took_over_is_given_up(place: StorePlace) -> None:
     async with place.open() as store:
-        store._writer.is_alive = lambda *_: True  # type: ignore[method-assign]
+        store._writer._upkeep._is_alive = lambda *_: True  # type: ignore[method-assign]
         log = add_log(store, "a", count=1)
         assert await wait_kept(log)
         database = place.open_database()
-        database.begin(sync=True)
-        assert database.take_over(log.id, store.name, "other")
-        database.commit()
+        take_over(database, log.id, store.name, "other")
         append_next(log, 1)
         assert not await wait_kept(log)
-        assert len(database.load_entries(log.id)) < len(log.entries)
+        assert len(database.load_entries(log.id)) == len(make_steps()[0])
         database.close()
 
 

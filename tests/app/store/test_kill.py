@@ -39,15 +39,22 @@ async def run_server(
     place: StorePlace, stop_signal: signal.Signals = signal.SIGKILL, inspect: str = "off"
 ) -> AsyncIterator[tuple[str, Callable[[], None]]]:
     """Runs a server process with that store. Yields its URL and a function that kills it, or sends another signal."""
+    async with run_process(place, inspect) as (url, process):
+        yield url, partial(process.send_signal, stop_signal)
+        if stop_signal is not signal.SIGKILL:
+            await asyncio.wait_for(process.wait(), HANG_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def run_process(place: StorePlace, inspect: str = "off") -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """Runs a server process with that store. Yields its URL and the process, which is killed at the end."""
     command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), place.name, inspect]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         reading = asyncio.create_task(process.stdout.readline())
         await asyncio.to_thread(wait_with_progress, reading.done, "the server did not start", pid=process.pid)
-        yield f"http://127.0.0.1:{int(reading.result())}/v1", partial(process.send_signal, stop_signal)
-        if stop_signal is not signal.SIGKILL:
-            await asyncio.wait_for(process.wait(), HANG_TIMEOUT_S)
+        yield f"http://127.0.0.1:{int(reading.result())}/v1", process
     finally:
         if process.returncode is None:
             process.kill()
@@ -193,3 +200,59 @@ async def test_rolling_restart_ends_no_response_in_the_background(place: StorePl
                 await asyncio.sleep(dice.uniform(0.0, 0.3))
         for response_id in ids:
             assert await assert_durable(client, url, response_id, [], dice) == "completed"
+
+
+class PausedReader:
+    """Reads a stream of a server that pauses meanwhile."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str, *, background: bool) -> None:
+        self.lines: list[str] = []
+        self.is_cut = False
+        self._client, self._url = client, url
+        self._body = STREAM_BODY | {"input": "Slow", "background": background}
+        self.task = asyncio.create_task(self._read())
+
+    @property
+    def response_id(self) -> str:
+        return str(json.loads(self.lines[0])["response"]["id"])
+
+    async def _read(self) -> None:
+        try:
+            async with self._client.stream("POST", f"{self._url}/responses", json=self._body) as reply:
+                await append_data_lines(reply, self.lines)
+        except httpx.RemoteProtocolError:
+            self.is_cut = True
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG_TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.timeout(300)
+async def test_paused_server_gives_its_readers_what_is_stored(place: StorePlace) -> None:
+    """SIGSTOP for longer than the lease: another server takes the responses over, then the first one goes on."""
+    writers = "SELECT DISTINCT writer FROM responses WHERE writer IS NOT NULL"
+    async with (
+        run_process(place) as (url, process),
+        run_server(place) as (other_url, _),
+        httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as client,
+    ):
+        background, foreground = (PausedReader(client, url, background=each) for each in (True, False))
+        await wait_until(lambda: len(background.lines) > 8 and len(foreground.lines) > 8)
+        paused = place.read_rows(writers)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            await wait_until(lambda: not set(paused) & set(place.read_rows(writers)))
+        finally:
+            process.send_signal(signal.SIGCONT)
+        await asyncio.wait_for(asyncio.gather(background.task, foreground.task), HANG_TIMEOUT_S)
+        stored = await replay(client, other_url, background.response_id)
+        assert background.lines == stored == await replay(client, url, background.response_id)
+        assert check_stream([json.loads(line) for line in stored])["status"] == "completed" and not background.is_cut
+        stored = await replay(client, other_url, foreground.response_id)
+        assert check_stream([json.loads(line) for line in stored])["error"]["code"] == "server_restarted"
+        assert stored == await replay(client, url, foreground.response_id)
+        assert (foreground.lines == stored) != foreground.is_cut, "cut if it has shown other events"
+        assert not foreground.is_cut or json.loads(foreground.lines[-1])["type"] == "response.output_text.delta"
