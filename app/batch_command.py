@@ -5,7 +5,9 @@ The command creates a batch in a temporary store, and merges its two output file
 
 import asyncio
 import contextlib
+import os
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -44,6 +46,8 @@ POLL_INTERVAL_S = 0.1
 """Time between two looks at the number of lines that have ended."""
 LIFETIME_S = 100 * 365 * 86_400
 """Lifetime of a batch and its files. The command ends them before."""
+OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0)
+"""Flags that open the output. It is not cut: that follows once there are replies."""
 OWNER = ""
 ENDPOINTS: tuple[str, ...] = get_args(BatchEndpoint)
 
@@ -106,12 +110,20 @@ def _read_endpoint(source: Path) -> str:
 
 @contextlib.contextmanager
 def _open_target(target: Path) -> Iterator[BinaryIO]:
-    """Opens the output before anything is computed. Raises `ServeError`."""
+    """Opens the output before anything is computed. Raises `ServeError`.
+
+    A file that exists keeps its content until `_write_output` replaces it, and a new one is deleted if that fails.
+    """
+    is_new, is_written = not target.exists(), False
     try:
-        with target.open("wb") as output:
+        with os.fdopen(os.open(target, OPEN_FLAGS, 0o666), "wb") as output:
             yield output
+            is_written = True
     except OSError as error:
         raise ServeError(f"{target}: {error.strerror or error}") from None
+    finally:
+        if is_new and not is_written:
+            target.unlink(missing_ok=True)
 
 
 @contextlib.asynccontextmanager
@@ -183,6 +195,8 @@ async def _write_output(store: ResponseStore, batch: StoredBatch, output: Binary
     ids = [file_id for file_id in (batch.output_file_id, batch.error_file_id) if file_id is not None]
     files = [_read_lines(store, file_id) for file_id in ids]
     heads = [(await anext(file), file) for file in files]  # a file that was made has a line
+    if stat.S_ISREG(os.fstat(output.fileno()).st_mode):  # not a pipe or a terminal
+        output.truncate(0)
     while heads:
         line, file = heads.pop(min(range(len(heads)), key=lambda index: _read_number(heads[index][0])))
         output.write(line)

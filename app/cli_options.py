@@ -7,7 +7,9 @@ that is refused is reported in one line that names its source.
 import math
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, repeat
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -43,8 +45,15 @@ GROUPS = (
     *("Memory", "Storage", "Remote engines", "Adapters", "Tools", "Logging", "Traces"),
 )
 """Headings of `--help`, in order."""
+MOST_USED = (
+    *("--model", "--port", "--host", "--config", "--api-key-file", "--served-model-name"),
+    *("--max-model-len", "--quantization", "--device", "--store", "--engine-url"),
+)
+"""Options that `--help` describes, in order. `--model` is an argument of `antiphon serve`, which so has ten."""
 CONFIG_KEYS = "antiphon.config_keys"
 """Entry of `click.Context.meta`: maps the names of parameters to file and key of the configuration file."""
+FULL_HELP = "antiphon.full_help"
+"""Entry of `click.Context.meta`: True if all options are to be described."""
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)?")
 _UNIT_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -158,15 +167,62 @@ class ServeOption(_SourcedParameter, click.Option):
 
 
 class ServeCommand(click.Command):
-    """The command `serve`, whose `--help` shows its options in groups."""
+    """A command with many options in groups: `--help` describes the most used, and `--help-all` each of them."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Returns the parameters with `--help-all` and `--help`."""
+        *params, help_option = super().get_params(ctx)
+        full_help = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_full_help,
+            help="Show all options with their descriptions and exit.",
+        )
+        return [*params, full_help, help_option]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options below the headings of their groups."""
+        """Writes the options below the headings of their groups; without `--help-all`, mostly their names."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
-        for group in (*GROUPS, "Help"):
-            with formatter.section(group):
-                records = [each.get_help_record(ctx) for each in options if getattr(each, "group", "Help") == group]
-                formatter.write_dl([record for record in records if record is not None])
+        groups = {
+            name: [each for each in options if getattr(each, "group", "Help") == name] for name in (*GROUPS, "Help")
+        }
+        if not ctx.meta.get(FULL_HELP):
+            by_name = {each.opts[0]: each for each in options}
+            _write_group(ctx, formatter, "Most used", [by_name[name] for name in MOST_USED if name in by_name])
+            help_group = groups.pop("Help")
+            with formatter.section("All others, described by --help-all"):
+                for name, group in groups.items():
+                    _write_names(formatter, name, [each.opts[0] for each in group if each.opts[0] not in MOST_USED])
+            groups = {"Help": help_group}
+        for name, group in groups.items():
+            _write_group(ctx, formatter, name, group)
+
+
+def _write_group(ctx: click.Context, formatter: click.HelpFormatter, name: str, options: list[click.Option]) -> None:
+    """Writes the descriptions of a group's options. A command may have none of a group."""
+    records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+    if records:
+        with formatter.section(name):
+            formatter.write_dl(records)
+
+
+def _write_names(formatter: click.HelpFormatter, group: str, names: list[str]) -> None:
+    """Writes the names of a group's options beside its own, if there are any. No name is broken at a hyphen."""
+    column = max(map(len, GROUPS)) + 2
+    width = formatter.width - formatter.current_indent - column
+    heads = chain([group], repeat(""))
+    for head, line in zip(heads, textwrap.wrap(" ".join(names), width, break_on_hyphens=False), strict=False):
+        formatter.write(f"{'':{formatter.current_indent}}{head:{column}}{line}\n")
+
+
+def _show_full_help(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+    """Shows the whole help: the callback of `--help-all`."""
+    if is_given and not ctx.resilient_parsing:
+        ctx.meta[FULL_HELP] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 BATCH_GROUPS = ("Model", "Replies", "Images and files", "Engine", "Memory", "Remote engines", "Tools")

@@ -1,11 +1,14 @@
 """The command line: errors of one line with a remedy and exit code 2, the banner, and the loading status."""
 
 import io
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
@@ -13,6 +16,7 @@ from rich.console import Console
 from antiphon.app.base.api_keys import key_digest, plain_key
 from antiphon.app.base.settings import Settings
 from antiphon.app.cli import main
+from antiphon.app.cli_options import MOST_USED
 from antiphon.app.observability import startup
 from antiphon.app.serve_options import resolve_store
 from antiphon.engine.protocol import EngineInfo
@@ -122,6 +126,42 @@ def test_database_that_cannot_be_opened_is_an_error_without_the_password(
     store = ("--store", url, "--encryption-key-file", key)
     error = read_error_line(run_serve("--engine", "scripted", "--script", script, *store))
     assert reason in error and "heim" not in error and "hans" not in error
+
+
+def list_commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yields the path of a command and of all below it."""
+    yield path
+    if isinstance(command, click.Group):
+        for name, subcommand in command.commands.items():
+            yield from list_commands(subcommand, *path, name)
+
+
+@pytest.mark.parametrize("option", ["--help", "-h", "--help-all"])
+@pytest.mark.parametrize("path", [*list_commands(main)], ids=lambda path: " ".join(path) or "antiphon")
+def test_help_of_every_command(path: tuple[str, ...], option: str) -> None:
+    result = CliRunner().invoke(main, [*path, option])
+    if option == "--help-all" and path not in [("serve",), ("batch",)]:
+        assert result.exit_code == 2 and "No such option" in result.output
+    else:
+        assert result.exit_code == 0, result.output
+        assert result.output.startswith(" ".join(["Usage: main", *path]))
+
+
+def test_commands_are_found_at_every_level() -> None:
+    paths = {*list_commands(main)}
+    assert {(), ("serve",), ("batch",), ("keys",), ("keys", "add"), ("store", "check")} <= paths
+
+
+@pytest.mark.parametrize(("command", "count"), [("serve", 10), ("batch", 6)])
+def test_short_help_describes_the_most_used_options_and_names_the_others(command: str, count: int) -> None:
+    short, full = (CliRunner().invoke(main, [command, option]).output for option in ("--help", "--help-all"))
+    sections = {head: text for head, _, text in (each.partition(":\n") for each in short.split("\n\n"))}
+    described = re.findall(r"^  (--[a-z-]+)", sections["Most used"], re.MULTILINE)
+    assert len(described) == count and described == [name for name in MOST_USED if name in described]
+    named = re.findall(r"(?<!\S)--[a-z-]+", sections["All others, described by --help-all"])
+    assert len({*described, *named}) == len(described) + len(named)
+    assert {*described, *named, "--help-all"} == {*re.findall(r"^  (--[a-z-]+)", full, re.MULTILINE)}
+    assert len(short.splitlines()) < 100 < len(full.splitlines())
 
 
 def test_help_names_every_option() -> None:

@@ -84,6 +84,33 @@ def test_fault_of_the_input_is_told(name: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("existing", [b"replies of an earlier run\n" * 100, None], ids=["existing", "new"])
+@pytest.mark.parametrize("fault", ["script", "faulty line"])
+def test_run_that_fails_leaves_the_output_as_it_was(fault: str, existing: bytes | None, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    if existing is not None:
+        output.write_bytes(existing)
+    command = list_command(tmp_path, make_lines([BODY]) + (b"nope\n" if fault == "faulty line" else b""))
+    if fault == "script":
+        (tmp_path / "script.toml").write_text("[[reply", encoding="utf-8")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False)
+    assert done.returncode == 2, done.stderr
+    assert (output.read_bytes() if output.exists() else None) == existing
+
+
+def test_output_replaces_a_longer_one(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").write_bytes(b"replies of an earlier run\n" * 1000)
+    assert run_command(tmp_path, make_lines([BODY])).returncode == 0
+    assert [line["custom_id"] for line in read_output(tmp_path)] == ["r0"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no /dev/stdout")
+def test_output_may_be_a_pipe(tmp_path: Path) -> None:
+    command = [part.replace("out.jsonl", "/dev/stdout") for part in list_command(tmp_path, make_lines([BODY]))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["custom_id"] == "r0", done.stderr
+
+
 def test_output_must_not_be_the_input(tmp_path: Path) -> None:
     content = make_lines([BODY])
     command = [part.replace("out.jsonl", "./in.jsonl") for part in list_command(tmp_path, content)]
