@@ -4,6 +4,7 @@ The store has 1 GiB of images, and 20 responses a second end, with about ten eve
 last event of a response until it is durable.
 """
 
+import argparse
 import asyncio
 import os
 import statistics
@@ -79,6 +80,7 @@ async def measure(folder: Path) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with TemporaryDirectory() as folder:
         asyncio.run(measure(Path(folder)))
 

@@ -6,10 +6,10 @@
 requests get the answers that a handshake needs.
 """
 
+import argparse
 import asyncio
 import itertools
 import json
-import sys
 from typing import Any
 
 import msgspec
@@ -110,13 +110,22 @@ def _write_json(writer: asyncio.StreamWriter, body: dict[str, Any], status: int 
     writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(data), data))
 
 
-async def main(tokens: str, length: str, tick_s: str) -> None:
+async def serve_tokens(tokens: list[int], length: int, tick_s: float) -> None:
     """Serves on a free port and prints it."""
-    engine = CannedEngine(json.loads(tokens), int(length), float(tick_s))
+    engine = CannedEngine(tokens, length, tick_s)
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await engine.run_ticks()
 
 
+def main() -> None:
+    """Serves what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tokens", type=json.loads)
+    parser.add_argument("length", type=int)
+    parser.add_argument("tick_s", type=float)
+    uvloop.run(serve_tokens(**vars(parser.parse_args())))
+
+
 if __name__ == "__main__":
-    uvloop.run(main(*sys.argv[1:]))
+    main()

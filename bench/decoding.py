@@ -4,6 +4,7 @@ The requests have a thousand items or messages: turns of an agent, with calls, o
 milliseconds of CPU time, the medians over rounds that alternate between the APIs.
 """
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -73,6 +74,7 @@ def make_bodies() -> dict[str, bytes]:
 
 def main() -> None:
     """Prints the times."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     registry = scripted_server.build_registry([(1, 1)])
     readers: dict[str, Callable[[Any], Any]] = {
         "Responses": lambda body: read_responses_request(body, registry),

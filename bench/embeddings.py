@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from bench.install import DONE_MARKER, ENVS_DIR, ROOT
+from bench.install import DONE_MARKER, ENVS_DIR, ROOT, find_script
 from bench.server_process import ServerProcess
 from tests.app.server_helpers import free_port
 
@@ -93,7 +93,7 @@ def wait_until_ready(server: ServerProcess, client: httpx.Client) -> None:
 @contextmanager
 def run_peer(model: Path, threads: int | None) -> Iterator["subprocess.Popen[str]"]:
     """Starts sentence-transformers."""
-    command = [str(ENV / "bin" / "python"), str(Path(__file__).with_name("sentence_worker.py")), str(model)]
+    command = [str(ENV / "bin" / "python"), find_script("sentence_worker"), str(model)]
     env = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None and process.stdin is not None

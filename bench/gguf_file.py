@@ -6,8 +6,8 @@ Tensors are converted and written one after another. `q4_0` has the input and ou
 is for gpt-oss, everything but the experts: these keep the bits of the checkpoint.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,7 +184,7 @@ def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, An
     writer.add_chat_template((folder / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
-def main(folder: Path, file: Path, format_name: str) -> None:
+def convert_folder(folder: Path, file: Path, format_name: str) -> None:
     """Writes the file. It appears under its name only when it is complete."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     matrix_kind, file_type = FORMATS[format_name]
@@ -205,5 +205,14 @@ def main(folder: Path, file: Path, format_name: str) -> None:
     unfinished.rename(file)
 
 
+def main() -> None:
+    """Converts what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("format_name", nargs="?", choices=FORMATS, default="q8_0")
+    convert_folder(**vars(parser.parse_args()))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "q8_0")
+    main()

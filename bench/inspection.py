@@ -4,6 +4,7 @@ The times are medians over rounds that alternate between the modes, in one proce
 step. All threads are the loop's, that which packs, and the writer of the store. The memory is measured in processes of their own, since freed memory of one ring is used by the next.
 """
 
+import argparse
 import ctypes
 import gc
 import random
@@ -130,8 +131,10 @@ async def compare_tokens() -> None:
 
 def main() -> None:
     """Runs the benchmark, or with a size in MiB one measurement of memory."""
-    if len(sys.argv) > 1:
-        print(uvloop.run(measure_memory(int(sys.argv[1]))))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ring_mib", type=int, nargs="?", help="measure the memory of a ring of this size only")
+    if (size := parser.parse_args().ring_mib) is not None:
+        print(uvloop.run(measure_memory(size)))
         return
     uvloop.run(compare_tokens())
     for size in (0, RING_MIB):

@@ -9,6 +9,7 @@ environment is never changed.
 
 import argparse
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -50,6 +51,14 @@ DONE_MARKER = ".whole"
 """File that marks an environment as complete."""
 BUILD_INFO = "compiled.txt"
 """File that describes what was compiled in an environment, and how."""
+
+
+def find_script(module: str) -> str:
+    """Returns the file of a module of `bench`, to run it in a peer's environment, without importing it here."""
+    found = importlib.util.find_spec(f"bench.{module}")
+    if found is None or found.origin is None:
+        raise FileNotFoundError(f"bench has no module {module}")
+    return found.origin
 
 
 class PeerEnv:

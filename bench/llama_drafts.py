@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from bench.drafts import PROMPT_TOKENS
-from bench.install import BENCH_DIR, ENVS_DIR, ROOT
+from bench.install import BENCH_DIR, ENVS_DIR, find_script
 from bench.random_models import MODELS_DIR, create_model
 from bench.server_process import ServerProcess
 from bench.stats import format_number, markdown_table, median
@@ -54,7 +54,7 @@ def run_server(model: Path, name: str, **variables: str) -> Iterator[LlamaServer
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
-    command = [str(PYTHON), str(ROOT / "bench" / "llama_server.py"), str(model), port, "1", str(CONTEXT_TOKENS)]
+    command = [str(PYTHON), find_script("llama_server"), str(model), port, "1", str(CONTEXT_TOKENS)]
     process = ServerProcess(command, BENCH_DIR / "logs" / f"{name}.log", {"LLAMA_THREADS": "1", **variables})
     server, deadline = LlamaServer(process, f"http://127.0.0.1:{port}"), time.monotonic() + TIMEOUT_S
     try:
@@ -115,7 +115,7 @@ def convert_model(name: str) -> Path:
     """Returns a model as a file in q8_0. Writes it if it does not exist."""
     file = MODELS_DIR / f"{name}-q8_0.gguf"
     if not file.exists():
-        subprocess.run([PYTHON, ROOT / "bench" / "gguf_file.py", create_model(name), file, "q8_0"], check=True)
+        subprocess.run([PYTHON, find_script("gguf_file"), create_model(name), file, "q8_0"], check=True)
     return file
 
 

@@ -7,20 +7,20 @@ wait for each other at every step; `LLAMA_DRAFT_MODEL`, the file of a draft mode
 probabilities with which the first, the second, … token of a draft is accepted (`--spec-synth-rates`).
 """
 
+import argparse
 import os
 import signal
-import sys
 from typing import Any
 
 import xllamacpp
 
 
-def main(file: str, port: str, streams: str, context: str, projector: str = "") -> None:
+def serve_model(file: str, port: int, streams: int, context: int, projector: str) -> None:
     """Serves until SIGTERM or SIGINT."""
     params: Any = xllamacpp.CommonParams()
     params.model.path = file
-    params.hostnames, params.port = ["127.0.0.1"], int(port)
-    params.n_parallel, params.n_ctx = int(streams), int(context)
+    params.hostnames, params.port = ["127.0.0.1"], port
+    params.n_parallel, params.n_ctx = streams, context
     params.sampling.top_k, params.sampling.top_p, params.sampling.min_p = 0, 1.0, 0.0
     params.use_jinja = True
     if threads := os.environ.get("LLAMA_THREADS"):
@@ -39,5 +39,15 @@ def main(file: str, port: str, streams: str, context: str, projector: str = "") 
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
 
 
+def main() -> None:
+    """Serves what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file")
+    for name in ("port", "streams", "context"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("projector", nargs="?", default="")
+    serve_model(**vars(parser.parse_args()))
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -3,8 +3,8 @@
 Every step reads the weights once, so bytes of weights / bandwidth is the shortest possible step.
 """
 
+import argparse
 import os
-import sys
 import time
 
 import torch
@@ -26,5 +26,12 @@ def measure_bandwidth(device: str) -> float:
     return best
 
 
+def main() -> None:
+    """Prints the bandwidth of the device that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("device", nargs="?", default="cpu")
+    print(f"{measure_bandwidth(parser.parse_args().device):.2f}")
+
+
 if __name__ == "__main__":
-    print(f"{measure_bandwidth(*sys.argv[1:] or ['cpu']):.2f}")
+    main()

@@ -4,6 +4,7 @@ The times are CPU times of one thread, medians over rounds, in one process. The 
 for the collector, which here is none.
 """
 
+import argparse
 import asyncio
 import statistics
 import time
@@ -147,6 +148,12 @@ async def measure_scrape() -> None:
     await store.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Prints the costs."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     measure_traces()
     uvloop.run(measure_scrape())
+
+
+if __name__ == "__main__":
+    main()

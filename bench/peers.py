@@ -9,7 +9,7 @@ from pathlib import Path
 
 from antiphon.app.remote.launch import VLLM_FLAGS
 from bench.gpt_oss_model import find_oss_shape
-from bench.install import BENCH_DIR, BUILD_INFO, DONE_MARKER, ENVS_DIR, ROOT
+from bench.install import BENCH_DIR, BUILD_INFO, DONE_MARKER, ENVS_DIR, find_script
 from bench.load_client import Api
 from bench.random_models import MODELS_DIR, create_model
 
@@ -163,11 +163,11 @@ def _llama_command_for_format(model: Path, port: int, format_name: str) -> list[
     slots = slot_count(model.name)
     context = str(slots * CONTEXT_PER_SLOT)
     if not file.exists():
-        script = ROOT / "tests" / "bench" / "gguf_file.py"
-        subprocess.run([bin_dir / "python", script, create_model(model.name), file, format_name], check=True)
+        command = [bin_dir / "python", find_script("gguf_file"), create_model(model.name), file, format_name]
+        subprocess.run(command, check=True)
     if not (bin_dir / "llama-server").exists():
-        script = ROOT / "tests" / "bench" / "llama_server.py"
-        return [str(bin_dir / "python"), str(script), str(file), str(port), str(slots), context]
+        script = find_script("llama_server")
+        return [str(bin_dir / "python"), script, str(file), str(port), str(slots), context]
     return [
         *(str(bin_dir / "llama-server"), "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "--jinja"),
         *("--alias", model.name, "--parallel", str(slots), "--ctx-size", context),

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bench.install import BENCH_DIR, ENVS_DIR, ROOT
+from bench.install import BENCH_DIR, ENVS_DIR, find_script
 from bench.peers import VLLM_ENV
 from bench.pictures import MERGE, PATCH, build_model
 from bench.server_process import ServerProcess
@@ -63,9 +63,9 @@ class LlamaPeer:
         """Writes the model, and returns the command that serves it."""
         write_tokenizer(folder, (*TEXT_TOKENS, "<start_of_image>", "<end_of_image>"))
         python = str(ENVS_DIR / "xllamacpp" / "bin" / "python")
-        subprocess.run([python, ROOT / "bench" / "vision_gguf.py", folder, "large"], check=True)
+        subprocess.run([python, find_script("vision_gguf"), folder, "large"], check=True)
         files = [str(folder / name) for name in ("text.gguf", "mmproj.gguf")]
-        script, context = str(ROOT / "bench" / "llama_server.py"), str(NUM_SLOTS * SLOT_CONTEXT)
+        script, context = find_script("llama_server"), str(NUM_SLOTS * SLOT_CONTEXT)
         return [python, script, files[0], str(PORT), str(NUM_SLOTS), context, files[1]]
 
     def build_text(self, prompt: list[int], num_tokens: int) -> dict[str, Any]:

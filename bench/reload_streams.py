@@ -3,6 +3,7 @@
 `bench.keys` runs it. The server, in a process of its own, has the scripted engine with a place for each stream.
 """
 
+import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -159,5 +160,13 @@ def _report_ready(port: int) -> None:
     print(port, flush=True)
 
 
+def main() -> None:
+    """Serves with a key file and a number of streams."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("num_streams", type=int)
+    uvloop.run(_serve(**vars(parser.parse_args())))
+
+
 if __name__ == "__main__":
-    uvloop.run(_serve(Path(sys.argv[1]), int(sys.argv[2])))
+    main()

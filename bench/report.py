@@ -3,9 +3,9 @@
 .venv/bin/python -m bench.report FILE.json
 """
 
+import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -180,5 +180,12 @@ def _format_errors(record: Record) -> list[str]:
     ]
 
 
+def main() -> None:
+    """Prints the report of the record that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    print(render_report(json.loads(parser.parse_args().file.read_text(encoding="utf-8"))))
+
+
 if __name__ == "__main__":
-    print(render_report(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    main()

@@ -92,7 +92,7 @@ async def run_benchmark(num_rounds: int) -> None:
 
 def main() -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m bench.rounds", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="samples for each length; default: 5")
     asyncio.run(run_benchmark(parser.parse_args().rounds))
     return 0

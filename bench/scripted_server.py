@@ -4,6 +4,7 @@ The server generates words of a small vocabulary. Each word's token includes the
 vocabularies.
 """
 
+import argparse
 import asyncio
 import io
 import json
@@ -213,8 +214,15 @@ async def _serve(cases: Any, limits: Any) -> None:
         await store.close()
 
 
-if __name__ == "__main__":
-    if sys.argv[1:]:
-        uvloop.run(_serve(*map(json.loads, sys.argv[1:])))
+def main() -> None:
+    """Serves cases with limits, both as JSON; without them, reads streams."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("values", nargs="*", type=json.loads, metavar="JSON", help="cases and limits of the server")
+    if values := parser.parse_args().values:
+        uvloop.run(_serve(*values))
     else:
         _run_sink()
+
+
+if __name__ == "__main__":
+    main()

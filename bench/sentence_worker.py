@@ -6,6 +6,7 @@ Each line of standard input is a JSON array of texts. Each line of standard outp
 `encode` took and the vectors, as base64 of little-endian float32.
 """
 
+import argparse
 import base64
 import json
 import sys
@@ -15,7 +16,9 @@ from sentence_transformers import SentenceTransformer
 
 
 def main() -> None:
-    model = SentenceTransformer(sys.argv[1], device="cpu", local_files_only=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    model = SentenceTransformer(parser.parse_args().folder, device="cpu", local_files_only=True)
     print("ready", flush=True)
     for line in sys.stdin:
         texts = json.loads(line)

@@ -1,8 +1,8 @@
 """The tools of the soak test, as an MCP server: a command, or over HTTP with the argument `http`. It then prints its URL."""
 
+import argparse
 import asyncio
 import os
-import sys
 from typing import Any
 
 import uvicorn
@@ -52,5 +52,12 @@ async def _serve_http(app: Any) -> None:
     await serving
 
 
+def main() -> None:
+    """Serves the tools as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("transport", nargs="?", choices=["http", "stdio"], default="stdio")
+    _serve_tools(is_http=parser.parse_args().transport == "http")
+
+
 if __name__ == "__main__":
-    _serve_tools(is_http="http" in sys.argv)
+    main()

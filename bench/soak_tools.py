@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.install import find_script
 from bench.soak_requests import SoakRequests
 
-SERVER = Path(__file__).with_name("soak_tool_server.py")
+SERVER = find_script("soak_tool_server")
 LABELS = ("http", "command")
 TOOLS = ("answer", "hang", "die", "flood")
 ENDS = {"answer": "completed", "hang": "failed", "die": "failed", "flood": "failed"}

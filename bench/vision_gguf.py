@@ -6,8 +6,8 @@ The folder has the model's `tokenizer.json`. The files are `text.gguf` and `mmpr
 the sizes of `python -m bench.pictures`.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,7 +149,15 @@ def write_tower(folder: Path, shape: ModelShape) -> None:
     finish(writer)
 
 
+def main() -> None:
+    """Writes both files to the folder that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("shape", nargs="?", choices=SHAPES, default="tiny")
+    options = parser.parse_args()
+    write_text_part(options.folder, SHAPES[options.shape])
+    write_tower(options.folder, SHAPES[options.shape])
+
+
 if __name__ == "__main__":
-    chosen = SHAPES[sys.argv[2] if len(sys.argv) > 2 else "tiny"]
-    write_text_part(Path(sys.argv[1]), chosen)
-    write_tower(Path(sys.argv[1]), chosen)
+    main()

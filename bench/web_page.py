@@ -4,6 +4,7 @@ The times are those of the page's main thread (`threadTicks` of the DevTools pro
 changes them little. The server answers `/v1/inspect` with made-up lines.
 """
 
+import argparse
 import random
 import statistics
 from typing import Any
@@ -54,6 +55,7 @@ def read_cpu_s(session: Any) -> float:
 
 def main() -> None:
     """Prints the figures."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     detail = {"tokens": [1234]}
     rows = make_rows(make_events(), lambda _: {"state": "MESSAGE", "cells": [["MESSAGE", "SAY"]], "detail": detail})
     source = random.Random(1)

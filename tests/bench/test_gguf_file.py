@@ -104,7 +104,7 @@ def decode_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
 
 def convert(folder: Path, format_name: str) -> gguf.GGUFReader:
     file = folder / "model.gguf"
-    gguf_file.main(folder, file, format_name)
+    gguf_file.convert_folder(folder, file, format_name)
     return gguf.GGUFReader(file)
 
 

