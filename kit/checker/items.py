@@ -32,6 +32,8 @@ ADDED_STATUSES = ("in_progress", "completed", "incomplete", "failed", "searching
 DONE_STATUSES = ("completed", "incomplete", "failed", None)
 EXTRA_DONE_STATUSES = {"image_generation_call": ("generating",)}
 """Statuses of done items besides those of all. OpenAI leaves an image that is done in the status generating."""
+TOGETHER_TYPES = ("mcp_list_tools",)
+"""Kinds of items that OpenAI opens together: it asks all servers for their tools at once."""
 PAYLOAD_KEYS = ("content", "summary", "arguments", "input", "code")
 
 
@@ -45,6 +47,10 @@ class TrackedItem:
         self.added = item
         self.body = body
         self.done: Mapping[str, Any] | None = None
+        self.is_together = False
+        """True for a kind of `TOGETHER_TYPES` if another one was open at the same time."""
+        self.next_label = ""
+        """Name of the first item of another kind that began while this one was open, if it is beside others."""
 
     @property
     def label(self) -> str:
@@ -82,8 +88,7 @@ class ItemsChecker:
             check(event, item, f"{item.get('type')} {item.get('id')}")
 
     def _check_added(self, event: JsonEvent, item: Mapping[str, Any], label: str) -> None:
-        for tracked in self.open_items[:1]:
-            self._findings.add("item-interleaved", f"output_item.done of {tracked.label}", "a new item", label)
+        is_together = self._check_open_items(item, label)
         if any(done.get("status") == "incomplete" for done in self.done_items):
             self._findings.add("item-after-incomplete", "no item after an incomplete one", "a new item", label)
         self._check_ids(item, label)
@@ -94,6 +99,23 @@ class ItemsChecker:
             self._findings.add("item-status", "in_progress", quote(item["status"]), label)
         check_hosted_added(item, label, self._findings)
         self._track(event, item, label)
+        for tracked in self.open_items if is_together else ():
+            tracked.is_together = True
+
+    def _check_open_items(self, item: Mapping[str, Any], label: str) -> bool:
+        """Reports that an item begins while others are open. Returns whether all are of a kind of `TOGETHER_TYPES`."""
+        open_items, may_wait = self.open_items, item.get("type") in TOGETHER_TYPES
+        if may_wait and all(tracked.type in TOGETHER_TYPES for tracked in open_items):
+            code = "items-together"
+        elif not may_wait and all(tracked.is_together for tracked in open_items):
+            for tracked in open_items:  # it may lack its end; if that follows, the items are interleaved
+                tracked.next_label = tracked.next_label or label
+            return False
+        else:
+            code = "item-interleaved"
+        for tracked in open_items[:1]:
+            self._findings.add(code, f"output_item.done of {tracked.label}", "a new item", label)
+        return bool(open_items) and code == "items-together"
 
     def _track(self, event: JsonEvent, item: Mapping[str, Any], label: str) -> None:
         expected = max(self.items, default=-1) + 1
@@ -140,6 +162,8 @@ class ItemsChecker:
             self._check_index(event, tracked, "output_item.done")
             self._check_constants(tracked, item)
             tracked.body.finish(item)
+            if tracked.next_label:
+                self._findings.add("item-interleaved", f"{label} done before", "a new item", tracked.next_label)
         check_ended_shape(item, self._findings)
         status = item.get("status", "completed")
         if status not in (*DONE_STATUSES, *EXTRA_DONE_STATUSES.get(as_text(item.get("type")), ())):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.kit.checker.hosted import FREEZABLE_TYPES, check_ended_shape, has_failed_list
-from antiphon.kit.checker.items import CALL_TYPES, CONSTANT_ITEM_KEYS, ItemsChecker
+from antiphon.kit.checker.items import CALL_TYPES, CONSTANT_ITEM_KEYS, ItemsChecker, TrackedItem
 from antiphon.kit.checker.schema import as_list, as_objects, as_text, check_item_shape
 from antiphon.kit.findings import FindingList, quote
 
@@ -28,7 +28,9 @@ def check_output(response: JsonResponse, items: ItemsChecker, findings: FindingL
     frozen = items.open_items
     if status == "completed":
         for tracked in frozen:
-            findings.add("item-never-done", "output_item.done before response.completed", "none", tracked.label)
+            found = next((item for item in as_objects(output) if item.get("id") == tracked.id), {})
+            code = "together-never-done" if _is_whole(tracked, found) else "item-never-done"
+            findings.add(code, "output_item.done before response.completed", "none", tracked.label)
     elif status == "incomplete":
         for tracked in frozen:
             if tracked.type not in (*CALL_TYPES, *FREEZABLE_TYPES, "compaction", "tool_search_call"):
@@ -38,6 +40,11 @@ def check_output(response: JsonResponse, items: ItemsChecker, findings: FindingL
     _check_statuses(response, output, findings)
     if status != "failed" and has_failed_list(items.done_items):
         findings.add("failed-list", "response.failed after a list of tools that failed", f"status {quote(status)}")
+
+
+def _is_whole(tracked: TrackedItem, item: JsonItem) -> bool:
+    """Returns whether an open item that was beside others of its kind has its list, or an error, at the end."""
+    return tracked.is_together and bool(item.get("tools") or item.get("error"))
 
 
 def _compare_output(
@@ -127,7 +134,7 @@ def _check_rest(rest: Sequence[Any], items: ItemsChecker, findings: FindingList)
         status = _frozen_status(item)
         if item.get("status") != status and tracked.type != "reasoning":
             findings.add("open-item-status", quote(status), quote(item.get("status")), tracked.label)
-        tracked.body.check_frozen(item)
+        (tracked.body.finish if _is_whole(tracked, item) else tracked.body.check_frozen)(item)
     for tracked in open_items.values():
         findings.add("open-item-missing", "the item in the output, as incomplete", "no such item", tracked.label)
 

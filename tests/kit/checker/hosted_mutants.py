@@ -154,6 +154,11 @@ MCP_CALLS = [
 ]  # fmt: skip
 
 LISTS_AND_APPROVALS = [
+    M("lists_begin_together", "two_mcp_list_tools", move(ADDED, -1, 1), "items-together"),
+    M("list_beside_another_is_never_done", "two_mcp_list_tools", both(move(ADDED, -1, 1), drop(DONE, 0)), "together-never-done"),
+    M("list_beside_another_is_never_whole", "two_mcp_list_tools", both(move(ADDED, -1, 1), drop(DONE, 0), put(END, "response.output.0.tools", [])), "item-never-done"),
+    M("list_after_another_is_never_done", "two_mcp_list_tools", drop(DONE, 1), "item-never-done"),
+    M("message_beside_a_list", "two_mcp_list_tools", move(ADDED, -1, 2), "item-interleaved"),
     M("list_never_in_progress", "mcp_list_tools", drop("mcp_list_tools.in_progress"), "body-order"),
     M("list_in_progress_twice", "mcp_list_tools", repeat("mcp_list_tools.in_progress"), "body-order"),
     M("list_completed_first", "mcp_list_tools", move("mcp_list_tools.completed", -1), "body-order"),

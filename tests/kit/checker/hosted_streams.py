@@ -184,6 +184,7 @@ HOSTED: dict[str, Callable[[], list[Event]]] = {
     "mcp_call_cut": lambda: write_cut(MCP_CALL, *MCP_STEPS, ending="failed", arguments=QUERY),
     "mcp_call_cancelled": lambda: write_cut(MCP_CALL, *MCP_STEPS, ending="cancelled", arguments=QUERY),
     "mcp_list_tools": lambda: add_list(begin_stream()).message(TEXT).end(),
+    "two_mcp_list_tools": lambda: add_list(add_list(begin_stream())).message(TEXT).end(),
     "failed_mcp_list_tools": write_failed_list,
     "mcp_approval_request": lambda: add_approval(add_list(begin_stream()).reasoning((["Hm."],))).end(),
     "two_approval_requests": lambda: add_approval(add_approval(begin_stream())).end(),

@@ -10,7 +10,9 @@ from antiphon.kit.checker.stream import check_events, check_sse
 from antiphon.kit.findings import Finding
 from antiphon.kit.snapshot.sources import parse_sse
 from antiphon.kit.testing import find_faults
-from tests.kit.checker.openai_hosted_streams import OPENAI_STREAMS
+from tests.kit.checker.hosted_streams import LISTED
+from tests.kit.checker.openai_hosted_streams import ANSWER, OPENAI_STREAMS
+from tests.kit.checker.stream_writer import StreamText
 
 FOLDER = Path(__file__).parent / "recorded"
 EARLY = {"response-key-absent", "sequence-absent"}
@@ -61,6 +63,31 @@ def test_recorded_stream_has_no_error(name: str) -> None:
 def test_stream_that_is_retold_has_no_finding(name: str) -> None:
     assert [str(finding) for finding in check_events(OPENAI_STREAMS[name]())] == []
     assert f"`{name}`" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("missing", [None, 0, 1, 2])
+def test_lists_that_openai_opens_together_are_notes(missing: int | None) -> None:
+    """With three servers, OpenAI opens the three lists before one is done, and may leave out the end of one."""
+    stream = StreamText().begin()
+    items = [
+        {"id": f"mcpl_{number}", "type": "mcp_list_tools", "server_label": "s", "tools": []} for number in range(3)
+    ]
+    whole = [item | {"tools": [LISTED]} for item in items]
+    for state in ("in_progress", "completed"):
+        for number, item in enumerate(items):
+            place = {"output_index": number}
+            if state == "in_progress":
+                stream.emit("output_item.added", item=item, **place)
+            stream.emit(f"mcp_list_tools.{state}", item_id=item["id"], **place)
+    for number in (2, 0, 1):
+        if number != missing:
+            stream.emit("output_item.done", output_index=number, item=whole[number])
+    stream.items = whole
+    events = stream.message(ANSWER).end()
+    findings = check_events(events)
+    assert {finding.level for finding in findings} == {"note"}, [str(finding) for finding in findings]
+    expected = {"items-together"} if missing is None else {"items-together", "together-never-done"}
+    assert {finding.code for finding in findings} == expected
 
 
 def test_each_recorded_stream_is_in_the_table() -> None:
