@@ -3,6 +3,7 @@
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 from websockets.http11 import Response
 
 from antiphon.app.base.errors import ApiError
@@ -39,6 +40,15 @@ class WebSocketProtocol(StallTimeoutMixin, WebSocketsSansIOProtocol):
         elif was_feeding and not self.read_paused:
             self.transport.resume_reading()
 
+    def send_receive_event_to_app(self) -> None:
+        """Passes a message on. A text that is not UTF-8 closes the connection; uvicorn would log a traceback, too."""
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
+            self.frames = []
+            self.conn.send_close(CloseCode.INVALID_DATA, "the frame is not UTF-8")
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
     def _reject_handshake(self, status: int, text: str) -> Response:
         """Returns the response to an invalid handshake: an error in the API's shape."""
         response = self._default_reject(status, text)
@@ -54,6 +64,13 @@ class WebSocketProtocol(StallTimeoutMixin, WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.close_sent = True
             self.transport.close()
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        return data.isascii() or bool(data.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def websocket_protocol_class(settings: Settings) -> type[WebSocketProtocol]:

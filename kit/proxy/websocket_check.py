@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -18,22 +19,49 @@ from antiphon.kit.proxy.traffic_check import ExchangeReport
 
 Json = dict[str, Any]
 CREATE_TYPE = "response.create"
+LANE_KEY = "stream_id"
+"""Names the lane of a request, of its events and of its errors. Lanes run at once; without it, all are one lane."""
 DEFAULT_WINDOW_BITS = 15
 
 
+class _CheckedLane:
+    """The turns of one `stream_id`, which run one after the other."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Json | None, float]] = deque()
+        """Requests without an event yet, and the times at which they were sent. None: a successor, made by a steer."""
+        self.checker: StreamChecker | None = None
+        """The checker of the turn that runs."""
+        self.started_at = 0.0
+        self.num_events = 0
+        self.steered_id: str | None = None
+        """Response that ended because of a steer. Its successor has no request of its own."""
+
+    def begin_turn(self, event: Json) -> bool:
+        """Begins the turn of the lane's next request at its first event. Returns False if there is none."""
+        response = event.get("response")
+        previous = response.get("previous_response_id") if isinstance(response, dict) else None
+        if self.steered_id is not None and previous == self.steered_id:
+            self.waiting.appendleft((None, time.monotonic()))
+        self.steered_id = None
+        if not self.waiting:
+            return False
+        request, self.started_at = self.waiting.popleft()
+        self.checker, self.num_events = StreamChecker(request), 0
+        return True
+
+
 class WebSocketChecker:
-    """Reads the frames of both sides. Each `response.create` is a turn, whose events are a stream."""
+    """Reads the frames of both sides. Each `response.create` is a turn of its lane, whose events are a stream."""
 
     def __init__(self, head: IncomingRequest, numbers: Iterator[int], report: Callable[[ExchangeReport], None]) -> None:
         self._head, self._numbers, self._report = head, numbers, report
         self._status = 0
-        self._started_at = time.monotonic()
+        self._opened_at = time.monotonic()
         self._from_client: _WebSocketReader | None = None
         self._from_server: _WebSocketReader | None = None
         self._remark = ""
-        self._request: Json | None = None
-        self._checker: StreamChecker | None = None
-        self._num_events = 0
+        self._lanes: defaultdict[str, _CheckedLane] = defaultdict(_CheckedLane)
 
     def on_handshake(self, status: int, headers: HeaderList) -> None:
         """Prepares to read frames with the extensions that both sides agreed on."""
@@ -45,45 +73,62 @@ class WebSocketChecker:
         self._from_server = _WebSocketReader(_read_deflate(accepted, "server"), is_masked=False)
 
     def on_client_data(self, data: bytes) -> None:
-        """Begins a turn at each `response.create`."""
+        """Notes each `response.create` as a request of its lane."""
         for message in self._read_messages(self._from_client, data):
             if message.get("type") == CREATE_TYPE:
-                self._end_turn("complete")
-                self._begin_turn({key: value for key, value in message.items() if key != "type"})
+                request = {key: value for key, value in message.items() if key not in ("type", LANE_KEY)}
+                self._find_lane(message).waiting.append((request, time.monotonic()))
 
     def on_server_data(self, data: bytes) -> None:
-        """Checks the events of the turn. An event outside a turn is part of no stream."""
+        """Checks the events of the lanes' turns. An event outside a turn is part of no stream."""
         for event in self._read_messages(self._from_server, data):
-            if self._checker is None:
-                continue
-            if event.get("type") == "error" and self._num_events == 0 and "sequence_number" not in event:
-                self._checker = None  # a request that was refused has no stream
-                continue
-            self._num_events += 1
-            self._checker.check_event(event)
-            if self._checker.final_response is not None:
-                self._end_turn("complete")
+            lane = self._find_lane(event)
+            if (
+                event.get("type") == "error"
+                and "sequence_number" not in event
+                and (lane.checker is None or "status" in event)
+            ):
+                if lane.waiting:  # a request that was refused has no stream
+                    lane.waiting.popleft()
+            elif lane.checker is not None or lane.begin_turn(event):
+                self._check_event(lane, event)
 
     def on_close(self) -> None:
-        """Ends the turn that runs, and reports a connection without turns."""
-        is_first = self._request is None
-        self._end_turn("client_left")
+        """Ends the turns that run or wait, and reports a connection without turns."""
+        is_first = not self._lanes
+        for lane in self._lanes.values():
+            while lane.checker is not None or lane.begin_turn({}):
+                self._end_turn(lane, "client_left")
         if is_first or self._remark:
-            self._send_report("not checked", "complete", ())
+            self._send_report("not checked", "complete", (), self._opened_at)
 
-    def _begin_turn(self, request: Json) -> None:
-        self._request, self._started_at, self._num_events = request, time.monotonic(), 0
-        self._checker = StreamChecker(request)
+    def _find_lane(self, message: Json) -> _CheckedLane:
+        lane_id = message.get(LANE_KEY)
+        return self._lanes[lane_id if isinstance(lane_id, str) else ""]
 
-    def _end_turn(self, ending: Any) -> None:
-        checker, self._checker = self._checker, None
+    def _check_event(self, lane: _CheckedLane, event: Json) -> None:
+        assert lane.checker is not None
+        lane.num_events += 1
+        lane.checker.check_event(event)
+        response = lane.checker.final_response
+        if response is None:
+            return
+        if (response.get("incomplete_details") or {}).get("reason") == "steered":
+            lane.steered_id = response.get("id")
+        self._end_turn(lane, "complete")
+
+    def _end_turn(self, lane: _CheckedLane, ending: Any) -> None:
+        checker, lane.checker = lane.checker, None
         if checker is None:
             return
         is_whole = checker.final_response is not None
         findings = checker.finish() if is_whole else checker.findings.list_findings()
-        self._send_report("websocket turn", "complete" if is_whole else ending, tuple(findings))
+        ending = "complete" if is_whole else ending
+        self._send_report("websocket turn", ending, tuple(findings), lane.started_at, lane.num_events)
 
-    def _send_report(self, kind: Any, ending: Any, findings: tuple[Any, ...]) -> None:
+    def _send_report(
+        self, kind: Any, ending: Any, findings: tuple[Any, ...], started_at: float, num_events: int = 0
+    ) -> None:
         report = ExchangeReport(
             number=next(self._numbers),
             method=self._head.method,
@@ -91,8 +136,8 @@ class WebSocketChecker:
             status=self._status,
             kind=kind,
             ending=ending,
-            num_events=self._num_events if kind == "websocket turn" else 0,
-            seconds=time.monotonic() - self._started_at,
+            num_events=num_events,
+            seconds=time.monotonic() - started_at,
             findings=findings,
             remark=self._remark or ("" if kind == "websocket turn" else "a WebSocket without turns"),
         )

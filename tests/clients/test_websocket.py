@@ -1,6 +1,7 @@
 """Turns over a WebSocket, with the openai SDK's connection and frame by frame. Covers row 42 of the hard inputs."""
 
 import json
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -249,12 +250,27 @@ def test_oversized_frame_is_rejected(server: RunningServer) -> None:
         assert run_turn(websocket)[-1]["type"] == "response.completed"
 
 
-def test_text_frame_with_invalid_utf8_is_rejected(server: RunningServer) -> None:
+@pytest.mark.parametrize("parts", [[b"\xff\xfe{"], [b'{"a": "\xc3', b"\xff"]], ids=["one frame", "two frames"])
+def test_text_frame_with_invalid_utf8_is_rejected(
+    server: RunningServer, parts: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
     with open_websocket(server) as websocket:
-        websocket.send(b"\xff\xfe{", text=True)
+        websocket.send(iter(parts) if len(parts) > 1 else parts[0], text=True)
         with pytest.raises(ConnectionClosed) as closed:
             websocket.recv(timeout=HANG_TIMEOUT_S)
-        assert closed.value.rcvd and closed.value.rcvd.code == 1007
+        assert closed.value.rcvd and (closed.value.rcvd.code, closed.value.rcvd.reason) == (
+            1007,
+            "the frame is not UTF-8",
+        )
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "it is the client's fault"
+
+
+def test_character_may_be_split_over_two_frames(server: RunningServer) -> None:
+    data = json.dumps({"type": "response.create", "model": "scripted", "input": "ß"}, ensure_ascii=False).encode()
+    cut = data.index("ß".encode()) + 1
+    with open_websocket(server) as websocket:
+        websocket.send(iter([data[:cut], data[cut:]]), text=True)
+        assert receive_events(websocket)[-1]["type"] == "response.completed"
 
 
 def test_connection_without_pong_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`check --proxy` on real traffic: no finding on this server, the right findings on others, the same replies."""
 
 import asyncio
+import itertools
 import json
 import re
 import signal
@@ -17,7 +18,7 @@ import httpx
 import pytest
 import zstandard
 from openai import AsyncOpenAI, BadRequestError, OpenAI
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import ServerConnection
 from websockets.sync.server import serve as websocket_serve
 
@@ -44,6 +45,7 @@ TOOLS: Any = [
 SCRIPT = [
     {"name": "weather", "when": ["weather"], "output": ["<think>Hm.</think>", CALL]},
     {"name": "slow", "when": ["slow"], "output": ["One", {"pause": 600.0}, "two"]},
+    {"name": "long", "when": ["long"], "output": ["word "] * 60},
     {"name": "hello", "output": ["Hello, ", "you", " there."]},
 ]
 SERVER = partial(serve, SCRIPT, file_store=True)
@@ -130,6 +132,67 @@ def test_websocket_turns_are_checked(server: RunningServer, proxy: CheckedProxy)
     reports = proxy.wait_reports(2)
     assert [(report.kind, report.findings) for report in reports] == [("websocket turn", ()), ("websocket turn", ())]
     assert min(report.num_events for report in reports) > 5
+
+
+def send_create(client: ClientConnection, lane: str | None, prompt: str, **fields: Any) -> None:
+    stream_id = {} if lane is None else {"stream_id": lane}
+    client.send(json.dumps({"type": "response.create", "model": "scripted", "input": prompt, **stream_id, **fields}))
+
+
+def read_until_ended(client: ClientConnection, count: int) -> list[Any]:
+    """Returns the lanes of the events until this many turns have ended, those that were refused included."""
+    lanes: list[Any] = []
+    while count:
+        event = json.loads(client.recv(timeout=HANG_TIMEOUT_S))
+        lanes.append(event.get("stream_id"))
+        count -= event["type"] in ("response.completed", "error")
+    return lanes
+
+
+def test_lanes_of_a_websocket_are_checked_each_by_itself(server: RunningServer, proxy: CheckedProxy) -> None:
+    """Two lanes and the default one run at once, and one has its second request sent before the first is done."""
+    with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
+        for lane in ("a", "b", None):
+            send_create(client, lane, "long", metadata={"lane": lane or "none"})
+        send_create(client, "a", "the weather?", tools=TOOLS)
+        send_create(client, "b", "Hi", temperature=99)
+        lanes = read_until_ended(client, 5)
+    assert lanes != sorted(lanes, key=str), "the events of the lanes alternate"
+    reports = proxy.wait_reports(4)
+    assert [(report.kind, report.ending, report.findings) for report in reports] == [
+        ("websocket turn", "complete", ())
+    ] * 4
+    assert min(report.num_events for report in reports) > 5
+
+
+def test_fault_of_a_lane_is_found_in_that_lane() -> None:
+    events = {lane: LEGAL["text"]() for lane in "ab"}
+    for event in events["b"]:
+        if "response" in event:
+            event["response"]["id"] = "resp_2"
+    del events["b"][3]
+
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.recv()
+        for pair in itertools.zip_longest(events["a"], events["b"]):
+            for lane, event in zip("ab", pair, strict=True):
+                if event is not None:
+                    connection.send(json.dumps({**event, "stream_id": lane}))
+
+    with websocket_serve(answer, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with run_checked_proxy(f"http://127.0.0.1:{server.socket.getsockname()[1]}") as proxy:
+            with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
+                for lane in "ab":
+                    client.send(json.dumps({"type": "response.create", "stream_id": lane}))
+                assert len(list(client)) == len(events["a"]) + len(events["b"])
+            reports = proxy.wait_reports(2)
+        server.shutdown()
+        thread.join()
+    codes = [{each.code for each in report.findings if each.level == "error"} for report in reports]
+    assert sorted(codes, key=len) == [set(), codes[0] | codes[1]] and "sequence-gap" in codes[0] | codes[1]
 
 
 def test_server_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
