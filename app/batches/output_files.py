@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import Raw, Struct, structs
 
 from antiphon.app.base.errors import ApiError
@@ -12,6 +11,7 @@ from antiphon.app.requests.batches.body import BATCH_FILE_LIFETIME_S, OUTPUT_PUR
 from antiphon.app.store.batches.records import LineResult, StoredBatch, StoredFile
 from antiphon.app.store.database import Database
 from antiphon.app.store.store import ResponseStore
+from antiphon.events.json_lines import encode_json_line
 from antiphon.state.ids import NewId
 
 RESULTS_PER_QUERY = 32
@@ -57,7 +57,7 @@ def build_output_line(batch_id: str, result: LineResult, unrun_code: str) -> byt
     else:
         response = LineResponse(result.status, result.request_id, Raw(result.body))
     line = OutputLine(id=line_id, custom_id=result.custom_id, response=response, error=error)
-    return msgspec.json.encode(line) + b"\n"
+    return encode_json_line(line)
 
 
 class OutputFiles:

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.turn_stats import TurnStats
+from antiphon.events.json_lines import encode_json_line
 from antiphon.kit.terminal_text import show_line
 
 FLUSH_INTERVAL_S = 0.05
@@ -140,4 +140,4 @@ def json_format(record: AccessRecord, at: float) -> str:
         "level": "info",
         "timestamp": datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
     }
-    return msgspec.json.encode(fields).decode()
+    return encode_json_line(fields).decode().removesuffix("\n")

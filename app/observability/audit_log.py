@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import structlog
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.keys.reloader import ReloadReport
+from antiphon.events.json_lines import encode_json_line
 
 STANDARD_OUTPUT = Path("-")
 FAULT_INTERVAL_S = 60.0
@@ -54,7 +54,7 @@ class AuditLog:
         if not self._is_on:
             return
         at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
-        line = msgspec.json.encode({"time": at, "action": action, "who": who, "result": result, **what}) + b"\n"
+        line = encode_json_line({"time": at, "action": action, "who": who, "result": result, **what})
         try:
             if self._path is None:
                 sys.stdout.buffer.write(line)

@@ -13,6 +13,7 @@ from antiphon.app.serve_options import ServeError
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, Job
 from antiphon.engine.scripted.script import Recording, prompt_key
+from antiphon.kit.line_ends import escape_line_separators
 
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 MIN_PAUSE_S = 0.001
@@ -186,7 +187,7 @@ def _tokens_step(chunk: Chunk) -> dict[str, Any]:
 
 def _comment(text: str) -> str:
     """Returns text in quotes, without control characters: they would end a comment, or a string."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return escape_line_separators(json.dumps(text, ensure_ascii=False)).replace("\x7f", "\\u007f")
 
 
 def _format_key(key: str) -> str:

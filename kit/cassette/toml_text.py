@@ -9,6 +9,7 @@ import msgspec
 
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedReply, RecordedRequest
 from antiphon.kit.cassette.frames import describe_frame
+from antiphon.kit.line_ends import LINE_SEPARATORS, escape_line_separators
 
 HEADER = """\
 # A cassette: requests to a server of language models, and its replies. `antiphon replay FILE` serves it.
@@ -18,8 +19,8 @@ version = 1
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ENDING_QUOTE = re.compile(r'"(?=""|\Z)')
 """A quotation mark that could be the first of the three that end a string in several lines."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-"""Characters that a literal string must not have; a line feed may be in one of several lines."""
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f{LINE_SEPARATORS}]")
+"""Characters that a literal string does not have; a line feed may be in one of several lines."""
 
 
 def format_exchange(exchange: RecordedExchange) -> str:
@@ -128,4 +129,4 @@ def _format_basic_lines(text: str) -> str:
 
 def _format_basic(text: str) -> str:
     escaped = json.dumps(text, ensure_ascii=False)  # JSON's escapes are those of TOML, but for DEL
-    return escaped.replace("\x7f", "\\u007f")
+    return escape_line_separators(escaped).replace("\x7f", "\\u007f")

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from antiphon.kit.line_ends import escape_line_separators
+
 Cases = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any] | str]
 """A TOML file, its content, its replies, or texts to reply with, one for each request."""
 
@@ -54,4 +56,4 @@ def dump_value(value: Any) -> str:
 
 def _quote(text: str) -> str:
     """Returns a TOML string. JSON's escapes are TOML's, and DEL is the one character that only TOML escapes."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return escape_line_separators(json.dumps(text, ensure_ascii=False)).replace("\x7f", "\\u007f")

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from antiphon.kit.checker.schema import as_list
+from antiphon.kit.line_ends import escape_line_separators
 from antiphon.kit.snapshot.id_numbers import IdNumbers
 
 Json = Mapping[str, Any]
@@ -177,4 +178,4 @@ def _clip_texts(value: Any) -> Any:
 
 
 def _dump_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return escape_line_separators(json.dumps(value, ensure_ascii=False, default=str))

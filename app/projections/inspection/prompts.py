@@ -4,15 +4,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-import msgspec
-
 from antiphon.app.base.step_detail import spell_token
 from antiphon.app.inspection.record import RoundRecord
+from antiphon.events.json_lines import encode_json_line
 from antiphon.harmony.format import ModelFormat
 
 MAX_RUN_TOKENS = 256
 """Tokens in one line."""
-_encode_json = msgspec.json.Encoder().encode
 
 
 def encode_prompt(rounds: Sequence[RoundRecord], form: ModelFormat | None, after: int, limit: int) -> bytes:
@@ -28,7 +26,7 @@ def encode_prompt(rounds: Sequence[RoundRecord], form: ModelFormat | None, after
         first += len(each.prompt)
     for line in lines:
         del line["at"]
-    return b"".join(_encode_json(line) + b"\n" for line in lines)
+    return b"".join(map(encode_json_line, lines))
 
 
 def _list_runs(each: RoundRecord, form: ModelFormat | None, start: int, end: int) -> Iterator[dict[str, Any]]:

@@ -12,9 +12,9 @@ from antiphon.app.projections.chat.stream import ChatStream
 from antiphon.app.projections.completions.stream import CompletionStream
 from antiphon.app.projections.messages.stream import MessagesStream
 from antiphon.app.projections.responses import ResponsesStream
+from antiphon.events.json_lines import encode_json_line
 
 ReadingApi = Literal["responses", "chat", "messages", "completions"]
-_encode_json = msgspec.json.Encoder().encode
 
 
 def create_encoder(log: EventLog, api: ReadingApi) -> StreamEncoder:
@@ -52,4 +52,4 @@ def _list_frames(number: int, stream: bytes) -> Iterator[bytes]:
             continue
         line = {"n": number, **({"name": fields[b"event"].decode()} if b"event" in fields else {})}
         data = fields[b"data"]
-        yield _encode_json(line | {"data": data.decode() if data == b"[DONE]" else msgspec.Raw(data)}) + b"\n"
+        yield encode_json_line(line | {"data": data.decode() if data == b"[DONE]" else msgspec.Raw(data)})

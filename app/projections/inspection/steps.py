@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from antiphon.app.base.event_log import LogEntry
+from antiphon.events.json_lines import encode_json_line
 from antiphon.state.table import CELLS, GUARDS, TABLE, Input, State
 
-_encode_json = msgspec.json.Encoder().encode
 _UNRECORDED = ("at_us", "inputs")
 
 
@@ -31,7 +31,7 @@ def encode_steps(entries: Iterable[LogEntry], number: int = 0, step: int = 0) ->
             line["detail"] = {name: value for name, value in detail.items() if name not in _UNRECORDED}
             step += 1
         number += 1
-        yield step, _encode_json(line) + b"\n"
+        yield step, encode_json_line(line)
 
 
 def encode_page(entries: list[LogEntry], after: int, limit: int) -> bytes:

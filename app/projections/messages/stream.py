@@ -10,7 +10,7 @@ from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.messages.accumulator import MessageAccumulator
 from antiphon.app.projections.messages.fold import MessagesFold
 from antiphon.app.projections.messages.schema import AnyMessageEvent, MessageEvent
-from antiphon.events import sse
+from antiphon.events.json_lines import escape_line_separators
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -30,7 +30,7 @@ class MessagesStream(StreamEncoder):
 
 def frame_message_event(event: AnyMessageEvent) -> bytes:
     """Returns the frame of an event: its type is the frame's event name."""
-    return b"%b%b\n\n" % (_frame_header(type(event)), sse.escape_line_separators(_encode_json(event)))
+    return b"%b%b\n\n" % (_frame_header(type(event)), escape_line_separators(_encode_json(event)))
 
 
 async def final_message(log: EventLog, *, show_thinking: bool = True) -> bytes:

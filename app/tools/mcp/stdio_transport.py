@@ -32,6 +32,7 @@ from pydantic import ValidationError
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, ToolServerError
 from antiphon.app.tools.mcp.line_reader import Line, RequestId, find_broken_answer, read_lines
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
+from antiphon.events.json_lines import escape_line_separators
 
 _log = structlog.get_logger(__name__)
 
@@ -134,7 +135,7 @@ async def _write_messages(
                 elif isinstance(item.message, JSONRPCNotification) and item.message.method == CANCELLED:
                     waiting.pop(cancelled_request_id_from_params(item.message.params) or "", None)
                 line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                process.stdin.write(line.encode() + b"\n")
+                process.stdin.write(escape_line_separators(line.encode()) + b"\n")
                 await process.stdin.drain()
     except OSError:
         ended.set()
