@@ -75,6 +75,7 @@ class PictureDesk:
         self._asked: dict[FeatureKey, str] = {}
         """Id of the job for which each picture was asked for."""
         self._tasks: dict[FeatureKey, EncodingTask] = {}
+        """Pictures to encode; those in `_asked` have no arrays yet."""
         self._requests: list[tuple[str, bytes]] = []
         self._faults: dict[FeatureKey, Fault] = {}
         self._job_faults: dict[tuple[str, bytes], Fault] = {}
@@ -142,8 +143,7 @@ class PictureDesk:
             arrays = map_arrays(media)
         except (InvalidArrays, OSError) as error:
             log.warning("the arrays of a picture are invalid: %s", error)
-            self._job_faults[job_id, key] = ENCODING_FAILED
-            self._forget(job_id, key)
+            self._drop(job_id, key, ENCODING_FAILED)
             return
         self.provide_tensors(job_id, key, arrays)
 
@@ -154,9 +154,13 @@ class PictureDesk:
 
     def refuse(self, job_id: str, key: bytes, message: str) -> None:
         """Ends a job whose picture the parent does not have."""
+        self._drop(job_id, key, Fault("media_unavailable", message, retryable=True))
+
+    def _drop(self, job_id: str, key: bytes, fault: Fault) -> None:
+        """Ends a job that asked for a picture. Another job that waits for it asks itself."""
         for feature_key in self._forget(job_id, key):
             del self._tasks[feature_key]
-        self._job_faults[job_id, key] = Fault("media_unavailable", message, retryable=True)
+        self._job_faults[job_id, key] = fault
 
     def _forget(self, job_id: str, key: bytes) -> list[FeatureKey]:
         found = [each for each, asker in self._asked.items() if asker == job_id and each[2] == key]
@@ -226,15 +230,17 @@ class PictureDesk:
             self._keep_result(result)
 
     def _keep_result(self, result: EncodingResult) -> None:
-        self._tasks.pop(result.key, None)
+        key = result.task.key
+        if self._tasks.get(key) is result.task:  # else it was cancelled, and the picture is asked for again
+            del self._tasks[key]
         if result.features is not None:
             self.num_encoded += 1
             self._row_bytes = result.features.num_bytes // len(result.features.pooled)
-            self.cache.insert(result.key, result.features)
-            self._fresh = {key for key in (*self._fresh, result.key) if key in self.cache}
+            self.cache.insert(key, result.features)
+            self._fresh = {each for each in (*self._fresh, key) if each in self.cache}
         elif result.failure is not None:
             log.error("a picture could not be encoded", exc_info=result.failure)
-            self._faults[result.key] = ENCODING_FAILED
+            self._faults[key] = ENCODING_FAILED
 
     def _wake(self) -> None:
         with suppress(BlockingIOError):

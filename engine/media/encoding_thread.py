@@ -33,7 +33,7 @@ class EncodingTask(NamedTuple):
 class EncodingResult(NamedTuple):
     """The features of a picture, or why there are none. Both are None if the encoding was cancelled."""
 
-    key: FeatureKey
+    task: EncodingTask
     features: ImageFeatures | None
     failure: Exception | None
 
@@ -95,8 +95,8 @@ class EncodingThread:
 def run_task(encoder: ImageEncoder, task: EncodingTask) -> EncodingResult:
     """Encodes a picture. An error is returned and never raised."""
     try:
-        return EncodingResult(task.key, encoder.encode(task.arrays, task.rows), None)
+        return EncodingResult(task, encoder.encode(task.arrays, task.rows), None)
     except EncodingCancelled:
-        return EncodingResult(task.key, None, None)
+        return EncodingResult(task, None, None)
     except Exception as failure:  # noqa: BLE001  it ends the jobs that need the picture
-        return EncodingResult(task.key, None, failure)
+        return EncodingResult(task, None, failure)
