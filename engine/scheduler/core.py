@@ -193,6 +193,7 @@ class Core:
                 continue
             if not sequence.admitted:
                 sequence.admitted = True
+                cached_tokens = min(cached_tokens, len(sequence.job.tokens))  # an earlier run may have generated more
                 self._prefix_hit_tokens += cached_tokens
                 self._outbox.append((sequence.job.id, Chunk(cached_tokens=cached_tokens)))
 
@@ -244,7 +245,7 @@ class Core:
             tokens=output.tokens,
             logprobs=output.logprobs,
             finish=output.finish,
-            stop_id=output.tokens[-1] if output.finish == "stop" else None,
+            stop_id=output.tokens[-1] if output.finish == "stop" and output.tokens else None,
             prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
         )
         if output.finish:

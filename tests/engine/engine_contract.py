@@ -128,6 +128,15 @@ async def prompt_that_comes_again_is_cached(case: EngineCase) -> None:
     assert max(chunk.cached_tokens for chunk in chunks) >= length / 2
 
 
+async def cached_tokens_are_those_of_the_prompt(case: EngineCase) -> None:
+    """What an earlier run generated may be cached, too, and is no part of the prompt."""
+    prompt = tuple(40 + n % 50 for n in range(60))
+    whole = join(await case.run(tokens=prompt, max_tokens=60, temperature=0.0))
+    for generated in (whole[:50], None):
+        chunks = await case.run(tokens=prompt, max_tokens=60, temperature=0.0, generated=generated)
+        assert max(chunk.cached_tokens for chunk in chunks) <= len(prompt)
+
+
 async def cancelled_job_frees_its_slot(case: EngineCase) -> None:
     job, chunks = case.make_job(max_tokens=2000), list[Chunk]()
     task = asyncio.create_task(case.engine.generate(job, chunks.append))
@@ -237,6 +246,7 @@ CHECKS: tuple[Callable[[EngineCase], Awaitable[None]], ...] = (
     log_probabilities,
     seed_decides_the_output,
     prompt_that_comes_again_is_cached,
+    cached_tokens_are_those_of_the_prompt,
     cancelled_job_frees_its_slot,
     caller_that_leaves_frees_its_slot,
     deadline_ends_the_job,

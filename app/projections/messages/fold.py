@@ -296,6 +296,7 @@ def _convert_citation(annotation: Annotation, text: str) -> BlockCitation:
 
 def message_usage(input_tokens: int, cached_tokens: int, output_tokens: int) -> MessageUsage:
     """Returns the usage. `input_tokens` is the whole prompt, of which `cached_tokens` were cached."""
+    cached_tokens = min(cached_tokens, input_tokens)  # older servers have stored larger ones
     return MessageUsage(
         input_tokens=input_tokens - cached_tokens, cache_read_input_tokens=cached_tokens, output_tokens=output_tokens
     )

@@ -23,6 +23,7 @@ from tests.engine.tiny_models import (
     DEVICE,
     DEVICE_OPTIONS,
     VOCAB_SIZE,
+    build_tiny_core,
     join_tokens,
     make_job,
     make_prompts,
@@ -124,3 +125,13 @@ def test_prompt_logprobs_are_reported_once() -> None:
     assert sum(len(chunk.prompt_logprobs) for chunk in first) == len(PROMPT)
     again = make_job(PROMPT, prompt_logprobs=0, max_tokens=3, ignore_eos=True, generated=tuple(join_tokens(first)[:1]))
     assert not any(chunk.prompt_logprobs for chunk in run_jobs(core, again)["j"])
+
+
+def test_cached_tokens_of_a_continued_job_are_those_of_its_prompt() -> None:
+    core = build_tiny_core()
+    prompt = make_prompts(60)[0]
+    whole = join_tokens(run_jobs(core, make_job(prompt, "whole", max_tokens=150))["whole"])
+    before = core.stats().prefix_hit_tokens
+    chunks = run_jobs(core, make_job(prompt, "rest", max_tokens=170, generated=tuple(whole[:100])))["rest"]
+    assert max(chunk.cached_tokens for chunk in chunks) == len(prompt)
+    assert core.stats().prefix_hit_tokens - before == len(prompt)

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.projections.messages.accumulator import MessageAccumulator
-from antiphon.app.projections.messages.fold import MessagesFold
+from antiphon.app.projections.messages.fold import MessagesFold, message_usage
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.items import FileCitation, FilePath, UrlCitation
@@ -179,6 +179,14 @@ def test_usage_splits_the_prompt_at_the_end(*, has_usage: bool) -> None:
     ]
     counts = [update["usage"][key] for key in ("input_tokens", "cache_read_input_tokens", "output_tokens")]
     assert counts == ([6, 4, 7] if has_usage else [0, 0, 0])
+
+
+@pytest.mark.parametrize("cached_tokens", [9, 10, 11, 209])
+def test_input_tokens_are_never_negative(cached_tokens: int) -> None:
+    """Responses that older servers have stored may count more cached tokens than their prompts have."""
+    usage = message_usage(10, cached_tokens, 7)
+    assert usage.input_tokens == max(10 - cached_tokens, 0)
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == 10
 
 
 def test_repeated_progress_is_a_ping() -> None:
