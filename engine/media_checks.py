@@ -4,6 +4,7 @@ import fcntl
 import os
 import stat
 import sys
+from collections.abc import Collection
 
 from antiphon.engine.media_messages import ARRAY_ALIGNMENT, KEY_BYTES, MediaArrays
 from antiphon.engine.protocol import EngineError, EngineInfo, Job
@@ -25,8 +26,13 @@ def check_media(job: Job, info: EngineInfo) -> None:
         raise EngineError("invalid_request", info.image_refusal or "the model takes no pictures")
     else:
         _check_spans(job, info)
-    for token in job.sampling.logit_bias:
-        if token in info.soft_ids:
+    check_biases(job, info.soft_ids)
+
+
+def check_biases(job: Job, soft_ids: Collection[int]) -> None:
+    """Raises `EngineError` if a job prefers a token that stands for a picture. A ban of one is no fault."""
+    for token, bias in job.sampling.logit_bias.items():
+        if bias > 0 and token in soft_ids:
             raise EngineError("invalid_request", f"logit_bias: token id {token} stands for a picture, video or audio")
 
 

@@ -36,7 +36,7 @@ def read_sampling(
     """Returns the sampling parameters: the client's values, else the model's defaults, else neutral values.
 
     `limit` is the requested number of new tokens; None leaves it to the model's defaults. Raises `ApiError` 400 for a
-    token of `logit_bias` that the model does not have.
+    token of `logit_bias` that the model does not have, or a preferred one that stands for pictures.
     """
     sent: dict[str, Any] = {name: getattr(body, name, None) for name in _SAMPLING_FIELDS}
     overrides = {name: value for name, value in sent.items() if value is not None}
@@ -44,10 +44,15 @@ def read_sampling(
         overrides["top_k"] = max(body.top_k, 0)
     if not isinstance(body, MessagesBody) and body.logit_bias:
         overrides["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
-        for token in overrides["logit_bias"]:
+        for token, bias in overrides["logit_bias"].items():
             if token >= info.vocab_size:
                 message = f"Invalid 'logit_bias': the model has no token {token}, only 0 to {info.vocab_size - 1}."
                 raise invalid_value("logit_bias", message)
+            if bias > 0 and token in info.soft_ids:
+                message = (
+                    f"token {token} stands for pictures and is never generated. Leave it out, or ban it."
+                )
+                raise invalid_value("logit_bias", f"Invalid 'logit_bias': {message}")
     if limit is not None:
         overrides["max_tokens"] = limit
     return structs.replace(info.default_sampling, **overrides, top_logprobs=top_logprobs)

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import msgspec
 
+from antiphon.engine.media_checks import check_biases
 from antiphon.engine.media_messages import MediaUnavailable
 from antiphon.engine.protocol import EngineError, Job, MediaSource
 
@@ -54,10 +55,9 @@ class ImageProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_soft_tokens(job: Job, soft_ids: Sequence[int]) -> None:
-    """Raises `EngineError` if a token that stands for pictures is outside of the job's pictures, or has a bias."""
+    """Raises `EngineError` if a token that stands for pictures is outside of the job's pictures, or is preferred."""
     soft = frozenset(soft_ids)
-    if not soft.isdisjoint(job.sampling.logit_bias):
-        raise EngineError("invalid_request", "logit_bias: a token id stands for a picture, video or audio")
+    check_biases(job, soft)
     if soft.isdisjoint(job.tokens):
         return
     inside = {index for span in job.media for index in range(span.offset, span.end)}

@@ -119,6 +119,8 @@ def test_soft_tokens_have_no_log_probability_and_are_never_generated() -> None:
     assert [entry is None for entry in logprobs] == [
         index == 0 or token == SOFT_ID for index, token in enumerate(prompt.tokens)
     ]
+    banned = run_picture_jobs(core, [(make_picture_job(prompt, logit_bias={SOFT_ID: -100.0}), prompt)])["j"]
+    assert join_output(banned) == join_output(chunks), "it is never generated anyway"
     biased = make_picture_job(prompt, logit_bias={SOFT_ID: 100.0})
     with pytest.raises(EngineError, match="logit_bias"):
         core.add(biased)

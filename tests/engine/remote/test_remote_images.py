@@ -366,6 +366,8 @@ async def test_tokens_of_pictures_outside_of_pictures_are_refused() -> None:
             error = await fail(engine, **fields)
             assert error.code == "invalid_request" and "stands for a picture" in error.message
         assert len(server.jobs) == 1
+        await run(engine, logit_bias={PLACEHOLDER: -100.0})
+        assert len(server.jobs) == 2
 
 
 def test_info_is_unchanged_without_pictures() -> None:

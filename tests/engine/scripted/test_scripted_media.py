@@ -89,7 +89,9 @@ async def test_soft_tokens_outside_of_spans_are_refused(media: tuple[MediaSpan, 
         await run(*media, source=OneSource(), tokens=tokens)
 
 
-async def test_a_bias_of_a_soft_token_is_refused() -> None:
+async def test_a_soft_token_may_be_banned_and_not_preferred() -> None:
     engine = ScriptedEngine([ScriptedReply(name="r", output=("a",))], encode=lambda _: [1], info=INFO)
     with pytest.raises(EngineError, match="logit_bias"):
-        await engine.generate(Job(id="j", tokens=(1,), sampling=Sampling(logit_bias={SOFT: 1.0})), lambda _: None)
+        await engine.generate(Job(id="j", tokens=(1,), sampling=Sampling(logit_bias={SOFT: 0.1})), lambda _: None)
+    for bias in (-100.0, 0.0):
+        await engine.generate(Job(id="k", tokens=(1,), sampling=Sampling(logit_bias={SOFT: bias})), lambda _: None)
