@@ -50,11 +50,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...] = ()
     """Token ids that end the turn, besides the model's own `eos_ids`."""
     ignore_eos: bool = False
-    """Continues after the model's own `eos_ids`. `stop_ids` still end the turn."""
+    """Continues after the model's own `eos_ids`. `stop_ids` still end the turn, and so does a complete grammar."""
     max_tokens: int | None = None
     """Maximum number of new tokens, the stop token included. None: until the context is full."""
     min_tokens: int = 0
-    """Number of new tokens before which no stop token is sampled."""
+    """Number of new tokens before which no stop token is sampled, unless a grammar is complete and allows no other."""
     top_logprobs: int | None = None
     """Most likely tokens to report besides the chosen one. 0: the chosen token only; None: no log-probabilities."""
 
@@ -129,7 +129,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_id: int | None = None
     """Stop token that ended the turn; also the last of `tokens`."""
     cached_tokens: int = 0
-    """Prompt tokens read from the cache. Set on the first or the last chunk; the larger number counts."""
+    """Prompt tokens read from the cache, never more than the prompt has: `generated` ones that were read do not count.
+    Set on the first or the last chunk; the larger number counts."""
     prompt_tokens: int = 0
     """Length of a prompt into which the engine has put tokens of pictures; 0 for others."""
     replica: str = ""
@@ -189,7 +190,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids that the model never generates, whatever a request asks for."""
     soft_ids: tuple[int, ...] = ()
     """Those of `suppressed_ids` that stand for pictures, video or audio. They occur in prompts only inside of a
-    `MediaSpan`, and no `logit_bias` may name them."""
+    `MediaSpan`, and no `logit_bias` may prefer them."""
     image_form: ImageForm = "none"
     image_refusal: str = ""
     """One line that says why a model that has a vision tower takes no pictures; otherwise empty."""

@@ -29,6 +29,7 @@ from antiphon.engine.remote.remote_job import (
     continue_job,
     continue_texts,
     count_prompt_tokens,
+    end_with_grammar,
     find_uncounted,
 )
 from antiphon.engine.remote.replica import Replica
@@ -98,9 +99,9 @@ class AttemptRunner:
             if mode == "followed":
                 target = prepared.apply_to(target)
             elif mode == "masked":
-                target = mask_next_token(
-                    target, follower.list_allowed(), api.grammar_syntax, self._setup.model.vocab_size
-                )
+                allowed = follower.list_allowed(may_end=not job.sampling.min_tokens)
+                target = mask_next_token(target, allowed, api.grammar_syntax, self._setup.model.vocab_size)
+            job = end_with_grammar(job, is_masked=mode == "masked")
         start = StreamStart(
             is_admitted=run.is_admitted,
             num_generated=len(run.generated),
@@ -222,7 +223,8 @@ class AttemptRunner:
     def _build_target(self, run: RemoteJob, profile: ServerProfile) -> JobTarget:
         job, sampling = run.job, run.job.sampling
         room = profile.max_model_len - count_prompt_tokens(job)
-        eos_ids = () if sampling.ignore_eos else self._setup.model.eos_ids
+        ignores_eos = sampling.ignore_eos and job.grammar is None
+        eos_ids = () if ignores_eos else self._setup.model.eos_ids
         salt = ""
         if job.cache_salt or self._setup.options.separate_owners:
             digest = hashlib.sha256(f"{job.owner}\0{job.cache_salt}".encode()).digest()

@@ -191,6 +191,10 @@ class JobStream:
             if num_accepted:
                 self._pass_on(_shorten(output, num_accepted, None))
             return True
+        follower = self._follower
+        if self._job.sampling.min_tokens and follower is not None and follower.is_exhausted:
+            self._pass_on(_shorten(output, num_accepted, "stop"))  # the server masked the only token that was left
+            return True
         self.has_left_grammar = True
         self._admit()
         self.end_with("error", GRAMMAR_LEFT)
@@ -267,8 +271,7 @@ class JobStream:
     def _add_counts(self, chunk: Chunk) -> Chunk:
         """Returns the chunk with the counts of the prompt, which does not include what the job has generated."""
         cached, num_generated = self._cached if self._start.counts_cached else 0, self._start.num_generated
-        if num_generated:
-            cached = min(cached, self._num_prompt_tokens or len(self._job.tokens) - num_generated)
+        cached = min(cached, self._num_prompt_tokens or len(self._job.tokens) - num_generated)
         return msgspec.structs.replace(chunk, cached_tokens=cached, prompt_tokens=self._num_prompt_tokens)
 
     def _admit(self) -> None:

@@ -216,6 +216,17 @@ def continue_job(job: Job, generated: Sequence[int], request_id: str) -> Job:
     return msgspec.structs.replace(job, tokens=(*job.tokens, *generated), sampling=sampling, prompt_logprobs=None)
 
 
+def end_with_grammar(job: Job, *, is_masked: bool) -> Job:
+    """Returns a job whose grammar ends it: the server must not ignore the token of its end.
+
+    A request for one token under a mask may get any of these, the last one of the output included.
+    """
+    sampling = msgspec.structs.replace(job.sampling, ignore_eos=False)
+    if is_masked:
+        sampling = msgspec.structs.replace(sampling, min_tokens=0)
+    return msgspec.structs.replace(job, sampling=sampling)
+
+
 def continue_texts(job: Job, generated: Sequence[int], vocabulary: Vocabulary | None) -> Job:
     """Returns a job whose prompt is text, with the text of these tokens. Raises `EngineError` if that is another text.
 

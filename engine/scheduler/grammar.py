@@ -2,7 +2,7 @@
 
 A grammar is Lark text that describes the whole output of a turn; a `GrammarMatcher` follows one output. This
 module knows no dialect and no model. It changes a matcher's mask in one respect: stop tokens are allowed exactly where
-the output is complete.
+the output is complete. If the grammar has nothing else at a place, its own tokens are, too: then the turn stops there.
 """
 
 from collections import OrderedDict
@@ -48,6 +48,12 @@ class GrammarMatcher:
         self._wait_pending()
         return self._matcher.is_error()
 
+    @property
+    def is_finished(self) -> bool:
+        """True if the output is complete, and no token can follow: the model has no stop token either."""
+        self._wait_pending()
+        return not self._stop_ids and self._matcher.is_stopped() and self._matcher.is_accepting()
+
     def advance(self, token: int) -> None:
         """Records that the token was generated."""
         self._wait_pending()
@@ -71,8 +77,9 @@ class GrammarMatcher:
         if not self._matcher.is_stopped():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
+        own = allowed.copy()
         allowed[self._stop_ids] = is_complete
-        return torch.from_numpy(allowed.view(bool))
+        return torch.from_numpy((allowed if allowed.any() else own).view(bool))
 
 
 def prefetch_masks(matchers: Iterable[object]) -> None:

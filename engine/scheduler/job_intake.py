@@ -31,10 +31,17 @@ class JobIntake:
         info, sampling = self._info, job.sampling
         check_job(job, info)
         check_media(job, info)
-        stop_ids = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else frozenset(info.eos_ids))
+        stop_ids, eos_ids = frozenset(sampling.stop_ids), frozenset(info.eos_ids)
+        ignored_ids = eos_ids - stop_ids if sampling.ignore_eos else frozenset()
+        if job.grammar is not None or not sampling.ignore_eos:  # a grammar needs a token for its end
+            stop_ids |= eos_ids
         remaining = info.max_model_len - len(job.tokens)
         sampling_state = SamplingState(
-            suppress_tokens(sampling, info.suppressed_ids), job.tokens, stop_ids, self._grammar_matcher(job, stop_ids)
+            suppress_tokens(sampling, info.suppressed_ids),
+            job.tokens,
+            stop_ids,
+            self._grammar_matcher(job, stop_ids),
+            ignored_ids & stop_ids,
         )
         sampling_state.replay_tokens(job.generated or ())
         return Sequence(

@@ -1,4 +1,4 @@
-"""Sampling of tokens from logits: penalties, bias, masks, filters, one random number per token, log-probabilities.
+"""Sampling of tokens from logits: penalties, bias, masks, filters, one random number per token.
 
 This module knows no models and no schedules. Each row uses the random numbers of its own request, in order, so that a
 request's tokens never depend on the rest of the batch: rows are processed together only if each gets the same result
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from antiphon.engine.kernels.bindings import SOFTMAX_BLOCK, Kernels
-from antiphon.engine.protocol import Sampling, TokenLogprob
+from antiphon.engine.protocol import Sampling
 from antiphon.engine.scheduler.grammar import GrammarMatcher
 
 TOP_P_CANDIDATES = 1024
@@ -33,11 +33,17 @@ GREEDY_TEMPERATURE = 1e-5
 class SamplingState:
     """Sampling state of one request: its random numbers, the counts of its tokens, its grammar.
 
-    `prompt` counts for the repetition penalty only. `stop_ids` are forbidden for the first `min_tokens` tokens.
+    `prompt` counts for the repetition penalty only. `stop_ids` are forbidden for the first `min_tokens` tokens, and
+    those among `ignored_ids` always; both are allowed where a grammar allows nothing else.
     """
 
     def __init__(
-        self, sampling: Sampling, prompt: Sequence[int], stop_ids: frozenset[int], grammar: GrammarMatcher | None = None
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        stop_ids: frozenset[int],
+        grammar: GrammarMatcher | None = None,
+        ignored_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.sampling = sampling
         self.grammar = grammar
@@ -46,14 +52,14 @@ class SamplingState:
         self._prompt_ids = set(prompt) if sampling.repetition_penalty != 1.0 else set()
         self._generated_counts: Counter[int] = Counter()
         self._num_generated = 0
-        self._stop_ids = stop_ids
+        self._stop_ids, self._ignored_ids = stop_ids, ignored_ids
 
     @property
     def uses_raw_logits(self) -> bool:
         """True if the next token is sampled from the logits without penalties, bias or mask."""
         s = self.sampling
         penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
-        return not (penalised or s.logit_bias or self.grammar or (self._stop_ids and self._below_min_tokens))
+        return not (penalised or s.logit_bias or self.grammar or self._withheld_ids)
 
     @property
     def is_greedy(self) -> bool:
@@ -61,8 +67,9 @@ class SamplingState:
         return self.sampling.temperature <= GREEDY_TEMPERATURE or self.sampling.top_k == 1
 
     @property
-    def _below_min_tokens(self) -> bool:
-        return self._num_generated < self.sampling.min_tokens
+    def _withheld_ids(self) -> frozenset[int]:
+        """Stop tokens that must not come next."""
+        return self._stop_ids if self._num_generated < self.sampling.min_tokens else self._ignored_ids
 
     def next_uniform(self) -> float:
         """Returns the request's next random number, in [0, 1)."""
@@ -98,9 +105,10 @@ class SamplingState:
         if s.logit_bias:
             bias = torch.tensor(list(s.logit_bias.values()), dtype=logits.dtype, device=logits.device)
             logits[_id_tensor(s.logit_bias, logits)] += bias
-        if self._below_min_tokens:
-            logits[_id_tensor(self._stop_ids, logits)] = float("-inf")
         allowed = self.grammar.next_mask() if self.grammar else None
+        withheld = _id_tensor(self._withheld_ids, logits)
+        if allowed is None or int(allowed.sum()) > int(allowed[withheld.to(allowed.device)].sum()):
+            logits[withheld] = float("-inf")
         return logits if allowed is None else logits.masked_fill_(~allowed.to(logits.device), float("-inf"))
 
 
@@ -282,20 +290,6 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     candidates = logits.gather(1, ids.clamp_max(size - 1)).masked_fill_(ids >= size, float("-inf"))
     values, indices = candidates.topk(count)
     return values, ids.gather(1, indices)
-
-
-def compute_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of each row's token and of its `top` most likely tokens, from logits (rows, vocabulary)."""
-    log_total = logits.logsumexp(-1, keepdim=True)
-    logprobs = (logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]) - log_total)[:, 0].tolist()
-    if top <= 0:
-        return [TokenLogprob(token, value) for token, value in zip(tokens, logprobs, strict=True)]
-    values, ids = top_tokens(logits, min(top, logits.shape[-1]))
-    ranked = zip(ids.tolist(), (values - log_total).tolist(), strict=True)
-    return [
-        TokenLogprob(token, value, tuple(zip(*row, strict=True)))
-        for token, value, row in zip(tokens, logprobs, ranked, strict=True)
-    ]
 
 
 def _apply_temperature(logits: Tensor, states: list[SamplingState]) -> Tensor:

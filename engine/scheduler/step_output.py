@@ -10,7 +10,8 @@ from torch import Tensor
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.protocol import Fault, FinishReason, TokenLogprob
-from antiphon.engine.scheduler.sampler import compute_logprobs, sample_tokens
+from antiphon.engine.scheduler.logprobs import compute_logprobs
+from antiphon.engine.scheduler.sampler import sample_tokens
 from antiphon.engine.scheduler.sequence import Sequence
 
 
@@ -81,6 +82,8 @@ def process_logits(
             continue
         if sequence.num_generated >= sequence.max_new_tokens:
             outputs.append(SequenceOutput(sequence, finish="length"))
+        elif (grammar := sequence.sampling_state.grammar) is not None and grammar.is_finished:
+            outputs.append(SequenceOutput(sequence, finish="stop"))
         elif entry.draft:
             drafted.append((entry, rows))
         else:

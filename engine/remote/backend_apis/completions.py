@@ -113,7 +113,7 @@ def encode_sampling(job: Job, target: JobTarget) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "max_tokens": target.max_tokens,
-        "min_tokens": sampling.min_tokens,
+        "min_tokens": min(sampling.min_tokens, target.max_tokens),
         "stop_token_ids": target.stop_ids,
         "ignore_eos": sampling.ignore_eos,
     }

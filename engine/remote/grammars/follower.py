@@ -35,10 +35,15 @@ class GrammarFollower:
         """True if the output may end here."""
         return self._matcher.is_accepting()
 
+    @property
+    def is_exhausted(self) -> bool:
+        """True if the output is complete, and nothing but a stop token may follow."""
+        return self.is_complete and not self._list_others()
+
     def accept_tokens(self, tokens: Sequence[int]) -> int:
         """Returns the number of tokens up to the first one that the grammar does not allow, and follows these.
 
-        A stop token is allowed at the end of the grammar only.
+        A stop token is allowed at the end of the grammar, and where the grammar has nothing else.
         """
         matcher = self._matcher
         output = list(itertools.takewhile(lambda token: token not in self._stop_ids, tokens))
@@ -46,13 +51,26 @@ class GrammarFollower:
         if count:
             matcher.consume_tokens(output[:count])
         is_at_stop_token = count == len(output) < len(tokens)
-        return count + (is_at_stop_token and matcher.is_accepting())
+        return count + (is_at_stop_token and (matcher.is_accepting() or tokens[count] in self.list_allowed()))
 
-    def list_allowed(self) -> list[int]:
-        """Returns the tokens that the grammar allows next, in ascending order, with stop tokens at its end."""
-        mask = self._matcher.compute_bitmask()
-        allowed = {8 * index + bit for index, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1}
-        return sorted(allowed | self._stop_ids if self.is_complete else allowed - self._stop_ids)
+    def list_allowed(self, *, may_end: bool = True) -> list[int]:
+        """Returns the tokens that the grammar allows next, in ascending order, with stop tokens at its end.
+
+        Unless the output `may_end`, it ends only if the grammar has nothing else. A stop token of the grammar itself is
+        allowed where it has nothing else, too.
+        """
+        others = self._list_others()
+        if self.is_complete and (may_end or not others):
+            return sorted(others | self._stop_ids)
+        return sorted(others or self._list_own())
+
+    def _list_others(self) -> set[int]:
+        """Returns the tokens that the grammar allows next, without stop tokens."""
+        return self._list_own() - self._stop_ids
+
+    def _list_own(self) -> set[int]:
+        mask = b"" if self._matcher.is_stopped() else self._matcher.compute_bitmask()
+        return {8 * index + bit for index, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1}
 
 
 class PreparedGrammar:

@@ -193,6 +193,55 @@ class TestGrammars:
             assert chunks[-1].fault is not None and "grammar" in chunks[-1].fault.message
             assert engine.replicas[0].stats.grammar_departures == 1
 
+    async def test_least_number_of_tokens_is_not_asked_of_a_mask(self) -> None:
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(*ids("bx")), play_vllm(EOS)]
+            chunks = await run_job(engine, grammar='start: "a" "b"', generated=ids("a"), min_tokens=50, max_tokens=60)
+            assert (merge_chunks(chunks), chunks[-1].finish) == ((*ids("b"), EOS), "stop")
+            first, second = [job.body for job in server.jobs]
+            assert (first["min_tokens"], first["max_tokens"]) == (49, 59)
+            assert (second["min_tokens"], second["max_tokens"]) == (0, 1)
+            assert second["structured_outputs"] == {"grammar": f"start: <[{EOS}]>"}
+
+    async def test_end_is_not_allowed_before_the_least_number_of_tokens(self) -> None:
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(*ids("x")), play_vllm(*ids("c")), play_vllm(EOS)]
+            grammar = 'start: "a" "c"? "d"?'
+            chunks = await run_job(engine, grammar=grammar, generated=ids("a"), min_tokens=2, max_tokens=9)
+            assert merge_chunks(chunks) == (*ids("c"), EOS)
+            [low, high] = sorted(ids("cd"))
+            assert server.jobs[1].body["structured_outputs"] == {"grammar": f"start: <[{low}-{high}]>"}
+
+    @pytest.mark.parametrize("after", ["x", "xyz"])
+    async def test_complete_grammar_ends_a_reply_that_the_server_must_go_on_with(self, after: str) -> None:
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(*ids(f"ab{after}"))]
+            chunks = await run_job(engine, grammar='start: "a" "b"', min_tokens=50)
+            assert (merge_chunks(chunks), chunks[-1].finish) == (ids("ab"), "stop")
+            assert not engine.replicas[0].stats.grammar_departures
+
+    async def test_the_end_of_a_grammar_is_not_ignored(self) -> None:
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(*ids("ab"), EOS)]
+            chunks = await run_job(engine, grammar='start: "a" "b"', ignore_eos=True)
+            assert (merge_chunks(chunks), chunks[-1].finish) == ((*ids("ab"), EOS), "stop")
+            body = server.jobs[0].body
+            assert body["ignore_eos"] is False and EOS in body["stop_token_ids"]
+
+    async def test_stop_token_that_the_grammar_needs_ends_the_job(self) -> None:
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(*ids("x")), play_vllm(*ids("b"))]
+            chunks = await run_job(engine, grammar='start: "a" "b" "c"', generated=ids("a"), stop_ids=ids("b"))
+            assert (merge_chunks(chunks), chunks[-1].stop_id) == (ids("b"), ids("b")[0])
+            assert server.jobs[1].body["structured_outputs"] == {"grammar": f"start: <[{ids('b')[0]}]>"}
+
+    async def test_least_number_of_tokens_is_at_most_the_room(self) -> None:
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(50, EOS)]
+            await run_job(engine, min_tokens=10**6)
+            body = server.jobs[0].body
+            assert body["min_tokens"] == body["max_tokens"] < 10**6
+
     async def test_generated_tokens_outside_the_grammar_are_refused(self) -> None:
         async with remote_engine() as (engine, [server]):
             error = await refuse_job(engine, grammar='start: "a" "c"', generated=ids("x"))

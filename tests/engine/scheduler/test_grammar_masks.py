@@ -13,6 +13,7 @@ from tests.progress import HANG_TIMEOUT_S
 pytest.importorskip("torch")
 
 import jsonschema
+import msgspec
 import torch
 from llguidance import LLMatcher, LLParserLimits
 from tokenizers import Tokenizer
@@ -228,3 +229,57 @@ def test_number_of_cached_compiled_grammars_is_limited(monkeypatch: pytest.Monke
     matcher, reference = (compiler.create_matcher(f'start: "{MAX_COMPILED_GRAMMARS}"', {STOP_ID}) for _ in range(2))
     matcher.advance(int(matcher.next_mask().nonzero()[0]))
     assert not torch.equal(matcher.next_mask(), reference.next_mask()), "each matcher has its own state"
+
+
+HELLO = 'start: "Hello"'
+HELLO_OR_MORE = 'start: "Hello" ("!" | "?")*'
+EOS_IDS = (2,)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"min_tokens": 50},
+        {"min_tokens": 50, "stop_ids": ()},
+        {"min_tokens": 50, "ignore_eos": True},
+        {"ignore_eos": True, "stop_ids": ()},
+        {"min_tokens": 50, "ignore_eos": True, "stop_ids": ()},
+        {"min_tokens": 50, "logit_bias": {2: -100.0}},
+        {"min_tokens": 50, "temperature": 0.0},
+        {"ignore_eos": True, "stop_ids": (), "temperature": 0.0},
+        {"min_tokens": 50, "top_p": 0.5, "top_k": 3, "min_p": 0.1},
+    ],
+)
+def test_a_complete_grammar_ends_before_the_least_number_of_tokens(
+    tokenizer: Tokenizer, sampling: dict[str, Any]
+) -> None:
+    chunks = run_jobs(build_random_core(), make_job_with_grammar("j", HELLO, **sampling))["j"]
+    assert chunks[-1].fault is None
+    assert chunks[-1].finish == "stop" and chunks[-1].stop_id in EOS_IDS
+    assert decode_output(tokenizer, chunks) == "Hello"
+
+
+@pytest.mark.parametrize("sampling", [{"min_tokens": 20}, {"ignore_eos": True, "stop_ids": (), "max_tokens": 20}])
+def test_a_grammar_that_can_go_on_does_so(tokenizer: Tokenizer, sampling: dict[str, Any]) -> None:
+    for seed in range(5):
+        chunks = run_jobs(build_random_core(), make_job_with_grammar("j", HELLO_OR_MORE, seed, **sampling))["j"]
+        assert chunks[-1].fault is None
+        assert re.fullmatch(r"Hello[!?]*", decode_output(tokenizer, chunks))
+        assert len([token for token in join_tokens(chunks) if token != STOP_ID]) >= 20
+
+
+def test_a_stop_token_that_the_grammar_needs_ends_the_turn(tokenizer: Tokenizer) -> None:
+    (first, *_) = tokenizer.encode("!", add_special_tokens=False).ids
+    job = make_job_with_grammar("j", 'start: "Hello" "!" "Hello"', stop_ids=(STOP_ID, first))
+    chunks = run_jobs(build_random_core(), job)["j"]
+    assert chunks[-1].fault is None and chunks[-1].finish == "stop" and chunks[-1].stop_id == first
+    assert decode_output(tokenizer, chunks) == "Hello!"
+
+
+def test_a_complete_grammar_of_a_model_without_an_end_token_ends(tokenizer: Tokenizer) -> None:
+    core = build_random_core()
+    core.info = msgspec.structs.replace(core.info, eos_ids=())
+    core._intake._info = core.info
+    chunks = run_jobs(core, make_job_with_grammar("j", HELLO, stop_ids=()))["j"]
+    assert chunks[-1].fault is None and chunks[-1].finish == "stop" and chunks[-1].stop_id is None
+    assert decode_output(tokenizer, chunks).startswith("Hello")

@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 import torch
 
 from antiphon.engine.protocol import Sampling
-from antiphon.engine.scheduler.sampler import TOP_P_CANDIDATES, SamplingState, compute_logprobs, sample_tokens
+from antiphon.engine.scheduler.logprobs import compute_logprobs
+from antiphon.engine.scheduler.sampler import TOP_P_CANDIDATES, SamplingState, sample_tokens
 from tests.engine.fake_matcher import FakeMatcher
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])

@@ -10,11 +10,11 @@ pytest.importorskip("torch")
 import torch
 
 from antiphon.engine.protocol import Sampling
+from antiphon.engine.scheduler.logprobs import compute_logprobs
 from antiphon.engine.scheduler.sampler import (
     SOFTMAX_BLOCK,
     TOP_P_CANDIDATES,
     SamplingState,
-    compute_logprobs,
     sample_tokens,
     top_tokens,
 )
