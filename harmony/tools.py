@@ -46,6 +46,8 @@ class ServerTool(Struct, frozen=True, kw_only=True):
     needs_approval: bool = False
     container_id: str = ""
     read_only: bool | None = None
+    is_invented: bool = False
+    """True if the model calls a tool of an MCP server that it was not offered."""
 
 
 OfferedTool = FunctionTool | CustomTool | BuiltinTool | ServerTool
@@ -105,6 +107,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
             self.namespace,
             server_label=self.server.server_label,
             container_id=self.server.container_id,
+            is_invented=self.server.is_invented,
         )
 
 
@@ -115,7 +118,9 @@ ToolCall = tuple[ToolSpec, str]
 class ToolTable:
     """Offered tools in the order of the request, with look-ups by model name and by namespace and name."""
 
-    def __init__(self, tools: Sequence[ToolSpec] = ()) -> None:
+    def __init__(self, tools: Sequence[ToolSpec] = (), hidden: Sequence[ToolSpec] = ()) -> None:
+        self.hidden = hidden
+        """Tools that cannot be called, or not yet. They tell who answers the call of a tool that does not exist."""
         self._by_model_name: Mapping[str, ToolSpec] = {tool.model_name: tool for tool in tools}
         short_names = [(short_name, tool) for tool in tools for short_name in _short_names(tool)]
         counts = Counter(short_name for short_name, _ in short_names)
@@ -171,11 +176,13 @@ class ToolTable:
         """The tools that the prompt shows in its list."""
         if not any(tool.is_loaded for tool in self):
             return self
-        return ToolTable([tool for tool in self if not tool.is_loaded])
+        return ToolTable([tool for tool in self if not tool.is_loaded], self.hidden)
 
     def without(self, hidden: Container[ToolKey]) -> "ToolTable":
         """Returns the table without these tools. All others keep their model names."""
-        return ToolTable([tool for tool in self if (tool.namespace, tool.name) not in hidden])
+        left_out = [tool for tool in self if (tool.namespace, tool.name) in hidden]
+        shown = [tool for tool in self if (tool.namespace, tool.name) not in hidden]
+        return ToolTable(shown, [*self.hidden, *left_out])
 
     def find_tool(self, model_name: str) -> ToolSpec | None:
         """Returns the tool with this model name, else the only one with this short name.

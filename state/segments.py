@@ -70,7 +70,8 @@ class Call(Struct, frozen=True, gc=False):
     `apply_patch`. `is_async`: the client may send the output later than in the next request. `server_label` belongs to
     a call of an MCP server's tool, `approval_request_id` to one that the client has approved, `container_id` to a call
     of `code_interpreter`. A call of kind `mcp_approval` is not run: it becomes a request to approve it. `execution`
-    belongs to a call of `tool_search`: the server answers its own at once, with a `CompleteItem`.
+    belongs to a call of `tool_search`: the server answers its own at once, with a `CompleteItem`. `is_invented`: the
+    server that `server_label` names was not offered with such a tool, so the call fails without being made.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Call(Struct, frozen=True, gc=False):
     approval_request_id: str | None = None
     container_id: str = ""
     execution: Execution = "client"
+    is_invented: bool = False
 
 
 class Arguments(Struct, frozen=True, gc=False):

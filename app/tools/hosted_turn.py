@@ -6,7 +6,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from antiphon.app.base.tracing.turn_trace import TurnTrace
-from antiphon.app.tools.runners import CallOutcome, FitOutput, Runners, WebSearchRunner
+from antiphon.app.tools.runners import CallOutcome, FitOutput, Runners, WebSearchRunner, fail_invented_call
 from antiphon.app.tools.search.citations import SourceList
 from antiphon.app.tools.tool_search import ToolSearch
 from antiphon.events.hosted import McpListTools, ToolSearchCall, ToolSearchOutput
@@ -98,6 +98,8 @@ class HostedTurn:
 
     async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
         """Runs a call. A failure is an outcome, too: the model reads it, and the turn goes on."""
+        if call.is_invented:
+            return fail_invented_call(call)
         kind: ServerToolKind = call.kind  # type: ignore[assignment]  # the machine runs no others
         started_at = asyncio.get_running_loop().time()
         try:

@@ -67,6 +67,15 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def fail_invented_call(call: Call) -> CallOutcome:
+    """Returns the outcome of a call of a tool that was not offered. Its server, which may have it, is not asked."""
+    message = (
+        f"'{call.server_label}' has no tool '{call.name}' that can be called now. Call only tools that are listed."
+    )
+    error = McpProtocolError(code=INVALID_PARAMS, message=message)
+    return CallOutcome(McpResult(error=error), convert_error(error).text)
+
+
 class McpRunner:
     """Runs calls of tools of MCP servers."""
 

@@ -13,6 +13,7 @@ from antiphon.events.items import Annotation, Logprob, Phase
 from antiphon.harmony.builtin_tools import BuiltinKind
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.parsing import schema_values
+from antiphon.harmony.parsing.invented_tools import find_invented_tool, has_client_tools
 from antiphon.harmony.parsing.tape import HoldBackExceeded, MalformedText, Parser, Tape
 from antiphon.harmony.parsing.unoffered_calls import UnofferedCalls
 from antiphon.harmony.tokens.detokenizer import Detokenizer, MarkerAlphabet
@@ -97,13 +98,17 @@ class TapeReader:
     def require_tool(self, flat: str, kind: Literal["function", "custom"] = "function") -> ToolSpec:
         """Returns the tool of this name. Raises `MalformedText` if it cannot be called: the text is not a call.
 
-        `kind` is that of an unknown tool, if those can be called.
+        `kind` is that of an unknown tool, if those can be called. The server answers the call of one that is in the
+        namespace of its tools, and the client others: a client without tools gets none.
         """
         tool = self._tools.find_tool(flat) if self._callable else None
         if tool is not None:
             return tool
-        if self.accepts_unknown_tools and VALID_NAME.fullmatch(flat):
-            return ToolSpec(model_name=flat, name=flat, kind=kind)
+        if self.accepts_unknown_tools:
+            if (invented := find_invented_tool(self._tools, flat)) is not None:
+                return invented
+            if VALID_NAME.fullmatch(flat) and has_client_tools(self._tools):
+                return ToolSpec(model_name=flat, name=flat, kind=kind)
         self.unoffered.refuse(flat)
         raise MalformedText(flat)
 

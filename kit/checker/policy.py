@@ -218,10 +218,19 @@ def _check_hosted_calls(settings: Mapping[str, Any], output: Sequence[JsonItem],
         if not matching:
             known = [_name_tool(tool) for tool in tools]
             findings.add("tool-unknown", f"one of {quote(known)}", quote(call.get("server_label", kind)), label)
-        elif name is not None and not any(_allows(tool.get("allowed_tools"), name) for tool in matching):
+        elif name is not None and not _may_call(call, name, matching):
             findings.add("tool-not-allowed", quote(matching[0].get("allowed_tools")), quote(name), label)
         if kind == APPROVAL or (kind == "mcp_call" and call.get("status", "completed") == "completed"):
             check_arguments(call.get("arguments"), None, label, findings)
+
+
+def _may_call(call: JsonItem, name: str, tools: Sequence[JsonItem]) -> bool:
+    """Returns whether one of the tools allows a call, or the protocol refused it: then nothing has run."""
+    error = call.get("error")
+    is_refused = isinstance(error, dict) and error.get("type") == "mcp_protocol_error"
+    return (call.get("status") == "failed" and is_refused) or any(
+        _allows(tool.get("allowed_tools"), name) for tool in tools
+    )
 
 
 def _allows(allowed: Any, name: str) -> bool:

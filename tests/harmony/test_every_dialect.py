@@ -27,7 +27,7 @@ from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
-from antiphon.harmony.tools import ToolTable
+from antiphon.harmony.tools import ServerTool, ToolTable
 from antiphon.state.segments import Arguments, Call, Close, Say, Think
 from tests.harmony import parser_helpers
 from tests.harmony.grammar_helpers import MatcherVocabulary
@@ -225,6 +225,23 @@ def test_call_of_an_unknown_tool_is_a_call_on_request(dialect: Dialect) -> None:
             assert not parser_helpers.collect_calls(
                 parser_helpers.parse_tokens(model_format, tokens, prompt_input=refused)[0]
             )
+
+
+@EACH_CALLING_DIALECT
+def test_invented_tool_of_a_server_is_its_call(dialect: Dialect) -> None:
+    """It never becomes a call of the client's function. Syntaxes of ordinary answers stay text."""
+    known = ServerTool(kind="mcp", name="add", server_label="math", parameters={"type": "object"})
+    prompt_input = parser_helpers.build_prompt_input(tools=ToolTable.from_request([known]), unknown_tools="call")
+    is_plain = dialect.calls[0].head_only or dialect.calls[0].openers[0].startswith("```")
+    for written in ("math__subtract", "subtract"):
+        text = write_sample_calls(dialect, "one").replace("add", written)
+        for model_format in load_formats(dialect.name):
+            segments, _ = parser_helpers.parse_tokens(
+                model_format, model_format.encode(text), prompt_input=prompt_input
+            )
+            calls = [segment for segment in segments if isinstance(segment, Call)]
+            found = [(call.kind, call.server_label, call.name, call.is_invented) for call in calls]
+            assert found == ([] if is_plain else [("mcp", "math", "subtract", True)])
 
 
 @pytest.mark.parametrize(("unknown_tools", "names"), [("text", []), ("call", ["subtract"])])

@@ -161,9 +161,10 @@ def test_calls_above_the_limit_of_tokens(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("name", ["absent", "another label", "odd label"])
 def test_tool_that_is_not_there(server: RunningServer, traffic: ToolTraffic, name: str) -> None:
-    """A call of what nobody offered is the client's to answer, as ever. It is not dialled."""
+    """A client without functions gets no call of one. The call fails, and no server is asked."""
     response = play(server, name)
-    assert list_kinds(response) == ["mcp_list_tools", "function_call"] and not traffic.calls
+    assert list_kinds(response) == ["mcp_list_tools", "mcp_call", "message"] and not traffic.calls
+    assert find_items(response, "mcp_call")[0]["status"] == "failed"
 
 
 def test_tool_of_another_label_is_called_there_only(server: RunningServer, traffic: ToolTraffic) -> None:
@@ -192,7 +193,7 @@ FORBIDDING: list[Json] = [
 @pytest.mark.parametrize("fields", FORBIDDING, ids=lambda fields: str(fields)[:50])
 def test_call_that_the_request_forbids(server: RunningServer, traffic: ToolTraffic, fields: Json) -> None:
     response = play(server, "endless", **fields)
-    assert "mcp_call" not in list_kinds(response) and not traffic.calls
+    assert all(call["status"] == "failed" for call in find_items(response, "mcp_call")) and not traffic.calls
 
 
 def test_hundreds_of_calls_in_one_round(server: RunningServer, traffic: ToolTraffic) -> None:
