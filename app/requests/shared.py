@@ -49,9 +49,7 @@ def read_sampling(
                 message = f"Invalid 'logit_bias': the model has no token {token}, only 0 to {info.vocab_size - 1}."
                 raise invalid_value("logit_bias", message)
             if bias > 0 and token in info.soft_ids:
-                message = (
-                    f"token {token} stands for pictures and is never generated. Leave it out, or ban it."
-                )
+                message = f"token {token} stands for pictures and is never generated. Leave it out, or ban it."
                 raise invalid_value("logit_bias", f"Invalid 'logit_bias': {message}")
     if limit is not None:
         overrides["max_tokens"] = limit
