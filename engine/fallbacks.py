@@ -36,7 +36,7 @@ FALLBACKS = {
         "each row is a product of its own: adapters are slower",
     ),
     "adapter_pass": FallbackKind(
-        "a pass that runs fused layers in parts gives the logits of the base model the same bits",
+        "no layer is fused, or a pass that runs fused layers in parts gives the base model's logits the same bits",
         "rows with adapters run in a pass of their own: a step with both kinds takes longer",
     ),
     "context": FallbackKind(

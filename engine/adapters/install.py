@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.fallbacks import report_fallback
+from antiphon.engine.fit.decoder_layer import FusedDecoderLayer
 from antiphon.engine.forward.interface import ForwardPass, SequenceInput
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
@@ -37,7 +38,8 @@ def install_adapter_hooks(
         return
     forward.adapter_rows = layers.rows
     vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
-    plain = _run_probe(forward, vocabulary)
+    is_fused = any(isinstance(module, FusedDecoderLayer) for module in model.modules())
+    plain = _run_probe(forward, vocabulary) if is_fused else None
     unfused: list[Tensor] = []
     layers.rows.is_forced = True
     try:
@@ -49,7 +51,8 @@ def install_adapter_hooks(
         sum(PROBE_LENGTHS_TOKENS),
         len(PROBE_LENGTHS_TOKENS) if forward.selects_logits else sum(PROBE_LENGTHS_TOKENS),
     )
-    layers.rows.one_pass = torch.equal(plain, unfused[0])
+    # Without fused layers, both passes run the same code, and bits that differ are those of the libraries.
+    layers.rows.one_pass = plain is None or torch.equal(plain, unfused[0])
     if not layers.rows.one_pass:
         message = "rows with adapters run in a pass of their own, for equal bits of all other rows"
         report_fallback(log, "adapter_pass", message)

@@ -138,12 +138,15 @@ def test_blocks_of_adapters_that_are_single_rows_are_told(
     assert "one by one" in caplog.text
 
 
-def test_pass_of_their_own_for_rows_with_adapters_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_pass_of_their_own_for_rows_with_adapters_is_told(monkeypatch: pytest.MonkeyPatch, is_fused: bool) -> None:
     numbers = itertools.count()
+    monkeypatch.setattr(install, "FusedDecoderLayer", torch.nn.Module if is_fused else decoder_layer.FusedDecoderLayer)
     monkeypatch.setattr(install, "_run_probe", lambda forward, vocabulary: torch.full((2, 4), float(next(numbers))))
     options = EngineOptions(allow_lora_updates=True)
     core = build_core_from_model(copy_tiny_model("llama"), options=options, optimize=True)
-    assert "adapter_pass" in list_kinds(core.info.fallbacks)
+    assert ("adapter_pass" in list_kinds(core.info.fallbacks)) == is_fused
+    assert core.adapters is not None and core.adapters.layers.rows.one_pass != is_fused
 
 
 def test_vision_tower_that_text_reads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.engine.fallbacks import Fallback
 from antiphon.engine.remote.backend_apis.base import BackendApi, EngineKind
 from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateApi
 from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
@@ -33,11 +34,16 @@ class ImageAbility(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def common_images(images: Sequence[ImageAbility]) -> dict[str, Any]:
-    """Returns the fields of `EngineInfo` about pictures: their form if all engines take the same one."""
+    """Returns the fields of `EngineInfo` about pictures: their form if all engines take one, else the reason."""
     forms = {"none" if each.api is None else each.api.image_form for each in images}
+    if len(forms) == 1 and "none" not in forms:
+        return {"image_form": forms.pop(), "image_refusal": "", "fallbacks": ()}
     refusals = [each.refusal for each in images if each.refusal]
-    form = forms.pop() if len(forms) == 1 else "none"
-    return {"image_form": form, "image_refusal": next(iter(refusals), "") if form == "none" else ""}
+    if len(forms) > 1:
+        refusals.append("the engines take images in different forms, or only some of them take any")
+    refusal = next(iter(refusals), "")
+    fallbacks = (Fallback("pictures", refusal),) if refusal else ()
+    return {"image_form": "none", "image_refusal": refusal, "fallbacks": fallbacks}
 
 
 async def probe_images(

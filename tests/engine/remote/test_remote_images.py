@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from antiphon.engine.fallbacks import Fallback
 from antiphon.engine.media_messages import MediaArrays, MediaSpan, MediaUnavailable
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job
 from antiphon.engine.remote.backend_apis.base import BackendApi
@@ -17,6 +18,7 @@ from antiphon.engine.remote.backend_apis.llama_cpp import LlamaCppApi
 from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateApi
 from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
 from antiphon.engine.remote.engine import RemoteEngine
+from antiphon.engine.remote.images.image_handshake import ImageAbility, common_images
 from antiphon.engine.remote.images.pictures import (
     ImageProbe,
     draw_probe_picture,
@@ -299,14 +301,30 @@ async def test_pictures_are_off_with_one_line(
         assert info.image_form == "none" and reason in info.image_refusal and "\n" not in info.image_refusal
         lines = [record.getMessage() for record in caplog.records if "takes no images" in record.getMessage()]
         assert len(lines) == 1 and reason in lines[0]
+        assert info.fallbacks == (Fallback("pictures", info.image_refusal),)
         error = await fail(engine)
         assert error.code == "invalid_request" and reason in error.message
         assert not server.jobs and not source.loads
 
 
+def test_engines_that_differ_in_pictures_are_told() -> None:
+    takes, refuses = ImageAbility(api=VllmGenerateApi()), ImageAbility(refusal="too old")
+    text, blind = ImageAbility(api=LlamaCppApi()), ImageAbility()
+    assert common_images([takes, takes]) == {"image_form": "placeholder", "image_refusal": "", "fallbacks": ()}
+    for abilities, reason in (
+        ([takes, refuses], "too old"),
+        ([takes, text], "in different forms"),
+        ([takes, blind], "only some of them"),
+    ):
+        fields = common_images(abilities)
+        assert fields["image_form"] == "none" and reason in fields["image_refusal"]
+        assert fields["fallbacks"] == (Fallback("pictures", fields["image_refusal"]),)
+    assert common_images([blind, blind]) == {"image_form": "none", "image_refusal": "", "fallbacks": ()}
+
+
 async def test_model_without_vision_is_not_probed() -> None:
     async with image_engine(model={"image_probe": None}) as (engine, server, _):
-        assert (engine.info.image_form, engine.info.image_refusal) == ("none", "")
+        assert (engine.info.image_form, engine.info.image_refusal, engine.info.fallbacks) == ("none", "", ())
         assert not any("content_parts" in (request.body or {}) for request in server.requests)
 
 
