@@ -13,7 +13,7 @@ from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt import probe
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
 from antiphon.harmony.rendered_prompt import RenderError
-from antiphon.state.segments import Arguments, Call, Segment
+from antiphon.state.segments import Arguments, Segment
 
 ReadOutput: TypeAlias = Callable[[str, PromptInput], Iterable[Segment]]
 """Reads a text as the output of a model."""
@@ -45,27 +45,22 @@ def _find_unread_call(renderer: TemplateRenderer, read: ReadOutput) -> str:
     question = renderer.render_probe(probe.QUESTION, renderer.shape) or ""
     num_common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(question, rendered, strict=False))))
     begins = {begin, max(begin, num_common)}
-    if any(_has_call(read(rendered[index:end], conversation)) for index in begins):
+    if any(_has_arguments(read(rendered[index:end], conversation)) for index in begins):
         return ""
     return rendered[max(begin, name - _EXCERPT_CHARS) : name]
 
 
-def _has_call(segments: Iterable[Segment]) -> bool:
-    names, arguments = list[str](), ""
-    for segment in segments:
-        if isinstance(segment, Call):
-            names.append(segment.name)
-        elif isinstance(segment, Arguments):
-            arguments += segment.text
-    return probe.NAME in names and probe.VALUE in arguments
+def _has_arguments(segments: Iterable[Segment]) -> bool:
+    """Tells whether an output has the arguments of the call: a tool that was not offered has none."""
+    return probe.VALUE in "".join(segment.text for segment in segments if isinstance(segment, Arguments))
 
 
 def _find_unread_reasoning(dialect: Dialect, renderer: TemplateRenderer) -> str:
     """Returns the text in front of reasoning that does not begin with a marker of the dialect."""
     if not dialect.think_markers:
         return ""
-    rendered = renderer.render_probe(probe.REASONING_CONVERSATION, renderer.shape)
-    if rendered is None or probe.THOUGHT not in rendered or probe.follows_opener(rendered, dialect.think_markers):
+    rendered = renderer.render_probe(probe.REASONING_CONVERSATION, renderer.shape) or ""
+    if probe.THOUGHT not in rendered or probe.follows_opener(rendered, dialect.think_markers):
         return ""
     end = rendered.index(probe.THOUGHT)
     begin = rendered.rfind(probe.USER, 0, end) + len(probe.USER)

@@ -5,6 +5,7 @@ import re
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -525,6 +526,17 @@ async def test_chat_template_of_the_operator_replaces_that_of_the_model(tmp_path
     prompt = model.format.render_prompt(prompt_input, now=datetime(2026, 1, 1, tzinfo=UTC))
     assert prompt.text == "<|user|>Hi."
     assert str(template) in notes[EMBEDDED_MODEL_NAME] and "warning" not in notes[EMBEDDED_MODEL_NAME]
+
+
+def test_line_about_images_joins_that_about_the_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+    for name in ("tune_gc", "_write_runtime_file", "_show_grpc"):
+        monkeypatch.setattr(launch, name, lambda *_: None)
+    monkeypatch.setattr(launch, "_explain_images", lambda _: {"both": "No images.", "blind": "No images."})
+    display: Any = SimpleNamespace(show_ready=lambda *args: shown.append(args[3]))
+    context: Any = SimpleNamespace(settings=Settings(), models=None, page_key="")
+    launch._on_ready(display, context, {"both": "dialect glm; warning", "plain": "dialect plain"}, 8000)
+    assert shown == [{"both": "dialect glm; warning; No images.", "plain": "dialect plain", "blind": "No images."}]
 
 
 async def test_calls_of_a_template_that_no_dialect_reads_are_told(tmp_path: Path) -> None:

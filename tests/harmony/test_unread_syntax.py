@@ -57,6 +57,15 @@ def test_unknown_reasoning_beside_known_calls_is_told(tmp_path: Path) -> None:
     assert "writes reasoning after " in note and "calls" not in note.partition("warning")[2]
 
 
+def test_call_whose_arguments_are_not_read_is_told(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+        '{"name": "{{ c.function.name }}", "args": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}{% endfor %}'
+    )
+    assert "writes calls after '<tool_call>" in load(tmp_path, template).note
+    assert "warning" not in load(tmp_path, template.replace("args", "arguments")).note
+
+
 def test_format_without_a_model_has_no_warning() -> None:
     loaded = LoadedFormat(bytes_format("glm"), "dialect glm: chosen by name")
     assert loaded.note == loaded.reason

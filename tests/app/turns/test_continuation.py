@@ -1,14 +1,22 @@
 """A turn goes on in another process: the stored tokens give the stored events, and the rest follows them."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
 from antiphon.app.base.event_log import EventLog
+from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.continuation import stored_turn
 from antiphon.app.turns.continuation.replay import ProcessorRebuild, split_steps
 from antiphon.app.turns.manager import TurnManager
+from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
+from antiphon.engine.protocol import Job, Sampling
+from antiphon.events.response import Response
+from antiphon.harmony.format import PromptInput
+from antiphon.harmony.rendered_prompt import RenderedPrompt
+from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
 from tests.counts import FULL_COUNTS
 from tests.snapshots import run_case
@@ -75,3 +83,20 @@ async def test_stored_tokens_give_the_stored_events(case: Case, monkeypatch: pyt
             rebuilt.replay()
             tokens = tuple(token for entry in log.entries[:entries] if entry.detail for token in entry.detail.tokens)
             assert rebuilt.continue_job().generated == (tokens if count else None)
+
+
+@pytest.mark.parametrize("end", [{}, {"in_reasoning": True}, {"in_text": True}, {"in_wrapper": True}])
+def test_stored_turn_knows_where_its_prompt_ends(end: dict[str, bool]) -> None:
+    prompt_input = PromptInput()
+    prompt = TurnPrompt(
+        format=load_case_format("hermes"),
+        owner="",
+        prompt_input=prompt_input,
+        now=datetime(2026, 11, 21, tzinfo=UTC),
+        rendered_tokens=(1, 2),
+        prompt=RenderedPrompt((1, 2), "ab", **end),  # type: ignore[arg-type] # the fields are booleans
+    )
+    response = Response(id="resp_x", created_at=0, model="x", status="queued")
+    spec = TurnSpec(base_response=response, prompt_input=prompt_input, sampling=Sampling())
+    data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings())
+    assert stored_turn.decode_turn(data).build_prompt() == RenderedPrompt((1, 2), "", **end)  # type: ignore[arg-type] # as above
