@@ -15,7 +15,7 @@ from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.inspection.recorder import TurnRecorder
-from antiphon.app.inspection.server_figures import FiguresReporter
+from antiphon.app.inspection.server_figures import FiguresReporter, takes_requests
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.reloader import Reloader
 from antiphon.app.media.budget import MediaLimits
@@ -25,6 +25,7 @@ from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import PDF_PACKAGES, can_prepare_images, find_missing_packages
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.models.status import is_starting
 from antiphon.app.observability.audit_log import AuditLog
 from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.observability.tracing.tracer import Tracer, open_tracer
@@ -197,20 +198,34 @@ def create_context(
         recorder=create_recorder(settings),
         tracer=tracer,
     )
-    store.report_figures(FiguresReporter(settings, models.served, lambda: turn_manager.num_running).report)
-    return ServerContext(
-        settings=settings,
-        models=models,
-        capacity=capacity,
-        turn_manager=turn_manager,
-        store=store,
-        metrics=metrics,
-        adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
-        body_memory=BodyMemory(settings.max_body_bytes),
-        keys=keys,
-        meter=meter,
-        reloader=_create_reloader(settings, keys, turn_manager, audit),
-        audit=audit,
-        batches=BatchRunner(store, models, meter=meter) if settings.enable_batches else None,
-        tracer=tracer,
+    return _report_figures(
+        ServerContext(
+            settings=settings,
+            models=models,
+            capacity=capacity,
+            turn_manager=turn_manager,
+            store=store,
+            metrics=metrics,
+            adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
+            body_memory=BodyMemory(settings.max_body_bytes),
+            keys=keys,
+            meter=meter,
+            reloader=_create_reloader(settings, keys, turn_manager, audit),
+            audit=audit,
+            batches=BatchRunner(store, models, meter=meter) if settings.enable_batches else None,
+            tracer=tracer,
+        )
     )
+
+
+def _report_figures(context: ServerContext) -> ServerContext:
+    """Makes the store report the figures of a server, and judge by theirs which servers take requests. Returns it."""
+    models, turn_manager = context.models, context.turn_manager
+
+    def is_serving() -> bool:
+        return not context.draining and not any(is_starting(model.engine) for model in models.all_models)
+
+    reporter = FiguresReporter(context.settings, models.served, lambda: turn_manager.num_running, is_serving)
+    context.store.servers.takes_requests = takes_requests
+    context.store.report_figures(reporter.report)
+    return context

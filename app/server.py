@@ -162,6 +162,7 @@ class AntiphonServer(uvicorn.Server):
         if self._context.draining:
             return
         self._context.draining = True
+        self._context.store.report_at_once()  # the others divide the limits of owners without this server
         self.manager.report_stopping()
         self._context.audit.record("drain", "server", "ok", running=self._context.turn_manager.num_running)
         delay = self._context.settings.drain_delay

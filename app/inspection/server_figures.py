@@ -28,6 +28,8 @@ class ServerFigures(Struct, frozen=True, kw_only=True):
     """Mode of recording."""
     started_at: float = 0.0
     """Seconds since 1970."""
+    serving: bool = True
+    """False before the models are ready, and from the begin of a shutdown on."""
     models: tuple[str, ...] = ()
     turns: int = 0
     """Turns in progress."""
@@ -51,7 +53,9 @@ REPORT_INTERVAL_S = 1.0
 _decoder = msgspec.json.Decoder(ServerFigures)
 
 
-def encode_figures(settings: Settings, models: Sequence[ServedModel], num_turns: int, started_at: float) -> str:
+def encode_figures(
+    settings: Settings, models: Sequence[ServedModel], num_turns: int, started_at: float, *, serving: bool = True
+) -> str:
     """Returns the figures of this server as JSON."""
     stats = [model.engine.stats() for model in models]
     figures = ServerFigures(
@@ -61,6 +65,7 @@ def encode_figures(settings: Settings, models: Sequence[ServedModel], num_turns:
         pid=os.getpid(),
         inspect=settings.inspect_mode,
         started_at=started_at,
+        serving=serving,
         models=tuple(model.names[0] for model in models),
         turns=num_turns,
         resident_bytes=sum(each.resident_bytes for each in read_resident_bytes()),
@@ -81,16 +86,31 @@ def decode_figures(data: str) -> ServerFigures | None:
         return None
 
 
-class FiguresReporter:
-    """Returns the figures of this server, which are made anew at most once in `REPORT_INTERVAL_S`."""
+def takes_requests(data: str) -> bool:
+    """Tells from the figures of a server whether it takes requests. One that has left none so far is starting."""
+    figures = decode_figures(data)
+    return bool(data) if figures is None else figures.serving
 
-    def __init__(self, settings: Settings, models: Sequence[ServedModel], count_turns: Callable[[], int]) -> None:
-        self._settings, self._models, self._count_turns = settings, models, count_turns
-        self._started_at, self._made_at, self._figures = time.time(), -REPORT_INTERVAL_S, ""
+
+class FiguresReporter:
+    """Returns the figures of this server, which are made anew at most once in `REPORT_INTERVAL_S`, or if it drains."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Sequence[ServedModel],
+        count_turns: Callable[[], int],
+        is_serving: Callable[[], bool],
+    ) -> None:
+        self._settings, self._models, self._count_turns, self._is_serving = settings, models, count_turns, is_serving
+        self._started_at, self._made_at, self._figures, self._serving = time.time(), -REPORT_INTERVAL_S, "", False
 
     def report(self) -> str:
         """Returns the figures as JSON. Call it on the event loop."""
-        if (now := time.monotonic()) - self._made_at >= REPORT_INTERVAL_S:
-            self._made_at = now
-            self._figures = encode_figures(self._settings, self._models, self._count_turns(), self._started_at)
+        now, serving = time.monotonic(), self._is_serving()
+        if now - self._made_at >= REPORT_INTERVAL_S or serving != self._serving:
+            self._made_at, self._serving = now, serving
+            self._figures = encode_figures(
+                self._settings, self._models, self._count_turns(), self._started_at, serving=serving
+            )
         return self._figures

@@ -1,5 +1,6 @@
 """`/v1/responses`: creates, retrieves, cancels and deletes responses, lists their input and counts input tokens."""
 
+import asyncio
 from typing import Any
 
 from litestar import delete, get, post
@@ -25,6 +26,14 @@ from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 
 MAX_SEQUENCE_NUMBER = 10**18 - 1
+
+MAX_CANCEL_WAIT_S = 15.0
+"""Time for which a cancellation waits for the end of the response: for longer than another server takes to notice that
+the one which generates it is dead."""
+CANCEL_PENDING_MESSAGE = (
+    "The response has not ended yet: the server that generates it, or the database, does not answer. "
+    "The cancellation is recorded. Retrieve the response later, or retry."
+)
 
 
 @post("/v1/responses", status_code=200)
@@ -74,7 +83,10 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 
 @post("/v1/responses/{response_id:str}/cancel", status_code=200, before_request=prepare_read)
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
-    """Cancels a background response and returns it; a response that has ended is returned unchanged."""
+    """Cancels a background response and returns it; a response that has ended is returned unchanged.
+
+    Raises `ApiError` 503 if it has not ended after `MAX_CANCEL_WAIT_S`.
+    """
     log = await _find_log(request, response_id)
     if not log.base_response.background:
         raise ApiError(400, None, "Cannot cancel a synchronous response.")
@@ -83,7 +95,11 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
         context.turn_manager.cancel_turn(log.id)
     elif not log.ended:
         await context.store.request_cancel(log)
-    return json_reply(await cancel_on_disconnect(request, responses.final_response(log)))
+    try:
+        async with asyncio.timeout(MAX_CANCEL_WAIT_S):
+            return json_reply(await cancel_on_disconnect(request, responses.final_response(log)))
+    except TimeoutError:
+        raise ApiError(503, "cancel_pending", CANCEL_PENDING_MESSAGE, headers=(("retry-after", "1"),)) from None
 
 
 @get("/v1/responses/{response_id:str}/input_items", before_request=prepare_read)

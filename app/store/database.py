@@ -7,7 +7,6 @@ in the column `writer` until the response has ended, and it checks before each s
 To cancel the response, another process sets `cancel_requested`.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
@@ -246,11 +245,6 @@ class Database:
         )
         self._connection.execute(statement, (writer, now, figures))
 
-    def count_writers(self, lease_s: float) -> int:
-        """Returns the number of writers with a heartbeat in the last `lease_s` seconds."""
-        query = "SELECT count(*) FROM writers WHERE heartbeat > ?"
-        return int(self._connection.execute(query, (time.time() - lease_s,)).fetchone()[0])
-
     def delete_writer(self, writer: str) -> None:
         """Deletes the heartbeat of a writer that exits."""
         self._connection.execute("DELETE FROM writers WHERE name = ?", (writer,))
@@ -290,10 +284,13 @@ class Database:
         """Returns the log entries of a response from sequence number `start` on. Raises `UnreadableRowError`."""
         return list(self.events.iterate_entries(response_id, start))
 
+    def list_heartbeats(self) -> list[tuple[str, float, str]]:
+        """Returns the name of each writer, its latest heartbeat, and the figures of its server."""
+        return self._connection.execute("SELECT name, heartbeat, stats FROM writers").fetchall()
+
     def list_servers(self, now: float) -> list[tuple[str, float, str]]:
         """Returns the name of each writer, the seconds since its latest heartbeat, and the figures of its server."""
-        rows = self._connection.execute("SELECT name, heartbeat, stats FROM writers").fetchall()
-        return [(name, now - heartbeat, figures) for name, heartbeat, figures in rows]
+        return [(name, now - heartbeat, figures) for name, heartbeat, figures in self.list_heartbeats()]
 
     def find_writer(self, response_id: str) -> str | None:
         """Returns the writer of a response; None if the response has ended or was deleted."""
@@ -305,7 +302,7 @@ class Database:
     ) -> list[tuple[str, str, str]]:
         """Returns owner, id and writer of each incomplete row whose writer is dead.
 
-        `alive` receives a writer's name and the time of its latest heartbeat, 0 if it has none.
+        `alive` receives a writer's name and its latest heartbeat, 0 if it has none.
         """
         query = f"""
             SELECT owner, id, writer, coalesce(heartbeat, 0) FROM {table} LEFT JOIN writers ON name = writer

@@ -61,6 +61,7 @@ class ResponseStore:
         self._logs.follow_remote = self._follow_remote
         self.history = HistoryReads(self._reader, self._logs)
         self._writer = StoreWriter(databases[0], name, self._queue, self._logs, timings, max_bytes)
+        self.servers = self._writer.watch
         self._overdue_timer = asyncio.get_running_loop().call_later(OVERDUE_CHECK_INTERVAL_S, self._show_overdue)
 
     async def close(self) -> None:
@@ -183,9 +184,10 @@ class ResponseStore:
         """Sets what returns the figures of this server. They are in the store from one of the next heartbeats on."""
         self._logs.report_figures = report
 
-    def is_server_alive(self, name: str, age_s: float) -> bool:
-        """Tells whether a server is alive whose latest heartbeat is this old."""
-        return self._writer.is_alive(name, time.time() - age_s)
+    def report_at_once(self) -> None:
+        """Leaves the figures of this server in the store now, and not with the next heartbeats."""
+        figures = self._logs.figures = self._logs.report_figures()
+        self._logs.enqueue_change(lambda database: database.save_heartbeat(self.name, time.time(), figures))
 
     def watch_commits(self, report: Callable[[float], None]) -> None:
         """Sets what receives the duration of each transaction of the writer, in its thread."""

@@ -4,7 +4,7 @@ Each step is a short transaction of its own, since it keeps the steps of respons
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -25,6 +25,8 @@ MAX_PURGED_LINES = 1000
 """Lines of ended batches to delete in one transaction."""
 UPLOAD_RECORD_S = 86_400
 """Time for which an upload is known after it could take its last part."""
+WRITER_LIFETIME_S = 86_400
+"""Age at which the row of a server that was killed is deleted."""
 USAGE_RETENTION_S = 400 * 86_400
 """Age at which the sums of an hour are deleted."""
 MAX_CLOCK_DIFFERENCE_S = 86_400
@@ -34,7 +36,7 @@ _log = structlog.get_logger(__name__)
 
 
 class StoreUpkeep:
-    """Upkeep by the writer `name`. `is_alive` receives the name of a writer and the time of its latest heartbeat."""
+    """Upkeep by the writer `name`. `is_alive` receives the name of a writer and its latest heartbeat."""
 
     def __init__(
         self,
@@ -99,6 +101,16 @@ class StoreUpkeep:
             if self._database.take_over(file_id, writer, self._name, "files"):
                 self._database.files.delete_file(file_id)
         self._database.commit()
+
+    def delete_writers(self, writers: Sequence[tuple[str, float, str]]) -> None:
+        """Deletes those of the writers that are dead and whose heartbeats are a day away from this server's clock."""
+        now = time.time()
+        old = [(name, heartbeat) for name, heartbeat, _ in writers if abs(now - heartbeat) > WRITER_LIFETIME_S]
+        if names := [name for name, heartbeat in old if not self._is_alive(name, heartbeat)]:
+            self._database.begin(sync=False)
+            for name in names:
+                self._database.delete_writer(name)
+            self._database.commit()
 
     def purge_rows(self) -> None:
         """Deletes some rows of files that were deleted, and of batches that have ended."""

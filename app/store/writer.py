@@ -53,7 +53,8 @@ class StoreWriter:
         self.healthy = True
         self._timings, self._max_bytes = timings, max_bytes
         self._last_sweep = 0.0
-        self._upkeep = StoreUpkeep(database, name, self.is_alive, logs.on_orphan_claimed)
+        self.watch = writer_lease.HeartbeatWatch(name, timings.lease_s)
+        self._upkeep = StoreUpkeep(database, name, self.watch.is_alive, logs.on_orphan_claimed)
         self.report_commit: Callable[[float], None] = lambda _: None
         """Receives the duration of each transaction with operations, in seconds. The thread calls it."""
         self.owner_bytes: Callable[[], Mapping[str, int]] = dict
@@ -77,10 +78,6 @@ class StoreWriter:
         """Sets which responses of dead processes this one goes on with: see `ResponseStore.continue_turns`."""
         self._upkeep.continue_within_s = continue_within_s
         self._upkeep.digests = digests
-
-    def is_alive(self, name: str, heartbeat_at: float) -> bool:
-        """Tells whether a writer is alive."""
-        return name == self._name or writer_lease.is_alive(name, heartbeat_at, self._timings.lease_s)
 
     def busy_s(self) -> float:
         """Returns the seconds for which the thread has been writing without a pause; 0 while it waits."""
@@ -259,10 +256,12 @@ class StoreWriter:
         self._database.save_heartbeat(self._name, time.time(), self._logs.figures)
         self._database.commit()
         self.healthy = True
+        self.watch.observe(writers := self._database.list_heartbeats())
         self._logs.on_heartbeat(self._database.owned_responses(self._name))
         self._upkeep.end_orphans()
         self._upkeep.claim_orphans(with_batches=self.runs_batches)
         self._upkeep.purge_rows()
+        self._upkeep.delete_writers(writers)
         if time.monotonic() - self._last_sweep >= self._timings.sweep_interval_s or not self._last_sweep:
             is_done = self._upkeep.delete_expired(
                 time.time(), self._timings.retention_s, self._max_bytes, self.owner_bytes()

@@ -1,8 +1,8 @@
 """Limits of API keys: turns at the same time, requests and tokens a minute, tokens a day and a month.
 
 A key may have limits of its own, and its owner limits of all its keys together; a request must pass both. Of several
-servers over one database, each allows its share: the limit divided by the number of servers that are alive. Budgets of
-a day and a month are compared with the sums of all servers.
+servers over one database, each allows its share: the limit divided by the number of servers that take requests. Budgets
+of a day and a month are compared with the sums of all servers.
 """
 
 import time
@@ -195,8 +195,10 @@ def _find_place_fault(bound: BoundScope, count: int) -> ApiError | None:
     running = bound.scope.running
     if bound.max_running is None or running + count <= bound.max_running:
         return None
-    limit = bound.limits.max_concurrent
-    return rate_limit_error(f"{limit} responses at the same time, and {running} run", CONCURRENCY_RETRY_S)
+    limit = f"{bound.limits.max_concurrent} responses at the same time"
+    if bound.share > 1:
+        limit += f", of which this server, one of {bound.share}, allows {bound.max_running}"
+    return rate_limit_error(f"{limit}, and {running} run", CONCURRENCY_RETRY_S)
 
 
 def _check_places(bound: BoundScope, count: int) -> None:

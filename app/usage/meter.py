@@ -117,4 +117,4 @@ def _count_turn(stats: TurnStats) -> UsageCounts | None:
 def create_meter(store: ResponseStore, keys: KeyRing) -> UsageMeter:
     """Returns the meter of a server, whose budgets count what all servers of the store have used."""
     usage = UsageRecorder(store)
-    return UsageMeter(keys, RateLimits(usage.used_tokens, count_servers=lambda: usage.num_servers), usage)
+    return UsageMeter(keys, RateLimits(usage.used_tokens, count_servers=lambda: store.servers.num_serving), usage)

@@ -67,8 +67,6 @@ class UsageRecorder:
         """Tokens of rows that are being written, or could not be written."""
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self.num_servers = 1
-        """Number of servers of the store that are alive."""
 
     def add(self, owner: str, key_id: str, model: str, counts: UsageCounts) -> None:
         """Adds to the sums of now."""
@@ -171,14 +169,12 @@ class UsageRecorder:
 
     async def _read_budgets(self, now: float) -> None:
         day_start, month_start = find_window_start("day", now), find_window_start("month", now)
-        *sums, num_servers = await self._store.read(
+        sums = await self._store.read(
             lambda database: (
                 database.usage.sum_tokens(int(day_start)),
                 database.usage.sum_tokens(int(month_start)),
-                database.count_writers(self._store.lease_s),
             )
         )
-        self.num_servers = max(num_servers, 1)
         self._budgets = _Budgets(
             find_window_end("day", now), find_window_end("month", now), _add_owners(sums[0]), _add_owners(sums[1])
         )

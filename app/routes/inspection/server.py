@@ -89,7 +89,7 @@ def _describe_server(store: ResponseStore, name: str, age_s: float, data: str) -
         "object": "inspect.server",
         "id": blake2b(name.encode(), digest_size=8).hexdigest(),
         "here": name == store.name,
-        "alive": store.is_server_alive(name, age_s),
+        "alive": name in store.servers.list_alive() or name == store.name,
         "heartbeat_seconds": round(age_s, 3),
         "figures": None if figures is None else msgspec.to_builtins(figures),
     }

@@ -14,7 +14,7 @@ import structlog
 from antiphon.app.base.encryption import open_sealer
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.sqlite.schema import SCHEMA_VERSION, check_schema
-from antiphon.app.store.writer_lease import is_alive
+from antiphon.app.store.writer_lease import is_recent
 
 PAGES_PER_STEP = 256
 """Pages of 4 KiB that are copied at once: the source is locked for reading only, which delays no writer."""
@@ -137,7 +137,7 @@ def list_live_writers(path: Path) -> list[str]:
         raise StoreError(f"{path} cannot be read: {error}") from None
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
-    return [name for name, heartbeat in rows if is_alive(name, heartbeat, LEASE_S)]
+    return [name for name, heartbeat in rows if is_recent(name, heartbeat, LEASE_S)]
 
 
 @contextlib.contextmanager

@@ -33,8 +33,6 @@ CANCEL_CHANNEL = "antiphon_cancel"
 """Tells the writer of a response, by its id, that it is to be cancelled."""
 MAX_PAYLOAD_CHARS = 7900
 """PostgreSQL's limit is 8 000 bytes; ids are ASCII."""
-WRITER_LIFETIME_S = 86_400
-"""Age at which the row of a writer that was killed is deleted."""
 SWEEP_LOCK = 0x616E7469_73776570
 """Key of the advisory lock of the server that deletes expired responses."""
 _NOW = "extract(epoch FROM clock_timestamp())::float8"
@@ -50,7 +48,7 @@ class PostgresReads(Database):
         """Tells whether a live writer has another encryption key."""
         query = f"""
             SELECT 1 FROM writers
-            WHERE heartbeat > {_NOW} - ? AND encryption_key <> '' AND encryption_key <> ?
+            WHERE abs(heartbeat - {_NOW}) < ? AND encryption_key <> '' AND encryption_key <> ?
         """  # noqa: S608
         return self._connection.execute(query, (lease_s, encryption_key)).fetchone() is not None
 
@@ -198,21 +196,15 @@ class PostgresDatabase(PostgresReads):
         """Makes the commit save the figures. Every commit records that this writer is alive."""
         self._figures = figures
 
-    def count_writers(self, lease_s: float) -> int:
-        """Returns the number of writers with a heartbeat in the last seconds, by the clock of the database."""
-        query = f"SELECT count(*) FROM writers WHERE heartbeat > {_NOW} - ?"  # noqa: S608
-        return int(self._connection.execute(query, (lease_s,)).fetchone()[0])
-
     def delete_writer(self, writer: str) -> None:
-        """Deletes the heartbeat of a writer that exits. Its next commit does not save it again."""
-        self._name = ""
+        """Deletes the heartbeat of a writer that exits or is dead. The next commit does not save its own again."""
+        self._name = "" if writer == self._name else self._name
         super().delete_writer(writer)
 
     def delete_expired(self, before: int, max_bytes: int, owner_bytes: Mapping[str, int] = NO_OWNER_LIMITS) -> bool:
         """Deletes expired responses and excess ones, unless another server is doing so."""
         if not self._connection.execute("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)).fetchone()[0]:
             return True
-        self._connection.execute(f"DELETE FROM writers WHERE heartbeat < {_NOW} - ?", (WRITER_LIFETIME_S,))  # noqa: S608
         return super().delete_expired(before, max_bytes, owner_bytes)
 
     # Reads
@@ -231,16 +223,4 @@ class PostgresDatabase(PostgresReads):
 
         No writer can renew its heartbeat in an outage, so none is dead before the lease has passed again after it.
         """
-        if time.monotonic() < self._spared_until:
-            return []
-        query = f"""
-            SELECT owner, id, writer,
-                {_NOW} - greatest(coalesce(heartbeat, 0), extract(epoch FROM pg_postmaster_start_time())::float8)
-            FROM {table} LEFT JOIN writers ON name = writer WHERE writer IS NOT NULL
-        """  # noqa: S608
-        now = time.time()
-        return [
-            (owner, row_id, writer)
-            for owner, row_id, writer, age in self._connection.execute(query).fetchall()
-            if not alive(writer, now - age)
-        ]
+        return [] if time.monotonic() < self._spared_until else super().list_orphaned(alive, table)

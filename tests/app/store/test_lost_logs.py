@@ -13,13 +13,14 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
 from antiphon.app.base.event_log import EventLog, LogDivergedError, LogEntry, is_terminal
-from antiphon.app.store import writer_lease
+from antiphon.app.routes import responses
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.postgres.database import PostgresDatabase
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.writer_lease import HeartbeatWatch
 from antiphon.app.websocket.endpoint import SERVICE_RESTART
 from antiphon.state.recovery import failure_events
 from tests.app.store.store_helpers import PostgresPlace, StorePlace, add_log, make_steps, take_over
@@ -40,7 +41,7 @@ SCRIPT: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def _all_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the servers of the tests from ending what the other one has taken over."""
-    monkeypatch.setattr(writer_lease, "is_alive", lambda *_: True)
+    monkeypatch.setattr(HeartbeatWatch, "is_alive", lambda *_: True)
 
 
 class OtherServer:
@@ -356,6 +357,24 @@ def test_background_stream_and_reads_continue_with_the_new_writer(server: Runnin
         final = httpx.get(f"{server.url}/responses/{response_id}").json()
         assert final == stored[-1]["response"] == json.loads(cancelling.lines[0])
         assert httpx.get(f"{server.root}/ready").status_code == 200
+
+
+def test_cancellation_that_the_writer_never_answers_ends(
+    server: RunningServer, place: StorePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "MAX_CANCEL_WAIT_S", 0.3)
+    with other_server(place) as other:
+        streamed = start(server, background=True, stream=True)
+        response_id = find_id(place)
+        lose(server, other, response_id)
+        wait_with_progress(lambda: not server.context.turn_manager.num_running, "the server notices the loss")
+        reply = httpx.post(f"{server.url}/responses/{response_id}/cancel", timeout=HANG_TIMEOUT_S)
+        assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
+        assert reply.json()["error"]["code"] == "cancel_pending"
+        assert place.read_rows("SELECT cancel_requested FROM responses") == [(1,)], "the other server will find it"
+        assert httpx.get(f"{server.url}/responses/{response_id}").json()["status"] == "in_progress"
+        other.fail("", response_id)
+        streamed.join()
 
 
 def test_replies_in_one_piece_are_those_of_the_store(server: RunningServer, place: StorePlace) -> None:

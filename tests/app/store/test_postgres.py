@@ -262,9 +262,7 @@ async def test_process_of_another_container_is_judged_by_its_heartbeat(postgres_
     elsewhere = f"{boot_id}.{int(namespace) + 1}:4000000:1:ab"
     here = f"{found['machine']}:4000000:1:ab"
     async with postgres_place.open() as store:
-        import time
-
-        assert store._writer.is_alive(elsewhere, time.time()) and not store._writer.is_alive(here, time.time())
+        assert store.servers.is_alive(elsewhere, 1.0) and not store.servers.is_alive(here, 1.0)
 
 
 async def test_failed_probe_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
