@@ -8,7 +8,7 @@ from litestar.datastructures import State
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import MESSAGES_PATH, ApiError
+from antiphon.app.base.errors import MESSAGES_PATH
 from antiphon.app.context import ServerContext
 from antiphon.app.http.admission import GENERATION_PATHS
 from antiphon.app.http.asgi import AsgiScope, HeaderPairs
@@ -66,6 +66,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
         keys=context.keys,
     )
+    guard.count_rejection = context.meter.count_rejection
     if tracer is not None:
         guard.begin_trace = tracer.begin_request
     return guard
@@ -77,11 +78,7 @@ def _create_capacity_check(context: ServerContext) -> Callable[[AsgiScope, ApiKe
     def check_capacity(scope: AsgiScope, key: ApiKey) -> HeaderPairs:
         path = scope["path"]
         if path in GENERATION_PATHS:
-            try:
-                context.capacity.check_any()
-            except ApiError:
-                context.meter.count_rejection(key)
-                raise
+            context.capacity.check_any()
         if path in LIMITED_PATHS:
             return context.meter.begin_request(key, api="anthropic" if path == MESSAGES_PATH else "openai")
         return ()

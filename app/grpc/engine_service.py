@@ -105,8 +105,10 @@ class EngineService:
             trace = tracer.begin_request(headers) if tracer is not None and name == "Generate" else None
             _call_trace.set(trace)
             failure: ApiError | None = CLIENT_GONE  # unless one of the lines below is reached
+            api_key = NO_KEY
             try:
-                api_key = NO_KEY if name in OPEN_METHODS else self._authorize(headers)
+                if name not in OPEN_METHODS:
+                    api_key = self._authorize(headers)
                 reply = await run(decode_message(kind, data), api_key, context)
                 failure = None
             except ApiError as error:
@@ -118,7 +120,8 @@ class EngineService:
                 failure = internal_error()
             finally:
                 if name == "Generate":
-                    self._record_call(name, failure, time.monotonic() - started, request_id, trace)
+                    record = _build_record(name, failure, time.monotonic() - started, request_id, trace)
+                    self._guard.record_request(record, api_key)
             if failure is not None:
                 await abort_call(context, failure)
                 return None
@@ -132,20 +135,6 @@ class EngineService:
         if api_key.models is not None and api_key.models.isdisjoint(self._model.names):
             self._context.models.restrict(api_key.models).find_model(self._model.names[0])
         return api_key
-
-    def _record_call(
-        self, name: str, failure: ApiError | None, seconds: float, request_id: str, trace: RequestTrace | None
-    ) -> None:
-        """Adds a line to the access log. gRPC calls are POST requests of HTTP/2 to this path."""
-        status, code = (200, "") if failure is None else (failure.status, failure.code or "")
-        path = f"/{ENGINE_SERVICE}/{name}"
-        record = AccessRecord(
-            *("POST", path, status, seconds, request_id, code),
-            trace=trace,
-            rpc_method=path.removeprefix("/"),
-            rpc_status="OK" if failure is None else status_code(failure.status, failure.code).name,
-        )
-        self._guard.on_request_done(record)
 
     async def _get_info(self) -> EngineInfo:
         """Returns the model's properties; loads a model for it that has never been loaded. Raises `ApiError`."""
@@ -270,6 +259,20 @@ class EngineService:
             part: Any = part_class()
             part.data, part.sha256 = data, digest
             await write_message(context, part.SerializeToString(), self._stall_timeout_s)
+
+
+def _build_record(
+    name: str, failure: ApiError | None, seconds: float, request_id: str, trace: RequestTrace | None
+) -> AccessRecord:
+    """Returns the line of a call for the access log. gRPC calls are POST requests of HTTP/2 to this path."""
+    status, code = (200, "") if failure is None else (failure.status, failure.code or "")
+    path = f"/{ENGINE_SERVICE}/{name}"
+    return AccessRecord(
+        *("POST", path, status, seconds, request_id, code),
+        trace=trace,
+        rpc_method=path.removeprefix("/"),
+        rpc_status="OK" if failure is None else status_code(failure.status, failure.code).name,
+    )
 
 
 async def _read_replies(call: _RunningCall, parsed: CompletionRequest, *, stream: bool) -> AsyncIterator[Any]:

@@ -82,6 +82,8 @@ class RequestGuard:
         self.on_request_done = on_request_done
         self.begin_trace: Callable[[Mapping[str, str]], RequestTrace | None] = lambda _: None
         """Returns the span of a request with these headers."""
+        self.count_rejection: Callable[[ApiKey], None] = lambda _: None
+        """Called for each request that is answered 429."""
         self._websocket_app = websocket_app if settings.enable_websocket else None
         self._allowed_names = (
             LOOPBACK_HOSTS | {settings.host.lower()} | {name.lower() for name in settings.allowed_hosts}
@@ -142,7 +144,7 @@ class RequestGuard:
         finally:
             reservation.release()
             self._memory_releaser.on_request_end(state.body_bytes)
-            self.on_request_done(build_record(scope, response.status, response.error_code))
+            self.record_request(build_record(scope, response.status, response.error_code), state.key)
 
     async def _run_route(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Runs the handler. Its template comes back into the scope, of which a HEAD request has two."""
@@ -157,28 +159,33 @@ class RequestGuard:
 
         The error is the one of the first check that fails on the head, else `error`.
         """
-        headers, head_error = self._inspect_head_cached(head)
+        headers, head_error, key = self._inspect_head_cached(head)
         error = head_error or error
         reply_headers = self._reply_headers(head.scope, headers)
-        self.on_request_done(
-            AccessRecord(
-                *(head.scope["method"], head.scope["path"], error.status, 0.0, _request_id(reply_headers)),
-                error.code or "",
-                trace=self.begin_trace(headers),
-                route=head.scope["path"],
-            )
+        record = AccessRecord(
+            *(head.scope["method"], head.scope["path"], error.status, 0.0, _request_id(reply_headers)),
+            error.code or "",
+            trace=self.begin_trace(headers),
+            route=head.scope["path"],
         )
+        self.record_request(record, key)
         return shape_error(error, head.scope["path"], _request_id(reply_headers), headers), reply_headers
 
-    def _inspect_head(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None]:
-        """Returns the decoded headers, and the error of the first check that fails, if any."""
-        headers = decode_headers(head.scope)
+    def record_request(self, record: AccessRecord, key: ApiKey) -> None:
+        """Records a request of this key that has been answered."""
+        if record.status == HTTPStatus.TOO_MANY_REQUESTS:
+            self.count_rejection(key)
+        self.on_request_done(record)
+
+    def _inspect_head(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None, ApiKey]:
+        """Returns the decoded headers, the error of the first check that fails, if any, and the key."""
+        headers, state = decode_headers(head.scope), RequestState()
         try:
             self._check_head(head.scope, headers)
-            self._authorize(head.scope, headers, RequestState())
+            self._authorize(head.scope, headers, state)
         except ApiError as error:
-            return headers, error
-        return headers, None
+            return headers, error, state.key
+        return headers, None, state.key
 
     def _reply_headers(self, scope: AsgiScope, headers: dict[str, str]) -> HeaderPairs:
         """Returns the headers of every reply to this request: its id first. CORS never opens the web page's files.

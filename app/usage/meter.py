@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import ApiError
 from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.http.asgi import HeaderPairs
 from antiphon.app.keys.key_ring import KeyRing
@@ -33,33 +32,23 @@ class UsageMeter:
 
     def begin_request(self, key: ApiKey, *, api: Literal["openai", "anthropic"] = "openai") -> HeaderPairs:
         """Counts a request. Returns the headers of its reply; raises `ApiError` 429."""
-        try:
-            return self._limits.begin_request(key, is_anthropic=api == "anthropic")
-        except ApiError:
-            self.count_rejection(key)
-            raise
+        return self._limits.begin_request(key, is_anthropic=api == "anthropic")
 
     def count_request(self, key: ApiKey) -> None:
         """Counts a request whose reply has no headers, as over WebSocket and gRPC. Raises `ApiError` 429."""
-        try:
-            self._limits.count_request(key)
-        except ApiError:
-            self.count_rejection(key)
-            raise
+        self._limits.count_request(key)
 
     def count_rejection(self, key: ApiKey) -> None:
-        """Counts a request that is answered 429. Its body, which names the model, may not have been read."""
+        """Counts a request that is answered 429. Its body, which names the model, may not have been read.
+
+        Those that answer call it: the request guard, the WebSocket, gRPC, and the runner of batches.
+        """
         if self.recorder is not None:
             self.recorder.add(key.owner, key.id, "", REJECTION)
 
     def hold_turns(self, key: ApiKey, places: Sequence[TurnPlace]) -> None:
         """Counts turns until their places are released. Raises `ApiError`; then none counts."""
-        try:
-            self._limits.hold_turns(key, places)
-        except ApiError as error:
-            if error.status == 429:
-                self.count_rejection(key)
-            raise
+        self._limits.hold_turns(key, places)
 
     def find_worker(self, owner: str, key_id: str, model: str | None) -> ApiKey | None:
         """Returns the key that binds work of an owner: see `KeyRing.find_worker`."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -284,6 +285,8 @@ class _Connection:
 
     async def _send_error(self, error: ApiError, stream_id: str | None = None) -> None:
         self._context.metrics.requests.count_rejection(error.code or f"status_{error.status}")
+        if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+            self._context.meter.count_rejection(self._key)
         await self._send_text(write_error(error, stream_id))
 
     async def _send_text(self, text: str) -> None:

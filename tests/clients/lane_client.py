@@ -62,8 +62,9 @@ class LaneClient:
 
 
 @contextmanager
-def open_lanes(server: RunningServer) -> Iterator[LaneClient]:
-    with connect(server.url.replace("http", "ws") + "/responses", max_size=None, max_queue=None) as websocket:
+def open_lanes(server: RunningServer, key: str = "") -> Iterator[LaneClient]:
+    headers, url = {"x-api-key": key} if key else {}, server.url.replace("http", "ws") + "/responses"
+    with connect(url, max_size=None, max_queue=None, additional_headers=headers) as websocket:
         yield LaneClient(websocket)
 
 
