@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import invalid_value, unsupported_field
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsupported_field
 from antiphon.app.requests.builtin_bodies import AutoContainer, CodeInterpreterBody, FileSearchBody, WebSearchBody
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.server_tools import ServerToolRequest
-from antiphon.app.tools.code.code_runner import CodeRunner
+from antiphon.app.tools.code.code_runner import NOT_FOUND, CodeRunner
 from antiphon.app.tools.hosted_options import HostedOptions, ToolTarget
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_servers import ToolServers
@@ -140,7 +140,7 @@ class BuiltinTools:
                 raise unsupported_field(f"{path}.file_ids", "This server's containers have no files.")
             if container.memory_limit not in (None, "1g"):
                 raise unsupported_field(f"{path}.memory_limit", "The operator sets the memory of containers.")
-        container_id = container if isinstance(container, str) else _last_container(items) or self._new_id("cntr")
+        container_id, is_new = self._choose_container(container, items, owner, path)
         tool = ServerTool(
             kind="code_interpreter",
             name="code_interpreter",
@@ -152,8 +152,21 @@ class BuiltinTools:
             runner = MappedCodeRunner(self._call_operator, await self._map_tool(target, "code"))
         else:
             assert self._code is not None
-            runner = SandboxedCodeRunner(self._code, owner)
+            runner = SandboxedCodeRunner(self._code, owner, may_create=is_new)
         return BuiltinOffer(request.path, (tool,), runner)
+
+    def _choose_container(self, sent: object, items: Sequence[AnyInput], owner: str, path: str) -> tuple[str, bool]:
+        """Returns the id of the container for the code, and whether it is new. Raises `ApiError` 400.
+
+        The containers of a mapped tool are its own affair: it is given the code alone.
+        """
+        named = sent if isinstance(sent, str) else _last_container(items)
+        code = self._code if self._options.code_interpreter is None else None
+        if named is not None and (code is None or code.has_container(owner, named)):
+            return named, False
+        if isinstance(sent, str):
+            raise ApiError(400, None, f"{NOT_FOUND.format(id=clip_text(sent))} It may have expired.", path)
+        return self._new_id("cntr"), True
 
     def _offer_files(self, request: ServerToolRequest, files: FileSearch) -> BuiltinOffer:
         body: FileSearchBody = decode_value(request.tool, FileSearchBody, request.path)

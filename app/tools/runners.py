@@ -153,14 +153,14 @@ class WebSearchRunner:
 
 
 class SandboxedCodeRunner:
-    """Runs code in this server's sandbox."""
+    """Runs code in this server's sandbox. `may_create`: the container is new."""
 
-    def __init__(self, runner: CodeRunner, owner: str) -> None:
-        self._runner, self._owner = runner, owner
+    def __init__(self, runner: CodeRunner, owner: str, *, may_create: bool) -> None:
+        self._runner, self._owner, self._may_create = runner, owner, may_create
 
     async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
         """Returns what the code printed. `arguments` is the code."""
-        outcome = await self._runner.run(self._owner, call.container_id, arguments)
+        outcome = await self._runner.run(self._owner, call.container_id, arguments, may_create=self._may_create)
         output = await fit_output(outcome.as_text())
         return CallOutcome(CodeResult(output, is_failed=outcome.error is not None), output)
 

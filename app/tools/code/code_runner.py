@@ -10,12 +10,12 @@ import asyncio
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from antiphon.app.tools.code.code_cells import clean_traceback, is_parse_error, list_cells
+from antiphon.app.tools.code.code_outcome import CodeLimits, CodeOutcome, join_logs
 
 if TYPE_CHECKING:
     from pydantic_monty import AsyncMonty, AsyncMontySession, CollectString
@@ -23,57 +23,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CODE_BYTES = 256 * 1024
-_MAX_TRACEBACK_BYTES = 8 * 1024
-"""Tracebacks quote lines of the code, which have any length."""
 _MAX_KEPT_OUTPUT_BYTES = 1 << 20
 """Length of the output at which a run is ended. More than is shown, so that a long table does not end a run."""
 _MAX_SUSPENSIONS = 100_000
 """Calls of a session that its parent answers: attempts to open files, sleeps."""
+NOT_FOUND = "Container with id '{id}' not found."
+FORGOTTEN = "[The variables of this container were too large to be kept while it was idle. It has none now.]\n"
 _ENDED = "The process that runs the code has failed."
 _SPARE_PROCESSES = 8
 """Processes that have not ended yet while the next ones start."""
 
 
-class CodeLimits(Struct, frozen=True, kw_only=True):
-    """Limits of the containers and of one run."""
-
-    run_timeout_s: float = 10.0
-    """Time of one run, with its sleeps."""
-    grace_timeout_s: float = 2.0
-    """Time after it in which the interpreter ends the run itself. Then its process is killed."""
-    idle_timeout_s: float = 1200.0
-    """Time after its last run in which a container keeps its variables."""
-    memory_bytes: int = 128 << 20
-    recursion_depth: int = 500
-    log_bytes: int = 64 * 1024
-    """The part of a run's output that is shown."""
-    containers: int = 64
-    concurrent_runs: int = 4
-
-
-class CodeOutcome(Struct, frozen=True, kw_only=True):
-    """The output of one run: what it printed, the value of its last expression, the traceback of its exception.
-
-    `error` is one sentence if the sandbox ended the run or could not run it. An exception of the code is no error.
-    """
-
-    logs: str
-    error: str | None = None
-
-    def as_text(self) -> str:
-        """Returns what the model reads."""
-        return "\n".join(part for part in (self.logs, self.error) if part)
-
-
 class _CodeContainer:
-    """The variables of one container, in `session` while its process lives. `users` counts runs that want it."""
+    """The variables of one container, in `session` while its process lives. `users` counts runs that want it.
+
+    Without a process, `saved` has the variables; None if it has none. `is_forgotten`: they were too large for that.
+    """
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.session: AsyncMontySession | None = None
+        self.saved: bytes | None = None
+        self.is_forgotten = False
         self.users = 0
         self.lock = asyncio.Lock()
-        self.idle_timer: asyncio.TimerHandle | None = None
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def stop_timers(self) -> None:
+        """Stops what would happen to an idle container."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
 
 
 def check_extra() -> None:
@@ -104,8 +84,13 @@ class CodeRunner:
         """Returns the id of a new container. It gets a process with its first run."""
         return self._new_id("cntr")
 
-    async def run(self, owner: str, container_id: str, code: str) -> CodeOutcome:
-        """Runs code in a container of the owner. One that is unknown, or was idle for too long, has no variables.
+    def has_container(self, owner: str, container_id: str) -> bool:
+        """Tells whether the owner has this container. Those of other owners are as unknown as those that never were."""
+        container = self._containers.get(container_id)
+        return container is not None and container.owner == owner
+
+    async def run(self, owner: str, container_id: str, code: str, *, may_create: bool = True) -> CodeOutcome:
+        """Runs code in a container of the owner, which begins with this run if it is unknown and `may_create` is true.
 
         A run that is cancelled, or that meets a limit of time or memory, costs its container the variables.
         """
@@ -114,23 +99,22 @@ class CodeRunner:
         if len(code.encode(errors="replace")) > MAX_CODE_BYTES:
             return CodeOutcome(logs="", error=f"The code is longer than {MAX_CODE_BYTES} bytes. Run a shorter part.")
         container = self._containers.get(container_id)
-        if container is not None and container.owner != owner:
-            return CodeOutcome(logs="", error=f"Container with id '{container_id}' not found.")
-        if container is None and not self._make_room():
+        if not may_create if container is None else container.owner != owner:
+            return CodeOutcome(logs="", error=NOT_FOUND.format(id=container_id))
+        if container is None and not self._make_room(owner):
             return CodeOutcome(logs="", error="All containers of the server are running code. Try again later.")
         container = container or _CodeContainer(owner)
         self._containers.pop(container_id, None)
         self._containers[container_id] = container
         container.users += 1
-        if container.idle_timer is not None:
-            container.idle_timer.cancel()
+        container.stop_timers()
         try:
             async with container.lock, self._places:
                 return await self._run_cell(container, code)
         finally:
             container.users -= 1
             if container.users == 0 and self._containers.get(container_id) is container:
-                self._start_idle_timer(container_id, container)
+                self._start_timers(container_id, container)
 
     async def close(self) -> None:
         """Ends all containers and their processes."""
@@ -148,12 +132,15 @@ class CodeRunner:
     async def _run_cell(self, container: _CodeContainer, code: str) -> CodeOutcome:
         from pydantic_monty import CollectString, MontyError  # noqa: PLC0415  an extra
 
-        output = CollectString(_MAX_KEPT_OUTPUT_BYTES)
-        traceback, error, is_lost = "", None, True
+        output, loop = CollectString(_MAX_KEPT_OUTPUT_BYTES), asyncio.get_running_loop()
+        traceback, error, is_lost, started_s = "", None, True, loop.time()
         try:
             async with asyncio.timeout(self._limits.run_timeout_s + self._limits.grace_timeout_s):
-                session = container.session = container.session or await self._open_session()
+                session = container.session or await self._restore_session(container)
+                started_s = loop.time()
                 traceback, error = await self._feed_cells(session, code, output)
+            if loop.time() - started_s >= self._limits.run_timeout_s:
+                error = error or self._timeout_error()  # the interpreter cuts a sleep short, and goes on
             is_lost = session.worker_pid is None or error in (self._timeout_error(), self._memory_error())
         except TimeoutError:
             error = self._timeout_error()
@@ -161,10 +148,12 @@ class CodeRunner:
             error = self._describe_failure(failure)
         finally:
             if is_lost:
+                container.saved = None
                 self._end_session(container)
         if is_lost:
             error = f"{error or _ENDED} The container has no variables now."
-        return CodeOutcome(logs=self._join_logs(output.output, traceback), error=error)
+        note, container.is_forgotten = FORGOTTEN if container.is_forgotten else "", False
+        return CodeOutcome(logs=join_logs(note, output.output, traceback, self._limits.log_bytes), error=error)
 
     async def _feed_cells(
         self, session: "AsyncMontySession", code: str, output: "CollectString"
@@ -212,42 +201,69 @@ class CodeRunner:
         """Says that memory ran out. The variables may fill it, so that no further run would succeed."""
         return f"The run was ended because it needed more than {self._limits.memory_bytes >> 20} MiB of memory."
 
-    def _join_logs(self, output: str, traceback: str) -> str:
-        traceback = _cut_bytes(traceback, _MAX_TRACEBACK_BYTES)
-        output = _cut_bytes(output, self._limits.log_bytes - len(traceback.encode()))
-        separator = "\n" if output and traceback and not output.endswith("\n") else ""
-        return output + separator + traceback
-
     # --- Containers and their processes
 
-    def _make_room(self) -> bool:
-        """Drops a container if there are as many as may be. Returns whether there is room."""
-        if len(self._containers) < self._limits.containers:
-            return True
+    def _make_room(self, owner: str) -> bool:
+        """Drops a container if there are as many as may be, of all or of one owner. Returns whether there is room."""
         counts = Counter(container.owner for container in self._containers.values())
-        idle = [key for key, container in self._containers.items() if container.users == 0]
+        is_full = counts[owner] >= self._limits.containers_of_owner
+        if not is_full and len(self._containers) < self._limits.containers:
+            return True
+        idle = [
+            key
+            for key, container in self._containers.items()
+            if container.users == 0 and (not is_full or container.owner == owner)
+        ]
         if not idle:
             return False
         self._drop_container(max(idle, key=lambda key: counts[self._containers[key].owner]))
         return True
 
-    def _start_idle_timer(self, container_id: str, container: _CodeContainer) -> None:
-        loop = asyncio.get_running_loop()
-        container.idle_timer = loop.call_later(self._limits.idle_timeout_s, self._drop_container, container_id)
+    def _start_timers(self, container_id: str, container: _CodeContainer) -> None:
+        loop, limits = asyncio.get_running_loop(), self._limits
+        container.timers = [
+            loop.call_later(limits.idle_timeout_s, self._drop_container, container_id),
+            loop.call_later(limits.process_idle_timeout_s, lambda: self._track_end(self._save_session(container))),
+        ]
+
+    async def _save_session(self, container: _CodeContainer) -> None:
+        """Ends the process of an idle container and keeps its variables, unless they are too large."""
+        from pydantic_monty import MontyError  # noqa: PLC0415  an extra
+
+        async with container.lock:
+            if container.session is None or container.users:
+                return
+            saved: bytes | None = None
+            with suppress(MontyError, RuntimeError, OSError, TimeoutError):
+                async with asyncio.timeout(self._limits.grace_timeout_s):
+                    saved = await container.session.dump()
+            container.is_forgotten = saved is None or len(saved) > self._limits.saved_bytes
+            container.saved = None if container.is_forgotten else saved
+            self._end_session(container)
+
+    async def _restore_session(self, container: _CodeContainer) -> "AsyncMontySession":
+        """Starts the process of a container, with the variables that were kept."""
+        session = container.session = await self._open_session()
+        if container.saved is not None:
+            await session.load_session(container.saved)
+            container.saved = None
+        return session
 
     def _drop_container(self, container_id: str) -> None:
         container = self._containers.pop(container_id)
-        if container.idle_timer is not None:
-            container.idle_timer.cancel()
+        container.stop_timers()
         self._end_session(container)
 
     def _end_session(self, container: _CodeContainer) -> None:
         """Ends the process of a container in a task of its own, which a cancelled run does not wait for."""
         if (session := container.session) is not None:
             container.session = None
-            end = asyncio.get_running_loop().create_task(_exit_session(session))
-            self._ends.add(end)
-            end.add_done_callback(self._ends.discard)
+            self._track_end(_exit_session(session))
+
+    def _track_end(self, work: Coroutine[None, None, None]) -> None:
+        end = asyncio.get_running_loop().create_task(work)
+        self._ends.add(end)
+        end.add_done_callback(self._ends.discard)
 
     async def _open_session(self) -> "AsyncMontySession":
         pool = await self._start_pool()
@@ -288,12 +304,3 @@ async def _exit_session(session: "AsyncMontySession") -> None:
         await session.__aexit__(None, None, None)
     except (MontyError, RuntimeError, OSError) as error:
         log.warning("A process of code_interpreter did not end in order: %s", error)
-
-
-def _cut_bytes(text: str, limit: int) -> str:
-    """Returns the text, or its beginning with a note if it has more bytes than the limit."""
-    encoded = text.encode(errors="replace")
-    if len(encoded) <= limit:
-        return text
-    note = f"\n[Cut: {len(encoded)} bytes in all.]\n"
-    return encoded[: max(limit - len(note), 0)].decode(errors="ignore") + note

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from antiphon.app.tools.code.code_cells import clean_traceback, list_cells
-from antiphon.app.tools.code.code_runner import MAX_CODE_BYTES, CodeLimits, CodeOutcome, CodeRunner, check_extra
+from antiphon.app.tools.code.code_outcome import CodeLimits, CodeOutcome
+from antiphon.app.tools.code.code_runner import FORGOTTEN, MAX_CODE_BYTES, CodeRunner, check_extra
 
 LIMITS = CodeLimits(run_timeout_s=1, grace_timeout_s=1, containers=4)
 ENDED = "The process that runs the code has failed."
@@ -268,6 +269,71 @@ async def test_idle_container_ends() -> None:
     await wait_until_dead(pid)
     assert "NameError" in (await run(runner, "x")).logs
     await runner.close()
+
+
+async def test_idle_container_gives_its_process_back_and_keeps_its_variables() -> None:
+    runner = CodeRunner(new_id, CodeLimits(process_idle_timeout_s=0.02))
+    for number in range(3):
+        await run(runner, f"x = [{number}]\ndef add(a): return a + x[0]", f"cntr_{number}")
+    for pid in worker_pids(runner):
+        await wait_until_dead(pid)
+    for number in range(3):
+        assert await run(runner, "add(10)", f"cntr_{number}") == CodeOutcome(logs=f"{10 + number}\n")
+    await runner.close()
+
+
+async def test_variables_that_are_too_large_to_keep_are_told_of_once() -> None:
+    runner = CodeRunner(new_id, CodeLimits(process_idle_timeout_s=0.02, saved_bytes=1000))
+    await run(runner, "x = 'a' * 5000")
+    [pid] = worker_pids(runner)
+    await wait_until_dead(pid)
+    outcome = await run(runner, "x")
+    assert outcome.logs.startswith(FORGOTTEN) and "NameError" in outcome.logs
+    assert await run(runner, "1") == CodeOutcome(logs="1\n")
+    await runner.close()
+
+
+async def test_run_during_the_saving_keeps_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = CodeRunner(new_id, LIMITS)
+    await run(runner, "x = 5")
+    container = runner._containers["cntr_1"]
+    saving = asyncio.create_task(runner._save_session(container))
+    await asyncio.sleep(0)
+    assert await run(runner, "x") == CodeOutcome(logs="5\n")
+    await saving
+    assert await run(runner, "x") == CodeOutcome(logs="5\n")
+    await runner.close()
+
+
+async def test_owner_has_a_limit_of_containers() -> None:
+    runner = CodeRunner(new_id, CodeLimits(containers=8, containers_of_owner=2))
+    await run(runner, "x = 0", "cntr_other", "other")
+    for number in range(4):
+        await run(runner, f"x = {number}", f"cntr_{number}")
+    assert list(runner._containers) == ["cntr_other", "cntr_2", "cntr_3"]
+    await runner.close()
+
+
+async def test_container_that_is_gone_is_not_created_again(runner: CodeRunner) -> None:
+    for owner in ("owner", "other"):
+        outcome = await runner.run(owner, "cntr_1", "1", may_create=False)
+        assert outcome == CodeOutcome(logs="", error="Container with id 'cntr_1' not found.")
+        await runner.run("third", "cntr_1", "1")
+        assert not runner.has_container(owner, "cntr_1") and runner.has_container("third", "cntr_1")
+
+
+async def test_sleep_that_the_interpreter_cuts_short_is_told(
+    runner: CodeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on after ten seconds, as if the rest of the sleep had passed."""
+
+    async def feed_cells(*_: object) -> tuple[str, None]:
+        await asyncio.sleep(LIMITS.run_timeout_s)
+        return "", None
+
+    monkeypatch.setattr(runner, "_feed_cells", feed_cells)
+    outcome = await run(runner, "import time; time.sleep(100)")
+    assert outcome.error == f"The run was ended because it took more than 1 s. {LOST}"
 
 
 async def test_close_ends_everything(runner: CodeRunner) -> None:
