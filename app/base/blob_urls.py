@@ -28,8 +28,12 @@ BlobContents = Mapping[bytes, bytes]
 """Bytes of blobs by their SHA-256."""
 NO_BLOBS: BlobContents = MappingProxyType({})
 _MEDIA_TYPE = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}"
+_TEXT_TYPE = r"text/[a-z0-9][a-z0-9!#$&^_.+-]{0,62};charset=[a-z0-9][a-z0-9_.:-]{0,39}"
 _MEDIA_TYPE_PATTERN = re.compile(_MEDIA_TYPE)
-_BLOB_URL = re.compile(rf"{BLOB_PREFIX}([0-9a-f]{{64}});((?:{_MEDIA_TYPE})?);([0-9]{{1,15}})(?:;((?i:https?)://.*))?")
+_TEXT_TYPE_PATTERN = re.compile(_TEXT_TYPE)
+_BLOB_URL = re.compile(
+    rf"{BLOB_PREFIX}([0-9a-f]{{64}});((?:{_TEXT_TYPE}|{_MEDIA_TYPE})?);([0-9]{{1,15}})(?:;((?i:https?)://.*))?"
+)
 
 
 class BlobReference(Struct, frozen=True):
@@ -37,11 +41,22 @@ class BlobReference(Struct, frozen=True):
 
     sha256: bytes
     media_type: str
-    """Type that the client claimed, in small letters and without parameters; empty for plain base64."""
+    """Type that the client claimed, in small letters, with the charset of a text; empty for plain base64."""
     size: int
     """Bytes."""
     source_url: str = ""
     """The http or https URL that the bytes were downloaded from, if they were; lists show it."""
+
+    @property
+    def charset(self) -> str:
+        """The encoding that the client declared for a text; empty if it declared none."""
+        return self.media_type.partition(";charset=")[2]
+
+
+def describe_type(media_type: str, charset: str | None) -> str:
+    """Returns a media type with the charset of a text, if it has one, as references and files hold it."""
+    declared = f"{media_type};charset={(charset or '').strip().lower()}"
+    return declared if _TEXT_TYPE_PATTERN.fullmatch(declared) else media_type
 
 
 def refer_to(data: bytes, media_type: str, source_url: str = "") -> BlobReference:
@@ -50,7 +65,7 @@ def refer_to(data: bytes, media_type: str, source_url: str = "") -> BlobReferenc
     `media_type` may be empty: for base64 that came without one.
     """
     media_type = media_type.lower()
-    if media_type and not _MEDIA_TYPE_PATTERN.fullmatch(media_type):
+    if media_type and not (_MEDIA_TYPE_PATTERN.fullmatch(media_type) or _TEXT_TYPE_PATTERN.fullmatch(media_type)):
         media_type = UNKNOWN_TYPE
     return BlobReference(hashlib.sha256(data).digest(), media_type, len(data), source_url)
 

@@ -4,7 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from antiphon.app.tools.mcp.address import ANY_HOST, ClientAddress, parse_url
+from antiphon.app.requests.media.urls import is_public_url
+from antiphon.app.tools.mcp.address import ANY_HOST, ClientAddress, is_public_address, parse_ip, parse_url
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -65,6 +66,9 @@ def parse_allowed_host(text: str, *, may_be_any: bool = False) -> AllowedHost:
     address = parse_url(text if "://" in text else f"https://{text}")
     if address.path != "/":
         raise ValueError("Name a host without a path.")
+    literal = parse_ip(address.host)
+    if not is_public_url(address.url) or (literal is not None and not is_public_address(address.host)):
+        raise ValueError(f"{address.host} is not public, so that no URL of it is ever fetched. Name a public host.")
     return AllowedHost(address.scheme, address.host, address.port)
 
 

@@ -1,4 +1,4 @@
-"""Files of requests as text: what kind of file it is, UTF-8 text, and the form of a file in the prompt. Pure."""
+"""Files of requests as text: what kind of file it is, its text, and the form of a file in the prompt. Pure."""
 
 import html
 import unicodedata
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from antiphon.app.base.blob_urls import UNKNOWN_TYPE
 from antiphon.app.media.media_fault import MediaFault
+from antiphon.app.requests.media.text_encodings import DecodedText, decode_bytes
 
 PDF_TYPE = "application/pdf"
 TEXT_TYPE = "text/plain"
@@ -38,32 +40,37 @@ class PdfPage(Struct, frozen=True, kw_only=True):
     """The rendered page; None if pages are not rendered, or if this one is damaged."""
 
 
-def find_file_type(data: bytes) -> str:
-    """Returns `PDF_TYPE`, `TEXT_TYPE` or the media type of a file that is not read, by its content alone."""
+def find_file_type(data: bytes, charset: str = "") -> str:
+    """Returns `PDF_TYPE`, `TEXT_TYPE` or the media type of a file that is not read, by its content.
+
+    `charset`: encoding that the client declared for a text; empty if it declared none.
+    """
+    if binary_type := _find_binary_type(data):
+        return binary_type
+    return UNKNOWN_TYPE if decode_bytes(data, charset) is None else TEXT_TYPE
+
+
+def is_pdf(data: bytes) -> bool:
+    """Tells whether a file is a PDF, by its content."""
+    return _find_binary_type(data) == PDF_TYPE
+
+
+def _find_binary_type(data: bytes) -> str:
     for magic, media_type in _MAGICS:
         if data.startswith(magic):
             return media_type
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "image/webp"
-    if b"%PDF-" in data[:_PDF_WITHIN]:
-        return PDF_TYPE
-    return TEXT_TYPE if _decode(data) is not None else "application/octet-stream"
+    return PDF_TYPE if b"%PDF-" in data[:_PDF_WITHIN] else ""
 
 
-def decode_text(data: bytes) -> str:
-    """Returns the text of a UTF-8 file, without a byte order mark. Raises `MediaFault` for other content."""
-    text = _decode(data)
-    if text is None:
-        raise MediaFault("unsupported_format", found_type=find_file_type(data))
-    return text
-
-
-def _decode(data: bytes) -> str | None:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in text else text
+def decode_text(data: bytes, charset: str = "") -> DecodedText:
+    """Returns the text of a file, without a byte order mark. Raises `MediaFault` for other content."""
+    binary_type = _find_binary_type(data)
+    found = None if binary_type else decode_bytes(data, charset)
+    if found is None:
+        raise MediaFault("unsupported_format", found_type=binary_type or UNKNOWN_TYPE, charset=charset)
+    return found
 
 
 def escape_name(name: str) -> str:
@@ -72,9 +79,10 @@ def escape_name(name: str) -> str:
     return html.escape(plain.strip()[:MAX_NAME_CHARS], quote=True)
 
 
-def format_text_file(name: str, text: str) -> str:
-    """Returns a text file as a part of the prompt."""
-    return f'<file name="{escape_name(name)}">\n{text}\n</file>'
+def format_text_file(name: str, decoded: DecodedText) -> str:
+    """Returns a text file as a part of the prompt. An encoding that was assumed is told."""
+    assumed = f' encoding="{decoded.encoding} (assumed)"' if decoded.encoding else ""
+    return f'<file name="{escape_name(name)}"{assumed}>\n{decoded.text}\n</file>'
 
 
 def format_pdf(name: str, pages: Iterable[PdfPage]) -> list[str | bytes]:

@@ -1,5 +1,6 @@
 """Reasons why a picture or a file cannot be used. The text of a fault holds only numbers and words of this project."""
 
+from antiphon.app.base.blob_urls import UNKNOWN_TYPE
 from antiphon.app.sandbox.media.messages import FaultCode, FaultReply, Measure
 
 
@@ -16,6 +17,7 @@ class MediaFault(Exception):  # noqa: N818  it is a property of the picture
         width: int = 0,
         height: int = 0,
         found_type: str = "",
+        charset: str = "",
     ) -> None:
         self.code = code
         self.measure = measure
@@ -26,6 +28,8 @@ class MediaFault(Exception):  # noqa: N818  it is a property of the picture
         self.height = height
         self.found_type = found_type
         """Media type of a file that is not read; empty for pictures."""
+        self.charset = charset
+        """Encoding that the client declared for such a file."""
         self.detail = _describe(self)
         super().__init__(f"{code}: {self.detail}")
 
@@ -42,9 +46,14 @@ def raise_fault(reply: FaultReply) -> None:
     )
 
 
-def _describe(fault: MediaFault) -> str:
+def _describe(fault: MediaFault) -> str:  # noqa: PLR0911  # a sentence for each measure
+    if fault.charset:
+        return f"is no text in the declared charset {fault.charset!r}. Declare another one, or send UTF-8."
     if fault.found_type:
-        return f"is {fault.found_type!r}; PDF and UTF-8 text are read."
+        needs = (
+            " Text needs UTF-8, a byte order mark, or a declared charset." if fault.found_type == UNKNOWN_TYPE else ""
+        )
+        return f"is {fault.found_type!r}; PDF and text are read.{needs}"
     size = f"{fault.width}x{fault.height} pixels"
     match fault.measure:
         case "pixels":
@@ -62,6 +71,7 @@ def _describe(fault: MediaFault) -> str:
     return _DETAILS[fault.code]
 
 
+_TEXT_HINT = " Text needs UTF-8, a byte order mark, or a declared charset."
 _DETAILS: dict[FaultCode, str] = {
     "unreadable": "is damaged or cut.",
     "unsupported_format": "is not a PNG, JPEG, GIF or WebP image.",

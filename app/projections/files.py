@@ -30,7 +30,7 @@ def anthropic_file_body(file: StoredFile) -> dict[str, Any]:
         "id": anthropic_file_id(file.id),
         "type": "file",
         "filename": file.filename,
-        "mime_type": file.media_type or DEFAULT_MEDIA_TYPE,
+        "mime_type": file.media_type.partition(";")[0] or DEFAULT_MEDIA_TYPE,
         "size_bytes": file.size,
         "created_at": _format_time(file.created_at),
         "downloadable": True,

@@ -9,6 +9,7 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
 from antiphon.app.batches.stored_files import FileGoneError, FileWriter
+from antiphon.app.replies.form_filename import find_filename
 from antiphon.app.requests.batches.body import (
     MAX_BATCH_FILE_BYTES,
     UploadFields,
@@ -68,7 +69,10 @@ def _make_parser(content_type: str) -> PushMultipartParser:
 
 def default_filename(kind: FormKind, media_type: str) -> str:
     """Returns the name of a file that came without one."""
-    return f"unnamed{mimetypes.guess_extension(media_type) or ''}" if kind is ANTHROPIC_FORM else "file"
+    if kind is not ANTHROPIC_FORM:
+        return "file"
+    extension = mimetypes.guess_extension(media_type.partition(";")[0]) or ""
+    return f"unnamed{extension}"
 
 
 class _UploadForm:
@@ -113,8 +117,8 @@ class _UploadForm:
         if segment.name == self._kind.file_field:
             if self._file is not None:
                 raise invalid_value(segment.name, "Send one file in a request.")
-            media_type = clean_media_type(segment.content_type)
-            name = clean_filename(segment.filename or "", default_filename(self._kind, media_type))
+            media_type = clean_media_type(segment.header("content-type"))
+            name = clean_filename(find_filename(segment), default_filename(self._kind, media_type))
             self._file = structs.replace(self._writer.file, filename=name, media_type=media_type)
         elif segment.name in self._fields:
             raise invalid_value(clip_text(segment.name), "Send each field once.")

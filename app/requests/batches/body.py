@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from antiphon.app.base.blob_urls import describe_type
 from antiphon.app.base.errors import invalid_type, invalid_value, unknown_field
 from antiphon.app.requests.fields import Echoed, Honoured, RequestBody
 from antiphon.app.requests.fields.checks import build_check, check_choice, require_value
@@ -161,9 +162,11 @@ def clean_filename(sent: str, default: str) -> str:
 
 
 def clean_media_type(sent: str | None) -> str:
-    """Returns the media type of a file without parameters; empty if it is none."""
-    media_type = (sent or "").partition(";")[0].strip().lower()
-    return media_type if _MEDIA_TYPE.fullmatch(media_type) else ""
+    """Returns the media type of a file, with the charset of a text; empty if it is none."""
+    media_type, *parameters = (part.strip().lower() for part in (sent or "").split(";"))
+    declared = next((each for each in parameters if each.startswith("charset=")), "")
+    charset = declared.removeprefix("charset=").strip('"')
+    return describe_type(media_type, charset) if _MEDIA_TYPE.fullmatch(media_type) else ""
 
 
 class _LineModes(Struct, frozen=True):

@@ -4,7 +4,7 @@ import binascii
 
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import BlobReference, refer_to
+from antiphon.app.base.blob_urls import BlobReference, describe_type, refer_to
 from antiphon.app.requests.media.errors import MediaPlace, invalid_data_url, invalid_image
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -32,7 +32,8 @@ def read_data_url(url: str, place: MediaPlace) -> SentData:
     media_type, *parameters = header.lower().split(";")
     if not comma or "base64" not in parameters:
         raise invalid_data_url(place, "invalid base64")
-    return read_base64(encoded, media_type, place)
+    charset = next((each.partition("=")[2].strip('" ') for each in parameters if each.startswith("charset=")), None)
+    return read_base64(encoded, media_type if place.is_image else describe_type(media_type, charset), place)
 
 
 def read_base64(encoded: str, media_type: str, place: MediaPlace) -> SentData:
@@ -54,13 +55,18 @@ def read_base64(encoded: str, media_type: str, place: MediaPlace) -> SentData:
 
 
 def _decode(encoded: str) -> bytes | None:
-    """Returns the bytes of base64 with its padding and without white space; None for any other text."""
+    """Returns the bytes of base64 with its padding; None for any other text. Line breaks of MIME are left out."""
+    encoded = encoded.rstrip("\r\n")
     if "=" in encoded[:-2]:
         return None
-    decoded = bytearray()
+    decoded, rest = bytearray(), ""
     try:
         for start in range(0, len(encoded), SLICE_CHARS):
-            decoded += binascii.a2b_base64(encoded[start : start + SLICE_CHARS], strict_mode=True)
+            piece = rest + encoded[start : start + SLICE_CHARS].replace("\r", "").replace("\n", "")
+            whole = len(piece) // 4 * 4
+            decoded += binascii.a2b_base64(piece[:whole], strict_mode=True)
+            rest = piece[whole:]
+        decoded += binascii.a2b_base64(rest, strict_mode=True)
     except ValueError:
         return None
     return bytes(decoded)

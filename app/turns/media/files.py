@@ -1,10 +1,11 @@
 """Shows files to the model: their text, and for a model that sees the pages of PDFs as images, too."""
 
+import asyncio
 from collections.abc import Sequence
 
 from antiphon.app.base.blob_urls import BlobReference, format_blob_url, parse_blob_url, refer_to
 from antiphon.app.media.budget import LOW_TOKENS
-from antiphon.app.media.file_text import PDF_TYPE, decode_text, find_file_type, format_pdf, format_text_file
+from antiphon.app.media.file_text import PDF_TYPE, decode_text, format_pdf, format_text_file, is_pdf
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.requests.media.errors import refused_media
@@ -45,9 +46,10 @@ class FileReading:
         name = part.filename or DEFAULT_NAME
         claims_pdf = reference.media_type == PDF_TYPE or name.lower().endswith(".pdf")
         try:
-            if claims_pdf or find_file_type(data) == PDF_TYPE:
+            if claims_pdf or is_pdf(data):
                 return await self._read_pdf(part, name, reference.sha256, data)
-            return (InputText(text=format_text_file(name, decode_text(data))),)
+            decoded = await asyncio.to_thread(decode_text, data, reference.charset)
+            return (InputText(text=format_text_file(name, decoded)),)
         except MediaFault as fault:
             place = self._reading.find_place(part.file_data or "", is_image=False)
             raise explain_file_fault(fault, place) from None
@@ -57,7 +59,7 @@ class FileReading:
             if self._refuses:
                 raise refused_media(self._reading.find_place(part.file_data or "", is_image=False).path)
             return (part,)
-        if find_file_type(data) != PDF_TYPE:
+        if not is_pdf(data):
             raise MediaFault("pdf_damaged")
         tokens = min(self._page_tokens, LOW_TOKENS) if part.detail == "low" else self._page_tokens
         document = await self._reader.read(self._owner, sha256, data, page_tokens=tokens)

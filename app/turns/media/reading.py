@@ -47,10 +47,15 @@ class MediaReading:
     async def read_sources(self, fetcher: MediaFetcher, max_bytes: int, *, reads_images: bool) -> None:
         """Reads the files and URLs that the request names, each of at most `max_bytes`. Raises `ApiError`.
 
-        Images that are not read stay in the items as they are: the model gets placeholders of them.
+        Images that are not read stay in the items as they are: the model gets placeholders of them. Their files must
+        exist all the same.
         """
         for source, media in list(self.sent.items()):
-            if media.sent is not None or (media.place.is_image and not reads_images):
+            if media.sent is not None:
+                continue
+            if media.place.is_image and not reads_images:
+                if media.is_file_id and not await self._has_file(source):
+                    raise file_not_found(media.place, source)
                 continue
             if media.is_file_id:
                 reference = await self._read_file(media)
@@ -75,6 +80,10 @@ class MediaReading:
         if isinstance(part, InputImage):
             return (structs.replace(part, image_url=url),)
         return (structs.replace(part, file_data=url, filename=part.filename or self._filenames.get(source)),)
+
+    async def _has_file(self, file_id: str) -> bool:
+        """Tells whether the owner has a file, whose content is not needed."""
+        return await self._store.read_file_bytes(self._owner, file_id, time.time(), max_bytes=-1) is not None
 
     async def _read_file(self, media: SentMedia) -> BlobReference:
         """Returns the reference to the content of a file of the owner. Raises `ApiError`."""

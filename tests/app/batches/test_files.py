@@ -74,6 +74,34 @@ def test_file_name_has_no_path(client: BatchClient, sent: str, kept: str) -> Non
     assert (reply.status_code, reply.json()["filename"]) == (200, kept), reply.text
 
 
+@pytest.mark.parametrize(
+    ("parameters", "kept"),
+    [
+        ("filename*=utf-8''na%C3%AFve%20%E4%B8%96.txt", "naïve 世.txt"),
+        ("filename=\"a.txt\"; filename*=UTF-8'en'%e2%82%ac.txt", "€.txt"),
+        ("filename*=iso-8859-1''%A3.txt; filename=\"a.txt\"", "£.txt"),
+        ("filename*=utf-8''..%2F..%2Fetc%2Fb.txt", "b.txt"),
+        ("filename*=utf-8''%FF.txt; filename=\"a.txt\"", "a.txt"),
+        ("filename*=nocode''%E4.txt", "%E4.txt"),
+        ('filename="=?utf-8?B?bmHDr3ZlLnR4dA==?="', "naïve.txt"),
+        ('filename="=?UTF-8?Q?na=C3=AFve_?= =?utf-8?q?b=2Etxt?="', "naïve b.txt"),
+        ('filename="=?iso-8859-1?Q?=A3.txt?="', "£.txt"),
+        ('filename="=?nocode?B?QQ==?="', "=?nocode?B?QQ==?="),
+        ('filename="=?utf-8?B?%%%?="', "=?utf-8?B?%%%?="),
+        ('filename="a =?utf-8?B?QQ==?= b"', "a =?utf-8?B?QQ==?= b"),
+    ],
+)
+def test_encoded_name_is_decoded(client: BatchClient, parameters: str, kept: str) -> None:
+    reply = post_form(client, f'name="file"; {parameters}\r\n\r\nabc', PURPOSE_PART)
+    assert (reply.status_code, reply.json().get("filename")) == (200, kept), reply.text
+
+
+def test_control_character_in_an_encoded_name_is_refused(client: BatchClient) -> None:
+    for parameters in ("filename*=utf-8''a%00b", "filename*=utf-8''a%0Ab", 'filename="=?utf-8?Q?a=1Bb?="'):
+        reply = post_form(client, f'name="file"; {parameters}\r\n\r\nabc', PURPOSE_PART)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "filename"), reply.text
+
+
 FILE_PART = 'name="file"; filename="a"\r\n\r\nabc'
 PURPOSE_PART = 'name="purpose"\r\n\r\nbatch'
 BAD_FORMS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
@@ -294,3 +322,21 @@ def test_health_stays_fast_beside_an_upload(client: BatchClient) -> None:
     head = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
     reply = client.post("/files", content=slow_body(), headers=head)
     assert reply.json()["bytes"] == 4 * PIECE_BYTES, reply.text
+
+
+def test_unknown_file_of_an_image_is_named_also_for_a_model_that_sees_none(
+    client: BatchClient, server: RunningServer
+) -> None:
+    known = client.upload(b"\x89PNG", "vision", "a.png").json()["id"]
+    foreign = BatchClient(server, "bob").upload(b"\x89PNG", "vision", "a.png").json()["id"]
+    for file_id, status in ((known, 200), (foreign, 400), ("file-nope", 400), ("../../etc/passwd", 400)):
+        part = {"type": "input_image", "file_id": file_id}
+        body = {"model": "scripted", "input": [{"role": "user", "content": [part]}]}
+        reply = client.post("/responses", json=body)
+        assert reply.status_code == status, reply.text
+        block = {"type": "image", "source": {"type": "file", "file_id": file_id}}
+        message = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
+        assert client.post("/messages", json=message).status_code == status
+        if status == 400:
+            error = reply.json()["error"]
+            assert (error["code"], error["param"]) == ("image_file_not_found", "input[0].content[0].file_id")

@@ -301,3 +301,14 @@ def test_rules_of_the_operator() -> None:
         with pytest.raises(ValueError, match=r"\."):
             parse_allowed_host(wrong)
     assert parse_allowed_host("*", may_be_any=True).host == "*"
+    assert parse_allowed_host("93.184.216.34").host == "93.184.216.34"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "http://127.0.0.1:9472", "pictures.localhost", "10.0.0.1", "169.254.169.254", "[::1]", "[fd00::1]", "192.0.2.1",
+     "[::ffff:10.0.0.1]", "nas.local", "db.internal", "router.home.arpa:8443", "0.0.0.0", "100.64.0.1", "224.0.0.1"],
+)  # fmt: skip
+def test_host_from_which_nothing_is_ever_fetched_is_refused_at_the_start(host: str) -> None:
+    with pytest.raises(ValueError, match="is not public, so that no URL of it is ever fetched"):
+        parse_allowed_host(host)

@@ -4,6 +4,7 @@ import pytest
 
 from antiphon.app.media.file_text import PdfPage, decode_text, escape_name, find_file_type, format_pdf, format_text_file
 from antiphon.app.media.media_fault import MediaFault
+from antiphon.app.requests.media.text_encodings import DecodedText
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,12 @@ from antiphon.app.media.media_fault import MediaFault
         (b"PK\x03\x04 word/document.xml", "application/zip"),
         (b"\x89PNG\r\n\x1a\n", "image/png"),
         (b"\x7fELF", "application/x-executable"),
-        (b"\xff\xfea\0", "application/octet-stream"),
+        (b"\xff\xfea\0", "text/plain"),
+        (b"\xff\xfea", "application/octet-stream"),
+        (b"\xff\xfe\0\0a\0\0\0", "text/plain"),
+        (b"\xfe\xff\0a", "text/plain"),
+        ("Grüße".encode("latin-1"), "text/plain"),
+        (bytes(range(256)), "application/octet-stream"),
         (b"a\0b", "application/octet-stream"),
         (b"\xef\xbb\xbfa", "text/plain"),
         (b"", "text/plain"),
@@ -25,13 +31,13 @@ def test_type_is_found_by_content(data: bytes, media_type: str) -> None:
     assert find_file_type(data) == media_type
 
 
-def test_text_is_utf_8() -> None:
-    assert decode_text(b"\xef\xbb\xbfa\r\nb") == "a\r\nb"
+def test_text_and_what_is_none() -> None:
+    assert decode_text(b"\xef\xbb\xbfa\r\nb") == DecodedText("a\r\nb")
     with pytest.raises(MediaFault) as caught:
         decode_text(b"PK\x03\x04\xff")
     assert (caught.value.code, caught.value.detail) == (
         "unsupported_format",
-        "is 'application/zip'; PDF and UTF-8 text are read.",
+        "is 'application/zip'; PDF and text are read.",
     )
 
 
@@ -50,7 +56,7 @@ def test_name_cannot_leave_its_quotes(name: str, escaped: str) -> None:
 
 
 def test_form_in_the_prompt() -> None:
-    assert format_text_file("a.txt", "x") == '<file name="a.txt">\nx\n</file>'
+    assert format_text_file("a.txt", DecodedText("x")) == '<file name="a.txt">\nx\n</file>'
     pages = [PdfPage(number=1, text="one", png=b"P1"), PdfPage(number=2, text="two"), PdfPage(number=3, text="")]
     assert format_pdf("a.pdf", pages) == [
         '<file name="a.pdf">\n<page n="1">one</page>\n',

@@ -64,6 +64,9 @@ DATA_URLS = {
     "DATA:image/JPEG;base64,/9j/": "image/jpeg",
     "data:image/PNG;charset=x;base64,iVBORw0KGgo=": "image/png",
     "data:image/jpg;base64,/9j/": "image/jpeg",
+    "data:image/png;base64,iVBOR\nw0KGgo=": "image/png",
+    "data:image/png;base64,iVBO\r\nRw0K\r\nGgo=\r\n": "image/png",
+    "data:image/png;base64,\niVBORw0KGgo\n=\n": "image/png",
 }
 INVALID_DATA_URLS = {
     "data:,": "invalid base64",
@@ -74,7 +77,8 @@ INVALID_DATA_URLS = {
     "data:application/pdf;base64,JVBERg==": "the MIME type 'application/pdf'",
     "data:image/png,iVBORw0KGgo=": "invalid base64",
     "data:image/png;base64,iVBOR w0KGgo=": "invalid base64",
-    "data:image/png;base64,iVBOR\nw0KGgo=": "invalid base64",
+    "data:image/png;base64,QQ==\nQQ==": "invalid base64",
+    "data:image/png;base64,Q\nQ\r=\n=\nA": "invalid base64",
     "data:image/png;base64,%%%%": "invalid base64",
     "data:image/png;base64,iVBORw0KGg": "invalid base64",
     "data:image/png;base64,iVBORw0KGgo%3D": "invalid base64",

@@ -129,7 +129,45 @@ def test_other_files_are_refused_with_their_type(server: RunningServer, data: by
     error = respond(server, file_part(data, "a.bin", "application/octet-stream")).json()["error"]
     path = "input[0].content[0].file_data"
     assert error["code"] == "invalid_file"
-    assert error["message"] == f"'{path}' is '{name}'; PDF and UTF-8 text are read."
+    assert error["message"] == f"'{path}' is '{name}'; PDF and text are read."
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type", "shown"),
+    [
+        ("Grüße".encode("utf-16"), "text/plain", '<file name="a.txt">\nGrüße\n</file>'),
+        ("これは本".encode("cp932"), "text/csv;charset=Shift_JIS", '<file name="a.txt">\nこれは本\n</file>'),
+        ("Schöne Grüße".encode("latin-1"), "", '<file name="a.txt" encoding="windows-1252 (assumed)">\nSchöne Grüße\n</file>'),
+    ],
+)  # fmt: skip
+def test_text_in_another_encoding_reaches_the_model(
+    server: RunningServer, data: bytes, media_type: str, shown: str
+) -> None:
+    sent = base64.encodebytes(data).decode()
+    value = f"data:{media_type};base64,{sent}" if media_type else sent
+    part = {"type": "input_file", "filename": "a.txt", "file_data": value}
+    reply = respond(server, part, {"type": "input_text", "text": "x"}, store=False)
+    assert reply.status_code == 200, reply.text
+    counted = post(
+        f"{server.url}/responses/input_tokens",
+        json={"model": "vision", "input": [{"role": "user", "content": [part, {"type": "input_text", "text": "x"}]}]},
+    )
+    plain = {"type": "input_text", "text": shown}
+    expected = post(
+        f"{server.url}/responses/input_tokens",
+        json={"model": "vision", "input": [{"role": "user", "content": [plain, {"type": "input_text", "text": "x"}]}]},
+    )
+    assert counted.json()["input_tokens"] == expected.json()["input_tokens"]
+
+
+def test_uploaded_text_keeps_its_charset(server: RunningServer) -> None:
+    text = "Съешь же ещё этих мягких французских булок."
+    for media_type, status in (("text/plain; charset=windows-1251", 200), ("text/plain", 400)):
+        files = {"file": ("a.txt", text.encode("cp1251"), media_type)}
+        uploaded = httpx.post(f"{server.url}/files", files=files, data={"purpose": "user_data"}, timeout=60).json()
+        reply = respond(server, {"type": "input_file", "file_id": uploaded["id"]})
+        assert reply.status_code == status, reply.text
+    assert "a declared charset" in reply.json()["error"]["message"]
 
 
 def test_items_of_conversations_have_images_and_files(server: RunningServer) -> None:
