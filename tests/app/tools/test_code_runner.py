@@ -13,6 +13,7 @@ import pytest
 from antiphon.app.tools.code.code_cells import clean_traceback, list_cells
 from antiphon.app.tools.code.code_outcome import CodeLimits, CodeOutcome
 from antiphon.app.tools.code.code_runner import FORGOTTEN, MAX_CODE_BYTES, CodeRunner, check_extra
+from tests.progress import HANG_TIMEOUT_S
 
 LIMITS = CodeLimits(run_timeout_s=1, grace_timeout_s=1, containers=4)
 ENDED = "The process that runs the code has failed."
@@ -166,10 +167,12 @@ async def test_run_that_takes_too_long_is_ended(runner: CodeRunner, code: str) -
         "a = 'a' * 50_000_000\n[a + str(n) for n in range(9)]",
     ],
 )
-async def test_run_that_takes_too_much_memory_is_ended(runner: CodeRunner, code: str) -> None:
+async def test_run_that_takes_too_much_memory_is_ended(code: str) -> None:
+    runner = CodeRunner(new_id, CodeLimits(run_timeout_s=HANG_TIMEOUT_S))
     outcome = await run(runner, code)
     assert outcome.error is not None and "more than 128 MiB of memory" in outcome.error
     assert (await run(runner, "2")).logs == "2\n"
+    await runner.close()
 
 
 async def test_values_are_not_brought_into_the_server(runner: CodeRunner) -> None:
