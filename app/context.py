@@ -154,7 +154,7 @@ def create_recorder(settings: Settings) -> TurnRecorder | None:
 
 
 def _create_media_resolver(
-    settings: Settings, metrics: MetricsCollector, store: ResponseStore, sealer: Sealer
+    settings: Settings, metrics: MetricsCollector, store: ResponseStore, sealer: Sealer, memory: BodyMemory
 ) -> tuple[Settings, MediaResolver]:
     """Returns the settings, without images if they cannot be prepared, and what finds the images of requests."""
     preparer, reader = _open_media(settings, metrics)
@@ -162,7 +162,7 @@ def _create_media_resolver(
         settings = structs.replace(settings, images="off")
     fetcher = MediaFetcher(read_allowed_hosts(settings))
     secret = sealer.derive_key("image names")
-    return settings, MediaResolver(store, settings, preparer, reader, fetcher, secret=secret)
+    return settings, MediaResolver(store, settings, preparer, reader, fetcher, secret=secret, memory=memory)
 
 
 def create_context(
@@ -176,7 +176,8 @@ def create_context(
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models, store, settings.store_file)
     capacity = TurnCapacity(model.engine for model in models.served)
-    settings, media = _create_media_resolver(settings, metrics, store, sealer)
+    body_memory = BodyMemory(settings.max_body_bytes)
+    settings, media = _create_media_resolver(settings, metrics, store, sealer, body_memory)
     if media.source is not None:
         for model in models.served:
             model.engine.attach_media(media.source)
@@ -207,7 +208,7 @@ def create_context(
             store=store,
             metrics=metrics,
             adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
-            body_memory=BodyMemory(settings.max_body_bytes),
+            body_memory=body_memory,
             keys=keys,
             meter=meter,
             reloader=_create_reloader(settings, keys, turn_manager, audit),

@@ -279,9 +279,11 @@ class ResponseStore:
         return await self.read(lambda database: database.blobs.load_blob(owner, sha256))
 
     async def read_file_bytes(
-        self, owner: str, file_id: str, now: float, max_bytes: int
+        self, owner: str, file_id: str, now: float, max_bytes: int, reserve: Callable[[int], None] = lambda _: None
     ) -> tuple[StoredFile, bytes | None] | None:
         """Returns one of the owner's files and its content, which is None above `max_bytes`.
+
+        `reserve` is called with the size of the content before it is read, and may raise.
 
         Returns None for an id that is unknown or malformed, and for a file that is not complete, has expired or was
         deleted, before or while it was read. `now` is in seconds since 1970.
@@ -292,6 +294,7 @@ class ResponseStore:
         file = await self.read(lambda database: database.files.find_file(owner, stored_id, now))
         if file is None or file.size > max_bytes:
             return None if file is None else (file, None)
+        reserve(file.size)
         pieces: list[bytes] = []
         for number in range(-(-file.size // PIECE_BYTES)):
             piece = await self.read(lambda database, number=number: database.files.read_piece(stored_id, number))  # type: ignore[misc]

@@ -110,6 +110,12 @@ def too_many_images(param: str, found: int, allowed: int) -> ApiError:
     return ApiError(400, "too_many_images", message, param)
 
 
+def too_many_bytes(place: MediaPlace, found: int, allowed: int) -> ApiError:
+    """Returns the error for a request that names more than it may have in memory. `place`: where it exceeds that."""
+    message = f"Up to '{place.path}', the files and URLs of the request have {found} bytes; at most {allowed} are read."
+    return place.fault("file_too_large", message)
+
+
 def file_not_found(place: MediaPlace, file_id: str) -> ApiError:
     """Returns the same error for a file that is unknown, deleted, expired, or another owner's."""
     code = "image_file_not_found" if place.is_image else "file_not_found"

@@ -4,16 +4,18 @@ import asyncio
 import mimetypes
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from msgspec import structs
 
 from antiphon.app.base.blob_urls import BlobReference, format_blob_url, refer_to
+from antiphon.app.http.request_body import BodyReservation
 from antiphon.app.media.fetch import MediaFetcher
 from antiphon.app.media.fetch_rules import FetchFault
 from antiphon.app.media.media_fault import MediaFault
-from antiphon.app.requests.media.errors import MediaPlace, file_not_found
+from antiphon.app.requests.media.errors import MediaPlace, file_not_found, too_many_bytes
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.media.faults import explain_fetch_fault, explain_file_fault, explain_image_fault
@@ -23,16 +25,27 @@ from antiphon.events.media_parts import MediaPart
 
 MAX_NAMED_FILE_BYTES = 32 << 20
 """Largest file that a request may name by its id. Images and PDFs have smaller limits or the same one."""
+MAX_NAMED_BYTES = 128 << 20
+"""Size of all files and URLs together that a request names. All of them are in memory at once."""
 
 
 class MediaReading:
     """The images and files of one request. `blobs` has the contents of all that were read.
 
-    `param` is the field of the request that holds the conversation.
+    `param` is the field of the request that holds the conversation. `memory` counts what the request only names; the
+    rest is part of its body.
     """
 
-    def __init__(self, media: Iterable[SentMedia], owner: str, store: ResponseStore, param: str) -> None:
+    def __init__(
+        self,
+        media: Iterable[SentMedia],
+        owner: str,
+        store: ResponseStore,
+        param: str,
+        memory: BodyReservation | None = None,
+    ) -> None:
         media = tuple(media)
+        self._memory, self._named_bytes = memory, 0
         self._owner, self._store, self._param = owner, store, param
         self.blobs = {each.sent.reference.sha256: each.sent.data for each in media if each.sent is not None}
         self.pages: dict[bytes, bytes] = {}
@@ -87,7 +100,8 @@ class MediaReading:
 
     async def _read_file(self, media: SentMedia) -> BlobReference:
         """Returns the reference to the content of a file of the owner. Raises `ApiError`."""
-        found = await self._store.read_file_bytes(self._owner, media.source, time.time(), MAX_NAMED_FILE_BYTES)
+        reserve = partial(self._count_bytes, media.place)
+        found = await self._store.read_file_bytes(self._owner, media.source, time.time(), MAX_NAMED_FILE_BYTES, reserve)
         if found is None:
             raise file_not_found(media.place, media.source)
         file, data = found
@@ -101,6 +115,14 @@ class MediaReading:
         self.blobs[reference.sha256] = data
         return reference
 
+    def _count_bytes(self, place: MediaPlace, num_bytes: int) -> None:
+        """Counts what the request names. Raises `ApiError`: 400 for too much, 429 while others take the memory."""
+        self._named_bytes += num_bytes
+        if self._named_bytes > MAX_NAMED_BYTES:
+            raise too_many_bytes(place, self._named_bytes, MAX_NAMED_BYTES)
+        if self._memory is not None:
+            self._memory.add(num_bytes)
+
     async def _fetch(self, media: SentMedia, fetcher: MediaFetcher, max_bytes: int) -> BlobReference:
         """Returns the reference to the content of a URL. Raises `ApiError`."""
         url = media.source
@@ -108,6 +130,7 @@ class MediaReading:
             data = await fetcher.fetch(self._owner, url, max_bytes)
         except FetchFault as fault:
             raise explain_fetch_fault(fault, media.place) from None
+        self._count_bytes(media.place, len(data))
         name = PurePosixPath(unquote(urlsplit(url).path)).name
         self._filenames[url] = name
         reference = await asyncio.to_thread(refer_to, data, mimetypes.guess_type(name)[0] or "", url)

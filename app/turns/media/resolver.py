@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from antiphon.app.base.blob_urls import BlobContents, parse_blob_url
 from antiphon.app.base.settings import Settings
+from antiphon.app.http.request_body import BodyMemory, BodyReservation
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.fetch import MediaFetcher
 from antiphon.app.media.media_fault import MediaFault
@@ -47,7 +48,8 @@ NO_MEDIA = TurnMedia()
 class MediaResolver:
     """Resolves the media of turns. Without a `preparer`, no model sees images; without a `reader`, no PDF is read.
 
-    `secret`: see `ImageSource`.
+    `secret`: see `ImageSource`. `memory`: that of the bodies of all requests, which named files take, too, while they
+    are read and prepared.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class MediaResolver:
         fetcher: MediaFetcher | None = None,
         *,
         secret: bytes = b"",
+        memory: BodyMemory | None = None,
     ) -> None:
         self._store, self._settings, self._preparer, self._reader = store, settings, preparer, reader
-        self._fetcher = fetcher or MediaFetcher(())
+        self._fetcher, self._memory = fetcher or MediaFetcher(()), memory or BodyMemory(settings.max_body_bytes)
         limits = MediaLimits() if preparer is None else preparer.limits
         self._max_bytes = max(limits.max_image_bytes, limits.max_pdf_bytes)
         self.source = None if preparer is None else ImageSource(preparer, store, secret)
@@ -74,11 +77,20 @@ class MediaResolver:
 
     async def resolve(self, model: ServedModel, spec: TurnSpec, owner: str) -> tuple[TurnSpec, TurnMedia]:
         """Returns the turn with its images. Raises `ApiError`."""
-        items = spec.prompt_input.items
-        if not spec.media and next(find_media(items), None) is None:
+        if not spec.media and next(find_media(spec.prompt_input.items), None) is None:
             return spec, NO_MEDIA
+        memory = BodyReservation(self._memory)
+        try:
+            return await self._resolve(model, spec, owner, memory)
+        finally:
+            memory.release()
+
+    async def _resolve(
+        self, model: ServedModel, spec: TurnSpec, owner: str, memory: BodyReservation
+    ) -> tuple[TurnSpec, TurnMedia]:
+        items = spec.prompt_input.items
         preparer = await self._find_preparer(model, spec)
-        reading = MediaReading(spec.media, owner, self._store, spec.prompt_param)
+        reading = MediaReading(spec.media, owner, self._store, spec.prompt_param, memory)
         await reading.read_sources(self._fetcher, self._max_bytes, reads_images=preparer is not None)
         items = reading.refer(items)
         num_images = len(_list_images(items))
@@ -124,8 +136,12 @@ class MediaResolver:
 
         What they hold is checked when a turn shows them to a model.
         """
-        reading = MediaReading(tuple(media), owner, self._store, "items")
-        await reading.read_sources(self._fetcher, self._max_bytes, reads_images=self._preparer is not None)
+        memory = BodyReservation(self._memory)
+        reading = MediaReading(tuple(media), owner, self._store, "items", memory)
+        try:
+            await reading.read_sources(self._fetcher, self._max_bytes, reads_images=self._preparer is not None)
+        finally:
+            memory.release()
         return reading.refer(items), reading.blobs
 
 

@@ -1,0 +1,108 @@
+"""Files that a small request names by their ids: their size is limited, and counts as memory of bodies, before a read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from antiphon.app.turns.media import reading
+from tests.app.batches.batch_client import BatchClient
+from tests.conftest import StartServer
+from tests.serving import RunningServer
+
+SCRIPT = [{"name": "any", "output": ["Hello."]}]
+FILE_BYTES = 1 << 20
+NUM_FILES = 4
+Send = Callable[[BatchClient, list[str]], httpx.Response]
+
+
+def ask(client: BatchClient, ids: list[str]) -> httpx.Response:
+    content = [{"type": "input_file", "file_id": file_id} for file_id in ids]
+    return client.post("/responses", json={"model": "scripted", "input": [{"role": "user", "content": content}]})
+
+
+def ask_chat(client: BatchClient, ids: list[str]) -> httpx.Response:
+    content = [{"type": "file", "file": {"file_id": file_id}} for file_id in ids]
+    return client.post(
+        "/chat/completions", json={"model": "scripted", "messages": [{"role": "user", "content": content}]}
+    )
+
+
+def count_tokens(client: BatchClient, ids: list[str]) -> httpx.Response:
+    content = [{"type": "input_file", "file_id": file_id} for file_id in ids]
+    body = {"model": "scripted", "input": [{"role": "user", "content": content}]}
+    return client.post("/responses/input_tokens", json=body)
+
+
+def add_items(client: BatchClient, ids: list[str]) -> httpx.Response:
+    content = [{"type": "input_file", "file_id": file_id} for file_id in ids]
+    conversation = client.post("/conversations", json={}).json()["id"]
+    return client.post(f"/conversations/{conversation}/items", json={"items": [{"role": "user", "content": content}]})
+
+
+SENDS: dict[str, Send] = {"responses": ask, "chat": ask_chat, "input_tokens": count_tokens, "conversations": add_items}
+
+
+@pytest.fixture
+def server(start_server: StartServer) -> RunningServer:
+    return start_server(SCRIPT, file_store=True)
+
+
+@pytest.fixture
+def ids(server: RunningServer) -> list[str]:
+    client = BatchClient(server)
+    return [client.upload_id(bytes([65 + number]) * FILE_BYTES, "user_data") for number in range(NUM_FILES)]
+
+
+@pytest.fixture
+def read(server: RunningServer) -> list[tuple[str, int]]:
+    """Files that are read, with the memory that counts for bodies then."""
+    found: list[tuple[str, int]] = []
+    store, memory = server.context.store, server.context.body_memory
+    read_file_bytes = store.read_file_bytes
+
+    async def read_counted(owner: str, file_id: str, *values: Any) -> Any:
+        result = await read_file_bytes(owner, file_id, *values)
+        found.append((file_id, memory.used_bytes))
+        return result
+
+    store.read_file_bytes = read_counted  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_files_above_the_limit_are_not_read(
+    server: RunningServer,
+    ids: list[str],
+    read: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(reading, "MAX_NAMED_BYTES", 2 * FILE_BYTES)
+    reply = SENDS[name](BatchClient(server), ids)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "file_too_large")
+    assert "[2]" in error["param"] and str(2 * FILE_BYTES) in error["message"]
+    assert [file_id for file_id, _ in read] == ids[:2]
+    assert SENDS[name](BatchClient(server), ids[:2]).json().get("error", {}).get("code") != "file_too_large"
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_files_count_as_memory_of_bodies_while_they_are_read(
+    server: RunningServer, ids: list[str], read: list[tuple[str, int]], name: str
+) -> None:
+    SENDS[name](BatchClient(server), ids)
+    assert [used >= number * FILE_BYTES for number, (_, used) in enumerate(read, 1)] == [True] * NUM_FILES
+    assert server.context.body_memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_files_are_refused_while_bodies_take_all_memory(
+    server: RunningServer, ids: list[str], read: list[tuple[str, int]], name: str
+) -> None:
+    server.context.body_memory.used_bytes = server.context.body_memory.max_bytes
+    reply = SENDS[name](BatchClient(server), ids)
+    assert reply.status_code == 429, reply.text
+    assert len(read) == 1, "the first is not large by itself"
+    assert server.context.body_memory.used_bytes == server.context.body_memory.max_bytes
