@@ -176,14 +176,13 @@ def create_context(
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models, store, settings.store_file)
     capacity = TurnCapacity(model.engine for model in models.served)
-    body_memory = BodyMemory(settings.max_body_bytes)
-    settings, media = _create_media_resolver(settings, metrics, store, sealer, body_memory)
+    memory = BodyMemory(settings.max_body_bytes)
+    settings, media = _create_media_resolver(settings, metrics, store, sealer, memory)
     if media.source is not None:
         for model in models.served:
             model.engine.attach_media(media.source)
     audit = AuditLog(settings.audit_log)
-    keys = KeyRing(settings.fixed_keys, settings.file_keys)
-    tracer = open_tracer(settings, metrics.on_spans_dropped)
+    keys, tracer = KeyRing(settings.fixed_keys, settings.file_keys), open_tracer(settings, metrics.on_spans_dropped)
     store.limit_owners(keys.list_store_limits)
     meter = create_meter(store, keys)
     turn_manager = TurnManager(
@@ -208,7 +207,7 @@ def create_context(
             store=store,
             metrics=metrics,
             adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
-            body_memory=body_memory,
+            body_memory=memory,
             keys=keys,
             meter=meter,
             reloader=_create_reloader(settings, keys, turn_manager, audit),

@@ -1,5 +1,6 @@
 """`/v1/batches`: files of requests that run when nothing else does."""
 
+from functools import partial
 from typing import Any
 
 from litestar import get, post
@@ -12,6 +13,7 @@ from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.batches import batch_body
 from antiphon.app.projections.item_lists import build_list
+from antiphon.app.replies.counts import check_counts
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.batches.body import BATCH_ID, BATCH_WINDOW_S, BatchBody
@@ -20,7 +22,13 @@ from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.pagination import read_limit
 from antiphon.app.requests.query_fields import take_fields
 from antiphon.app.store.batches.records import StoredBatch
+from antiphon.app.store.database import Database
 from antiphon.app.turns.manager import new_id
+
+MAX_OPEN_BATCHES = 100
+"""Batches of an owner that have not ended. Each has a row for each of its lines, up to 50 000."""
+MAX_KEPT_BATCHES = 10_000
+"""Batches of an owner that are kept, as long as responses are."""
 
 
 async def prepare_batches(request: AnyRequest) -> None:
@@ -54,7 +62,9 @@ async def create_batch(request: AnyRequest) -> Response[Any]:
         key_id=request_state(request.scope).key.id,
         output_expires_s=body.output_expires_after.seconds if body.output_expires_after is not None else None,
     )
-    if not await context.store.change(lambda database: database.start_batch(owner, batch, context.store.name)):
+    started, counts = await context.store.change(partial(_start_batch, owner, batch, context.store.name))
+    check_counts(counts, MAX_OPEN_BATCHES, MAX_KEPT_BATCHES, "batches", "POST /v1/batches/ID/cancel")
+    if not started:
         raise _no_such_file(file_id)
     _wake_runner(request)
     return json_reply(batch_body(batch))
@@ -86,6 +96,13 @@ async def cancel_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response
     await context.store.change(lambda database: database.batches.request_cancel(batch.id, now))
     _wake_runner(request)
     return json_reply(batch_body(await _require_batch(request, batch_id)))
+
+
+def _start_batch(owner: str, batch: StoredBatch, writer: str, database: Database) -> tuple[bool, tuple[int, int]]:
+    """Starts a batch, unless the owner has too many. Returns whether it could, and the numbers that it had."""
+    counts = database.batches.count_batches(owner)
+    has_room = counts[0] < MAX_OPEN_BATCHES and counts[1] < MAX_KEPT_BATCHES
+    return has_room and database.start_batch(owner, batch, writer), counts
 
 
 def _no_such_file(file_id: str) -> ApiError:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+from functools import partial
 from typing import Any
 
 from litestar import post
@@ -14,6 +15,7 @@ from antiphon.app.batches.stored_files import FileGoneError, FileWriter, new_fil
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.projections.files import DEFAULT_MEDIA_TYPE, part_body, upload_body
+from antiphon.app.replies.counts import check_counts
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.replies.upload import PART_FORM, max_file_bytes, receive_upload
@@ -32,6 +34,10 @@ from antiphon.app.turns.manager import new_id
 
 UPLOAD_LIFETIME_S = 3600
 """Time after its creation in which an upload takes parts and can be completed."""
+MAX_OPEN_UPLOADS = 100
+"""Uploads of an owner that take parts at the same time."""
+MAX_KEPT_UPLOADS = 10_000
+"""Uploads of an owner that are known. One is forgotten a day after it could take its last part."""
 
 
 @post("/v1/uploads", status_code=200, before_request=prepare_read)
@@ -55,7 +61,8 @@ async def create_upload(request: AnyRequest) -> Response[Any]:
         media_type=clean_media_type(require_value(body.mime_type, "mime_type")) or DEFAULT_MEDIA_TYPE,
         file_expires_s=BATCH_FILE_LIFETIME_S if lifetime_s is None and purpose == "batch" else lifetime_s,
     )
-    await context.store.change(lambda database: database.uploads.insert_upload(owner, upload))
+    counts = await context.store.change(partial(_insert_upload, owner, upload))
+    check_counts(counts, MAX_OPEN_UPLOADS, MAX_KEPT_UPLOADS, "uploads", "POST /v1/uploads/ID/cancel")
     return json_reply(upload_body(upload, now))
 
 
@@ -212,3 +219,11 @@ def _check_pending(upload: StoredUpload, now: float) -> None:
 
 def _ended_error(upload_id: str) -> ApiError:
     return invalid_value("id", f"The upload '{upload_id}' has ended: it is completed or cancelled.")
+
+
+def _insert_upload(owner: str, upload: StoredUpload, database: Database) -> tuple[int, int]:
+    """Inserts an upload, unless the owner has too many. Returns the numbers that it had."""
+    counts = database.uploads.count_uploads(owner, upload.created_at)
+    if counts[0] < MAX_OPEN_UPLOADS and counts[1] < MAX_KEPT_UPLOADS:
+        database.uploads.insert_upload(owner, upload)
+    return counts

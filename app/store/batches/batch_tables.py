@@ -177,6 +177,12 @@ class BatchTables:
         rows = self._connection.execute(query, (writer,)).fetchall()
         return [(owner, batch) for owner, *row in rows if (batch := _decode_batch(*row)) is not None]
 
+    def count_batches(self, owner: str) -> tuple[int, int]:
+        """Returns the numbers of an owner's batches: of those that have not ended, and of all."""
+        query = "SELECT count(writer), count(*) FROM batches WHERE owner = ?"
+        num_open, num_kept = self._connection.execute(query, (owner,)).fetchone()
+        return int(num_open), int(num_kept)
+
     def is_input(self, file_id: str) -> bool:
         """Tells whether a batch that has not ended reads this file."""
         query = "SELECT 1 FROM batches WHERE input_file = ? AND writer IS NOT NULL LIMIT 1"

@@ -56,6 +56,14 @@ class UploadTables:
 
     # Reads
 
+    def count_uploads(self, owner: str, now: float) -> tuple[int, int]:
+        """Returns the numbers of an owner's uploads: of those that take parts at a time, in seconds, and of all."""
+        query = """
+            SELECT count(CASE WHEN status = 'pending' AND expires > ? THEN 1 END), count(*) FROM uploads WHERE owner = ?
+        """
+        num_open, num_kept = self._connection.execute(query, (int(now), owner)).fetchone()
+        return int(num_open), int(num_kept)
+
     def find_upload(self, owner: str, upload_id: str) -> StoredUpload | None:
         """Returns the owner's upload with this id, pending or not."""
         query = "SELECT data FROM uploads WHERE owner = ? AND id = ?"
