@@ -25,11 +25,16 @@ from antiphon.events.inputs import AnyInput
 
 async def item_page_reply(request: AnyRequest, items: Sequence[AnyInput], page: ListPage) -> Response[bytes]:
     """Returns the page of a list of items. It ends early where its pictures would become too large."""
-    include = read_include(request.query_params)
     ordered = items[::-1] if page.descending else items
-    listed = [listed_item(item) for item in ordered[page.start : page.end]]
+    return await listed_page_reply(request, ordered[page.start : page.end], has_more=page.end < len(items))
+
+
+async def listed_page_reply(request: AnyRequest, items: Sequence[AnyInput], *, has_more: bool) -> Response[bytes]:
+    """Returns these items as a page, which may end early."""
+    include = read_include(request.query_params)
+    listed = [listed_item(item) for item in items]
     slots = [open_item_slots(fields, include) for fields in listed]
-    return await _page_reply(request, listed, slots, has_more=page.end < len(items))
+    return await _page_reply(request, listed, slots, has_more=has_more)
 
 
 async def item_reply(request: AnyRequest, item: AnyInput, include: frozenset[str]) -> Response[bytes]:

@@ -14,13 +14,13 @@ from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.http_replies import json_reply
-from antiphon.app.replies.listed_items import item_page_reply, item_reply
+from antiphon.app.replies.listed_items import item_page_reply, item_reply, listed_page_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.fields import AnyBody, decode_body
 from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.media.sent_media import MediaTaker
 from antiphon.app.requests.media.vision import refuses_media
-from antiphon.app.requests.pagination import ListPage, read_include, select_page
+from antiphon.app.requests.pagination import ListPage, read_include, read_limit, read_order
 from antiphon.app.requests.query_fields import take_fields
 from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
@@ -82,18 +82,25 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
 @get("/v1/conversations/{conversation_id:str}/items", before_request=prepare_read)
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
-    items = await _load_items(request, conversation_id)
-    return await item_page_reply(request, items, select_page(take_fields(request.query_params), items))
+    conversation, query = _find_conversation(request, conversation_id), take_fields(request.query_params)
+    is_descending, after, limit = read_order(query, "desc") == "desc", query.get("after"), read_limit(query)
+    load_page = server_context(request).store.history.load_page
+    owner = request_owner(request)
+    page = await asyncio.to_thread(load_page, owner, conversation.id, after, limit, descending=is_descending)
+    if page is None:
+        raise invalid_value("after", f"Invalid 'after': item '{clip_text(after or '')}' is not in this list.")
+    return await listed_page_reply(request, page.items, has_more=page.has_more)
 
 
 @get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Returns an item of a conversation."""
     include = read_include(request.query_params)
-    for item in await _load_items(request, conversation_id):
-        if item.id == item_id:
-            return await item_reply(request, item, include)
-    raise _item_not_found(item_id)
+    conversation, history = _find_conversation(request, conversation_id), server_context(request).store.history
+    item = await asyncio.to_thread(history.find_conversation_item, request_owner(request), conversation.id, item_id)
+    if item is None:
+        raise _item_not_found(item_id)
+    return await item_reply(request, item, include)
 
 
 @delete("/v1/conversations/{conversation_id:str}/items/{item_id:str}", status_code=200, before_request=prepare_read)
@@ -140,13 +147,6 @@ def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConve
     if conversation is None:
         raise not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.")
     return conversation
-
-
-async def _load_items(request: AnyRequest, conversation_id: str) -> tuple[AnyInput, ...]:
-    """Returns the items of a conversation. Raises `ApiError` 404."""
-    conversation = _find_conversation(request, conversation_id)
-    history = server_context(request).store.history
-    return await asyncio.to_thread(history.load_conversation, request_owner(request), conversation.id)
 
 
 def _item_not_found(item_id: str) -> ApiError:

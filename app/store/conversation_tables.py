@@ -1,6 +1,7 @@
 """SQL statements of the tables of conversations, as methods of one connection."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -13,8 +14,17 @@ from antiphon.events.inputs import AnyInput
 
 ITEMS_PER_QUERY = 200
 """Rows of one result. Fetching it keeps all threads waiting."""
+MAX_PAGE_BYTES = 32 << 20
+"""Size of the items of a page. All of them are in memory at once."""
 _log = structlog.get_logger(__name__)
 _item_decoder = msgspec.json.Decoder[AnyInput](AnyInput)
+
+
+class ItemPage(NamedTuple):
+    """A part of the items of a conversation, in the order of its list."""
+
+    items: tuple[AnyInput, ...]
+    has_more: bool
 
 
 class ConversationTables:
@@ -92,16 +102,57 @@ class ConversationTables:
             rows = self._connection.execute(query, (owner, conversation_id, position, ITEMS_PER_QUERY)).fetchall()
             is_complete = len(rows) < ITEMS_PER_QUERY
             position = rows[-1][0] if rows else position
-            for _, data in rows:
-                try:
-                    items.append(decode_row(_item_decoder.decode, data))
-                except UnreadableRowError as error:
-                    _log.error("conversation item is unreadable", conversation=conversation_id, error=str(error))
+            items += (item for _, data in rows if (item := _decode_item(conversation_id, data)) is not None)
         return tuple(items)
 
-    def find_item(self, owner: str, item_id: str) -> AnyInput | None:
+    def count_items(self, owner: str, conversation_id: str) -> tuple[int, int]:
+        """Returns the number of items of a conversation, and their size in bytes."""
+        query = """
+            SELECT count(*), coalesce(sum(length(data)), 0) FROM conversation_items WHERE owner = ? AND conversation = ?
+        """
+        num_items, num_bytes = self._connection.execute(query, (owner, conversation_id)).fetchone()
+        return int(num_items), int(num_bytes)
+
+    def load_page(
+        self, owner: str, conversation_id: str, after: str | None, limit: int, *, descending: bool
+    ) -> ItemPage | None:
+        """Returns at most `limit` items behind the one with the id `after`; None if the conversation has no such item.
+
+        The page ends before `MAX_PAGE_BYTES`, but has an item if there is one.
+        """
+        order, comparison = ("DESC", "<") if descending else ("ASC", ">")
+        place, values = "owner = ? AND conversation = ?", [owner, conversation_id]
+        if after is not None:
+            query = f"SELECT position FROM conversation_items WHERE {place} AND id = ? ORDER BY position {order}"  # noqa: S608
+            row = self._connection.execute(query, (*values, after)).fetchone()
+            if row is None:
+                return None
+            place, values = f"{place} AND position {comparison} ?", [*values, row[0]]
+        query = f"SELECT position, length(data) FROM conversation_items WHERE {place} ORDER BY position {order} LIMIT ?"  # noqa: S608
+        rows = self._connection.execute(query, (*values, limit + 1)).fetchall()
+        num_rows, num_bytes = 0, 0
+        while num_rows < min(len(rows), limit) and (not num_rows or num_bytes + rows[num_rows][1] <= MAX_PAGE_BYTES):
+            num_bytes += rows[num_rows][1]
+            num_rows += 1
+        query = f"SELECT data FROM conversation_items WHERE {place} ORDER BY position {order} LIMIT ?"  # noqa: S608
+        found = self._connection.execute(query, (*values, num_rows)).fetchall() if num_rows else []
+        items = tuple(item for (data,) in found if (item := _decode_item(conversation_id, data)) is not None)
+        return ItemPage(items, has_more=num_rows < len(rows))
+
+    def find_item(self, owner: str, item_id: str, conversation_id: str | None = None) -> AnyInput | None:
         """Returns an item of one of the owner's conversations, by id."""
-        row = self._connection.execute(
-            "SELECT data FROM conversation_items WHERE owner = ? AND id = ?", (owner, item_id)
-        ).fetchone()
+        query, values = "SELECT data FROM conversation_items WHERE owner = ? AND id = ?", [owner, item_id]
+        if conversation_id is not None:
+            query, values = f"{query} AND conversation = ? ORDER BY position", [*values, conversation_id]
+        row = self._connection.execute(query, values).fetchone()
         return decode_row(_item_decoder.decode, row[0]) if row else None
+
+
+def _decode_item(conversation_id: str, data: bytes) -> AnyInput | None:
+    """Returns an item; None, with a line in the log, if it was damaged."""
+    try:
+        item: AnyInput = decode_row(_item_decoder.decode, data)
+    except UnreadableRowError as error:
+        _log.error("conversation item is unreadable", conversation=conversation_id, error=str(error))
+        return None
+    return item

@@ -98,7 +98,7 @@ class StoredHistory:
         if conversation_id is not None:
             if self._call(self.store.find_conversation, self.owner, conversation_id) is None:
                 raise not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.", "conversation")
-            return after_compaction(self.store.history.load_conversation(self.owner, conversation_id))
+            return after_compaction(self._load_conversation(conversation_id))
         return after_compaction(self.response_chain(previous_id)) if previous_id is not None else ()
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
@@ -119,18 +119,20 @@ class StoredHistory:
             parts.append((*turn.input_items, *output_as_input(turn.output)))
             num_items += len(parts[-1])
             num_bytes += turn.num_bytes
-            if num_items > MAX_CHAIN_ITEMS or num_bytes > MAX_CHAIN_BYTES:
-                raise ApiError(
-                    400, "context_length_exceeded", "The conversation has too many items. Start a new one.", "input"
-                )
+            _check_size(num_items, num_bytes, "input")
             next_id = turn.previous_response_id
             if turn.conversation_id:
                 parts.append(self._conversation_before(turn))
         return tuple(item for part in reversed(parts) for item in part)
 
+    def _load_conversation(self, conversation_id: str) -> tuple[AnyInput, ...]:
+        """Returns the items of a conversation. Raises `ApiError` 400 for more than a turn may have."""
+        _check_size(*self.store.history.count_items(self.owner, conversation_id), "conversation")
+        return self.store.history.load_conversation(self.owner, conversation_id)
+
     def _conversation_before(self, turn: StoredTurn) -> tuple[AnyInput, ...]:
         """Returns the items that precede a response in its conversation; none if the response's items were deleted."""
-        items = self.store.history.load_conversation(self.owner, turn.conversation_id)
+        items = self._load_conversation(turn.conversation_id)
         response_ids = {item.id for item in (*turn.input_items, *turn.output)}
         first = next((index for index, item in enumerate(items) if item.id in response_ids), 0)
         return items[:first]
@@ -144,6 +146,13 @@ class StoredHistory:
             message = f"Previous response with id '{clip_text(response_id)}' is still in progress."
             raise ApiError(400, "previous_response_in_progress", message, "previous_response_id")
         return turn
+
+
+def _check_size(num_items: int, num_bytes: int, param: str) -> None:
+    """Raises `ApiError` 400 if earlier items are too many, or too large."""
+    if num_items > MAX_CHAIN_ITEMS or num_bytes > MAX_CHAIN_BYTES:
+        message = "The conversation has too many items. Start a new one."
+        raise ApiError(400, "context_length_exceeded", message, param)
 
 
 def after_compaction(items: tuple[AnyInput, ...]) -> tuple[AnyInput, ...]:

@@ -10,6 +10,7 @@ from functools import cache
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadTurn
+from antiphon.app.store.conversation_tables import ItemPage
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
 from antiphon.app.store.tracked_logs import TrackedLogs
@@ -44,6 +45,20 @@ class HistoryReads:
     def load_conversation(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
         """Returns the items of a conversation, each with an id, in order. Any thread may call it."""
         return self._conversations.load_items(owner, conversation_id)
+
+    def load_page(
+        self, owner: str, conversation_id: str, after: str | None, limit: int, *, descending: bool
+    ) -> ItemPage | None:
+        """Returns a page of the items of a conversation: see `ConversationTables`. Any thread may call it."""
+        return self._conversations.load_page(owner, conversation_id, after, limit, descending=descending)
+
+    def find_conversation_item(self, owner: str, conversation_id: str, item_id: str) -> AnyInput | None:
+        """Returns an item of a conversation. Any thread may call it."""
+        return self._conversations.find_item(owner, item_id, conversation_id)
+
+    def count_items(self, owner: str, conversation_id: str) -> tuple[int, int]:
+        """Returns the number of items of a conversation, and their size in bytes. Any thread may call it."""
+        return self._conversations.count_items(owner, conversation_id)
 
     def item_finder(self, owner: str) -> FindItem:
         """Returns a function that returns an input item, or a completed output item, by its id."""
