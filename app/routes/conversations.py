@@ -1,6 +1,7 @@
 """`/v1/conversations`: stored lists of items that turns can continue."""
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -26,8 +27,9 @@ from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.store.base import StoredConversation
+from antiphon.app.store.conversation_tables import ROW_BYTES
 from antiphon.app.turns.manager import new_id
-from antiphon.app.turns.stored_history import StoredHistory, with_ids
+from antiphon.app.turns.stored_history import StoredHistory, check_conversation_room, with_ids
 from antiphon.events.inputs import AnyInput
 from antiphon.harmony.prompt.hosted_items import find_newest_answers
 
@@ -37,6 +39,7 @@ async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
     context, body = server_context(request), await _read_body(request, NewConversationBody)
     items, blobs = await _parse_items(request, body.items or [])
+    await _check_room(request, blobs)
     created_at = int(context.turn_manager.clock())
     conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.metadata or {})
     await context.store.save_conversation(request_owner(request), conversation)
@@ -75,6 +78,7 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, NewItemsBody)
     items, blobs = await _parse_items(request, require_value(body.items, "items"))
+    await _check_room(request, blobs)
     await server_context(request).store.add_items(request_owner(request), conversation.id, items, blobs)
     return await item_page_reply(request, items, ListPage(0, MAX_ITEMS, descending=False))
 
@@ -140,6 +144,15 @@ async def _parse_items(request: AnyRequest, sent: Any) -> tuple[tuple[AnyInput, 
     size = request_state(request.scope).body_bytes
     items = await read_with_history(context, owner, {"items": sent}, size, read)
     return await context.turn_manager.preparer.read_items(items, taker.taken, owner)
+
+
+async def _check_room(request: AnyRequest, blobs: BlobContents) -> None:
+    """Raises `ApiError` 400 if the store takes no more items of the owner than it has: those of this request count."""
+    state = request_state(request.scope)
+    num_added = state.body_bytes + ROW_BYTES + sum(map(len, blobs.values()))
+    max_bytes = math.inf if state.key.store_gib is None else state.key.store_gib * 2**30
+    store = server_context(request).store
+    await asyncio.to_thread(check_conversation_room, store, state.owner, num_added, max_bytes)
 
 
 def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConversation:

@@ -14,6 +14,8 @@ from antiphon.events.inputs import AnyInput
 
 ITEMS_PER_QUERY = 200
 """Rows of one result. Fetching it keeps all threads waiting."""
+ROW_BYTES = 256
+"""Bytes that a conversation, and an item, counts besides its content."""
 MAX_PAGE_BYTES = 32 << 20
 """Size of the items of a page. All of them are in memory at once."""
 _log = structlog.get_logger(__name__)
@@ -112,6 +114,23 @@ class ConversationTables:
         """
         num_items, num_bytes = self._connection.execute(query, (owner, conversation_id)).fetchone()
         return int(num_items), int(num_bytes)
+
+    def count_bytes(self, owner: str | None) -> int:
+        """Returns the size of the conversations of an owner, or of all, with their pictures and files."""
+        return self.count_row_bytes(owner) + self._blobs.count_other_bytes(owner)
+
+    def count_row_bytes(self, owner: str | None) -> int:
+        """Returns the size of the conversations of an owner, or of all, without their pictures and files.
+
+        Each conversation and each item counts `ROW_BYTES` more, so that the number of empty ones is limited, too.
+        """
+        place, values = ("WHERE owner = ?", (owner,)) if owner is not None else ("", ())
+        parts = (
+            (f"SELECT coalesce(sum(length(data) + {ROW_BYTES}), 0) FROM conversation_items {place}", values),  # noqa: S608
+            (f"SELECT coalesce(sum(length(metadata) + {ROW_BYTES}), 0) FROM conversations {place}", values),  # noqa: S608
+        )
+        rows = (self._connection.execute(query, parameters).fetchone() for query, parameters in parts)
+        return sum(int(num_bytes) for (num_bytes,) in rows)
 
     def load_page(
         self, owner: str, conversation_id: str, after: str | None, limit: int, *, descending: bool

@@ -257,6 +257,7 @@ class Database:
         """
         limits = StoreLimits(before, max_bytes, self.max_responses, owner_bytes)
         other_bytes = self.blobs.count_bytes() + self.records.count_bytes() + self.files.count_kept_bytes()
+        other_bytes += self.conversations.count_row_bytes(None)
         return Evictions(self._connection, limits, self.delete_response).run(other_bytes)
 
     # Reads

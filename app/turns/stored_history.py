@@ -4,6 +4,7 @@ Each response in the chain contributes its input and output items. Instructions 
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -98,6 +99,7 @@ class StoredHistory:
         if conversation_id is not None:
             if self._call(self.store.find_conversation, self.owner, conversation_id) is None:
                 raise not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.", "conversation")
+            check_conversation_room(self.store, self.owner)
             return after_compaction(self._load_conversation(conversation_id))
         return after_compaction(self.response_chain(previous_id)) if previous_id is not None else ()
 
@@ -146,6 +148,23 @@ class StoredHistory:
             message = f"Previous response with id '{clip_text(response_id)}' is still in progress."
             raise ApiError(400, "previous_response_in_progress", message, "previous_response_id")
         return turn
+
+
+def check_conversation_room(store: ResponseStore, owner: str, num_added: int = 0, max_bytes: float = math.inf) -> None:
+    """Raises `ApiError` 400 if the conversations of an owner, or of all, would be too large. Call it in a thread.
+
+    `max_bytes` is the limit of this owner, if it has one besides that of all owners.
+    """
+    owner_limit = min(store.max_owner_bytes, max_bytes)
+    limits: tuple[tuple[str | None, str, float], ...] = (
+        (owner, "this API key", owner_limit),
+        (None, "all API keys", store.max_kept_bytes),
+    )
+    for name, label, limit in limits:
+        if store.history.count_conversation_bytes(name, num_added) > limit:
+            store.history.count_conversation_bytes(name, -num_added)
+            message = f"The conversations of {label} would take more than {int(limit)} bytes. Delete some, or items."
+            raise ApiError(400, "storage_limit_exceeded", message, "conversation")
 
 
 def _check_size(num_items: int, num_bytes: int, param: str) -> None:

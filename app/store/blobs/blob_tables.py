@@ -150,3 +150,14 @@ class BlobTables:
             )
         """  # noqa: S608
         return int(self._connection.execute(query).fetchone()[0])
+
+    def count_other_bytes(self, owner: str | None) -> int:
+        """Returns the size of the other blobs, which only conversations refer to: those of an owner, or of all."""
+        query = f"""
+            SELECT coalesce(sum(size), 0) FROM blobs WHERE NOT EXISTS (
+                SELECT 1 FROM blob_references AS held
+                WHERE held.owner = blobs.owner AND held.sha256 = blobs.sha256 AND {_IS_EVICTED}
+            )
+        """  # noqa: S608
+        condition, values = ("AND owner = ?", (owner,)) if owner is not None else ("", ())
+        return int(self._connection.execute(f"{query} {condition}", values).fetchone()[0])

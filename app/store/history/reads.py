@@ -4,6 +4,8 @@ A store's logs in memory are used on its event loop only. So each method of `His
 what is in memory, and returns a function that does the rest in a thread: decoding, searching, reading the database.
 """
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 
@@ -16,6 +18,8 @@ from antiphon.app.store.log_items import completed_items, turn_of_log
 from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.events.inputs import AnyInput
 
+SIZE_AGE_S = 20.0
+"""Time between two counts of the size of an owner's conversations, which reads all of their rows."""
 ReadDamagedLog = Callable[[], tuple[EventLog, str] | None]
 MAX_SEARCHED_BYTES = 256 << 20
 """Maximum size of the turns that one request reads for its references. All of them are in memory at once."""
@@ -27,6 +31,7 @@ class HistoryReads:
     def __init__(self, database: Database, logs: TrackedLogs) -> None:
         self._turns, self._conversations, self._logs = database.turns, database.conversations, logs
         self._events = database.events
+        self._sizes: dict[str | None, tuple[int, float]] = {}
 
     def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
         """Returns a function that reads the turn of a response, finished or not. It returns None if there is none."""
@@ -59,6 +64,17 @@ class HistoryReads:
     def count_items(self, owner: str, conversation_id: str) -> tuple[int, int]:
         """Returns the number of items of a conversation, and their size in bytes. Any thread may call it."""
         return self._conversations.count_items(owner, conversation_id)
+
+    def count_conversation_bytes(self, owner: str | None, num_added: int = 0) -> int:
+        """Returns the size of the conversations of an owner, or of all, with `num_added` bytes that are added now.
+
+        Sizes are counted at most once in `SIZE_AGE_S`; what this process adds counts at once. Any thread may call it.
+        """
+        now, (size, counted_at) = time.monotonic(), self._sizes.get(owner, (0, -math.inf))
+        if now - counted_at >= SIZE_AGE_S:
+            size, counted_at = self._conversations.count_bytes(owner), now
+        self._sizes[owner] = size + num_added, counted_at
+        return size + num_added
 
     def item_finder(self, owner: str) -> FindItem:
         """Returns a function that returns an input item, or a completed output item, by its id."""
