@@ -175,8 +175,7 @@ def create_context(
     """Creates a server context. Raises `KeyFileError`, and the errors of options of tools, media and traces."""
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models, store, settings.store_file)
-    capacity = TurnCapacity(model.engine for model in models.served)
-    memory = BodyMemory(settings.max_body_bytes)
+    capacity, memory = TurnCapacity(model.engine for model in models.served), BodyMemory(settings.max_body_bytes)
     settings, media = _create_media_resolver(settings, metrics, store, sealer, memory)
     if media.source is not None:
         for model in models.served:

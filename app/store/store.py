@@ -283,10 +283,8 @@ class ResponseStore:
     ) -> tuple[StoredFile, bytes | None] | None:
         """Returns one of the owner's files and its content, which is None above `max_bytes`.
 
-        `reserve` is called with the size of the content before it is read, and may raise.
-
         Returns None for an id that is unknown or malformed, and for a file that is not complete, has expired or was
-        deleted, before or while it was read. `now` is in seconds since 1970.
+        deleted, before or while it was read. `reserve` gets the size before the content is read, and may raise.
         """
         stored_id = read_file_id(file_id)
         if stored_id is None:
