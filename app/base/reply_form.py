@@ -18,6 +18,8 @@ class MessagesForm(ReplyForm, frozen=True, kw_only=True):
 
     show_thinking: bool = True
     """False if the text of reasoning is left out of its blocks."""
+    dropped: tuple[str, ...] = ()
+    """Paths of parts of the request that are not shown to the model, which the reply names in a header."""
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True):

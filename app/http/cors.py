@@ -20,6 +20,7 @@ EXPOSED_HEADERS = (
     "openai-processing-ms",
     "www-authenticate",
     "allow",
+    "x-antiphon-dropped",
     *(f"x-ratelimit-{name}-{unit}" for unit in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
 )
 """Response headers that pages may read: those that the server sends to clients, and `openai-processing-ms`, which

@@ -19,15 +19,12 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder, pump
 
 T = TypeVar("T")
-START_MESSAGE = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),  # keeps a proxy from buffering the stream
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-    ],
-}
+START_MESSAGE = {"type": "http.response.start", "status": 200}
+START_HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # keeps a proxy from buffering the stream
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
 END_MESSAGE = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -44,7 +41,8 @@ class EventStreamResponse(Response[None]):
 
     async def _stream(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         with self._reading_context, contextlib.suppress(ClientDisconnected):
-            await send(START_MESSAGE)
+            added = [(name.encode(), str(value).encode()) for name, value in self.headers.items()]
+            await send({**START_MESSAGE, "headers": [*START_HEADERS, *added]})
             response = request_state(scope).response
             sink = response if response is not None and response.can_write else AsgiSink(send)
             try:

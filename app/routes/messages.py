@@ -18,6 +18,12 @@ from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply,
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 
+DROPPED_HEADER = "x-antiphon-dropped"
+MAX_NAMED = 20
+"""Number of paths in that header."""
+CLAUDE_CODE = "claude-cli/"
+"""Begins the `User-Agent` of Claude Code, which can neither set `block_binding` nor remove foreign thinking."""
+
 
 @post("/v1/messages", status_code=200)
 async def create_message(request: AnyRequest) -> Response[Any]:
@@ -29,8 +35,10 @@ async def create_message(request: AnyRequest) -> Response[Any]:
     except ApiError as error:
         raise _with_messages_param(error) from None
     if parsed.form.stream:
-        return stream_reply(MessagesStream(log, show_thinking=show_thinking), server_context(request))
-    return json_reply(await final_reply(request, final_message(log, show_thinking=show_thinking), [log]))
+        reply = stream_reply(MessagesStream(log, show_thinking=show_thinking), server_context(request))
+    else:
+        reply = json_reply(await final_reply(request, final_message(log, show_thinking=show_thinking), [log]))
+    return _name_dropped(reply, parsed.form)
 
 
 @post("/v1/messages/count_tokens", status_code=200)
@@ -44,7 +52,16 @@ async def count_message_tokens(request: AnyRequest) -> Response[Any]:
         prompt = await cancel_on_disconnect(request, rendering)
     except ApiError as error:
         raise _with_messages_param(error) from None
-    return json_reply({"input_tokens": prompt.num_tokens})
+    return _name_dropped(json_reply({"input_tokens": prompt.num_tokens}), parsed.form)
+
+
+def _name_dropped(reply: Response[Any], form: MessagesForm) -> Response[Any]:
+    """Adds the header that names what was left out of the prompt."""
+    if form.dropped:
+        rest = len(form.dropped) - MAX_NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        reply.headers[DROPPED_HEADER] = ", ".join(form.dropped[:MAX_NAMED]) + more
+    return reply
 
 
 async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest[MessagesForm]:
@@ -61,7 +78,8 @@ async def _read_request(request: AnyRequest, *, count_only: bool = False) -> Par
         except DecryptionError:
             return None
 
-    read = partial(read_messages_request, count_only=count_only)
+    is_claude_code = request.headers.get("user-agent", "").startswith(CLAUDE_CODE)
+    read = partial(read_messages_request, count_only=count_only, drop_foreign=is_claude_code)
     size = request_state(request.scope).body_bytes
     return await run_parser(size, read, body, request_models(request), decrypt, context.settings)
 

@@ -9,6 +9,7 @@ import anthropic
 import httpx
 import pytest
 
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 KEY = "sk-messages-test"
@@ -144,6 +145,59 @@ def test_altered_signature_is_refused(client: anthropic.Anthropic) -> None:
     ]
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[1\].content\[0\].signature"):
         client.messages.create(**ask("") | {"messages": messages})
+
+
+FOREIGN = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "[weather]", "signature": "EqQB"},
+            {"type": "text", "text": "Hm."},
+        ],
+    },
+    {"role": "user", "content": "b"},
+]
+LINE = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.330.ad8; cc_entrypoint=sdk-cli;"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("agent", "behavior", "status"),
+    [
+        ("sdk", None, 400),
+        ("sdk", "error", 400),
+        ("sdk", "drop_block", 200),
+        ("claude-cli/2.1.330 (external, cli)", None, 200),
+        ("claude-cli/2.1.330 (external, cli)", "error", 400),
+    ],
+)
+def test_thinking_of_another_server_never_ends_a_session(
+    server: RunningServer, agent: str, behavior: str | None, status: int, stream: bool
+) -> None:
+    """What is left out is told in a header. Without a setting, only Claude Code, which has none, loses thinking."""
+    binding = {} if behavior is None else {"block_binding": {"prefix_mismatch_behavior": behavior}}
+    thinking = {"type": "adaptive", **binding}
+    body = ask("", thinking=thinking, system=[LINE], stream=stream) | {"messages": FOREIGN}
+    headers = {"x-api-key": KEY, "user-agent": agent}
+    reply = httpx.post(f"{server.root}/v1/messages", json=body, headers=headers, timeout=HANG_TIMEOUT_S)
+    assert reply.status_code == status
+    if status == 200:
+        assert reply.headers["x-antiphon-dropped"] == "system[0], messages[1].content[0]"
+        assert "tool_use" not in reply.text and ("Hello there." in reply.text or stream)
+    else:
+        assert "messages[1].content[0].signature" in reply.text and "drop_block" in reply.text
+
+
+def test_line_of_claude_code_costs_no_token(server: RunningServer) -> None:
+    rules = {"type": "text", "text": "Be brief."}
+    counts, named = [], []
+    for system in ([rules], [LINE, rules]):
+        body = {"model": "scripted", "messages": ask("hi")["messages"], "system": system}
+        reply = httpx.post(f"{server.root}/v1/messages/count_tokens", json=body, headers={"x-api-key": KEY})
+        counts.append(reply.json()["input_tokens"])
+        named.append(reply.headers.get("x-antiphon-dropped"))
+    assert counts[0] == counts[1] and named == [None, "system[0]"]
 
 
 def test_thinking_text_that_a_client_changed_is_not_used(client: anthropic.Anthropic) -> None:

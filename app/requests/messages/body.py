@@ -26,12 +26,19 @@ MAX_STOP_SEQUENCES = 64
 MAX_MCP_SERVERS = 8
 
 
+class BlockBinding(Struct, frozen=True, forbid_unknown_fields=True):
+    """The treatment of thinking that another server or model signed."""
+
+    prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
+
+
 class ThinkingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of reasoning."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=MIN_THINKING_TOKENS, le=MAX_INTEGER)] | None = None
     display: Literal["summarized", "omitted"] | None = None
+    block_binding: BlockBinding | None = None
 
 
 class JsonFormat(Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
@@ -120,7 +127,9 @@ class CountTokensBody(RequestBody, frozen=True, kw_only=True):
     calls, web searches, web pages and code are shown to the model as calls with outputs; those of other server tools
     are accepted and not shown."""
     system: Honoured[Text | Objects] = None
-    """A string or text blocks."""
+    """A string or text blocks. A first block that is one line `x-anthropic-billing-header: …`, as Claude Code sends it,
+    is not part of the prompt: it differs in every session, so that no cached prompt would fit. The reply's header
+    `x-antiphon-dropped` then names `system[0]`."""
     tools: Honoured[ToolObjects] = None
     """At most 128. Tools with an `input_schema`; `strict` is enforced during sampling. `mcp_toolset` chooses tools of
     `mcp_servers`. `web_search_…` and `code_execution_…` are run by this server if the operator maps `web_search` and
@@ -132,7 +141,9 @@ class CountTokensBody(RequestBody, frozen=True, kw_only=True):
     thinking: Honoured[ThinkingSettings] = None
     """`disabled` turns reasoning off if the model can. `enabled` needs a `budget_tokens` of at least 1024, which is a
     hint. Without the field the model's own default applies. `display` `omitted` leaves the text out of the blocks;
-    their signatures remain."""
+    their signatures remain. `block_binding.prefix_mismatch_behavior`: thinking that this server did not sign for the
+    API key is a 400 (`error`), or is left out of the prompt (`drop_block`), which is the default for Claude Code (its
+    `User-Agent`). The reply's header `x-antiphon-dropped` names what was left out."""
     output_config: Honoured[OutputConfig] = None
     """`effort` is applied when the prompt is rendered. `format` is enforced during sampling in the text."""
     output_format: Honoured[JsonFormat] = None

@@ -43,6 +43,9 @@ HOSTED_BLOCK_TYPES = frozenset(
     tool_search_tool_result container_upload""".split()
 )
 """Types of blocks of tools that a server ran: this one, or another."""
+DROP = "set 'thinking.block_binding.prefix_mismatch_behavior' to 'drop_block'"
+ATTRIBUTION_PREFIX = "x-anthropic-billing-header:"
+"""Begins a line of Claude Code that is metadata: it differs in every session, and would change every prompt."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 Decrypt = Callable[[str], str | None]
 """Returns the text of a signature or of redacted thinking; None if this server did not seal it for this owner."""
@@ -52,8 +55,11 @@ SentBlock = Mapping[str, Any]
 class ConversationReader:
     """Reads the messages of one request. `items` are those read so far."""
 
-    def __init__(self, decrypt: Decrypt) -> None:
+    def __init__(self, decrypt: Decrypt, *, drops_foreign: bool = False) -> None:
         self.items: list[AnyInput] = []
+        self.dropped: list[str] = []
+        """Paths of blocks of thinking that were left out, since this server did not seal them for this owner."""
+        self._drops_foreign = drops_foreign
         self._decrypt = decrypt
         self._open_calls: dict[str, str] = {}
 
@@ -147,8 +153,11 @@ class ConversationReader:
         sealed = require_key(block, key, path)
         check_string(sealed, f"{path}.{key}")
         text = self._decrypt(sealed)
+        if text is None and self._drops_foreign:
+            self.dropped.append(path)
+            return
         if text is None:
-            message = "it could not be verified. This server did not issue it for this API key."
+            message = f"this server did not issue it for this API key. Remove the block, or {DROP}."
             raise invalid_value(f"{path}.{key}", f"Invalid '{path}.{key}': {message}")
         self.items.append(InputReasoning(content=(ReasoningText(text=text),)))
 
@@ -177,9 +186,17 @@ def read_system(sent: Any) -> str | None:
     if sent is None:
         return None
     blocks = _read_blocks(sent, "system")
+    blocks = blocks[1:] if has_attribution(sent) else blocks
     for index, block in enumerate(blocks):
         check_choice(block["type"], ("text",), f"system[{index}].type")
     return "\n\n".join(_text_of(block, f"system[{index}]") for index, block in enumerate(blocks)) or None
+
+
+def has_attribution(sent: Any) -> bool:
+    """Tells whether `system` begins with the line of Claude Code that is not part of the prompt, as a whole block."""
+    first = sent[0] if isinstance(sent, list) and sent else None
+    text = first.get("text") if isinstance(first, dict) and first.get("type") == "text" else None
+    return isinstance(text, str) and text.startswith(ATTRIBUTION_PREFIX) and "\n" not in text.rstrip("\n")
 
 
 def _read_blocks(sent: Any, path: str) -> Sequence[SentBlock]:

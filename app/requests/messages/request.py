@@ -16,7 +16,7 @@ from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.checks import check_choice, check_object, check_string, require_key
 from antiphon.app.requests.media.vision import take_media
 from antiphon.app.requests.messages.body import CountTokensBody, JsonFormat, MessagesBody, ToolChoiceSettings
-from antiphon.app.requests.messages.conversation import ConversationReader, Decrypt, read_system
+from antiphon.app.requests.messages.conversation import ConversationReader, Decrypt, has_attribution, read_system
 from antiphon.app.requests.messages.hosted_tools import find_choice, read_server_tools
 from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, join_requests
 from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
@@ -39,23 +39,23 @@ def read_messages_request(
     settings: Settings = DEFAULT_SETTINGS,
     *,
     count_only: bool = False,
+    drop_foreign: bool = False,
 ) -> ParsedRequest[MessagesForm]:
     """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`.
 
     `count_only`: the request only counts the tokens of its prompt, and has none of the fields of a generation.
+    `drop_foreign`: thinking that this server did not sign is left out, unless the request says otherwise.
     """
     decoded = decode_body(CountTokensBody if count_only else MessagesBody, sent)
     body = decoded if isinstance(decoded, MessagesBody) else MessagesBody(**structs.asdict(decoded))
     model = models.find_model(body.model)
-    if body.max_tokens is None and not count_only:
-        raise missing_field("max_tokens")
-    if body.messages is None:
-        raise missing_field("messages")
+    _check_required(body, count_only=count_only)
     _check_thinking(body)
     _check_begun_answer(body)
     request_tools, choice, server_tools = _read_offered_tools(body, settings)
     body, media = take_media("messages", body, "messages", model, settings)
-    items = ConversationReader(decrypt).read_messages(body.messages or ())
+    reader = ConversationReader(decrypt, drops_foreign=_drops_foreign(body, drop_foreign))
+    items = reader.read_messages(body.messages or ())
     tool_choice = read_tool_choice(early_choice(choice, has_server_tools=server_tools is not None), request_tools)
     prompt_input = _prompt_input(body, items, tool_choice, settings)
     refuse_unsupported(body)
@@ -80,8 +80,20 @@ def read_messages_request(
         encrypt_reasoning=True,
         media=media,
     )
-    form = MessagesForm(stream=bool(body.stream), show_thinking=_shows_thinking(body))
-    return accept_spec(model, spec, form, constraint_param="output_config.format")
+    return accept_spec(model, spec, _build_form(body, reader), constraint_param="output_config.format")
+
+
+def _check_required(body: MessagesBody, *, count_only: bool) -> None:
+    if body.max_tokens is None and not count_only:
+        raise missing_field("max_tokens")
+    if body.messages is None:
+        raise missing_field("messages")
+
+
+def _build_form(body: MessagesBody, reader: ConversationReader) -> MessagesForm:
+    """Returns the form of the reply. It names what of the request is no part of the prompt."""
+    dropped = (*(["system[0]"] if has_attribution(body.system) else []), *reader.dropped)
+    return MessagesForm(stream=bool(body.stream), show_thinking=_shows_thinking(body), dropped=dropped)
 
 
 def _prompt_input(
@@ -103,6 +115,12 @@ def _prompt_input(
 
 def _shows_thinking(body: MessagesBody) -> bool:
     return body.thinking is None or body.thinking.display != "omitted"
+
+
+def _drops_foreign(body: MessagesBody, default: bool) -> bool:
+    binding = None if body.thinking is None else body.thinking.block_binding
+    behavior = None if binding is None else binding.prefix_mismatch_behavior
+    return default if behavior is None else behavior == "drop_block"
 
 
 def _check_thinking(body: MessagesBody) -> None:

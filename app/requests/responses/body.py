@@ -182,6 +182,8 @@ class ResponsesBody(SampledBody, frozen=True, kw_only=True):
     """One entry, `{"type": "compaction", "compact_threshold": N}`: a prompt of more than N tokens is compacted first. N
     is at least 1000; without it, or if it is larger, it is 90 % of the context window."""
     image: Annotated[Any, refused("Image generation is not supported.")] = None
+    request_country: Accepted[Label64] = None
+    """A hint of Codex without effect here: this server has no rules by country."""
     access_programs: Annotated[Any, refused("Not supported by this server.")] = None
 
 

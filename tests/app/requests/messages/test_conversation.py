@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.requests.messages.conversation import ConversationReader, read_system
+from antiphon.app.requests.messages.conversation import ConversationReader, has_attribution, read_system
 from antiphon.events.inputs import (
     HostedInput,
     InputFile,
@@ -190,6 +190,37 @@ def test_text_of_documents(block: Message, texts: list[str]) -> None:
 )
 def test_system_text(sent: Any, expected: str | None) -> None:
     assert read_system(sent) == expected
+
+
+LINE = "x-anthropic-billing-header: cc_version=2.1.330.ad8; cc_entrypoint=sdk-cli;"
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ([text(LINE), text("Be brief.")], "Be brief."),
+        ([text(LINE)], None),
+        ([text("Be brief."), text(LINE)], f"Be brief.\n\n{LINE}"),
+        ([text(f"{LINE}\nBe brief.")], f"{LINE}\nBe brief."),
+        (LINE, LINE),
+    ],
+)
+def test_line_of_claude_code_is_no_part_of_the_prompt_as_a_first_block(sent: Any, expected: str | None) -> None:
+    assert read_system(sent) == expected
+    assert has_attribution(sent) == (expected in ("Be brief.", None))
+
+
+def test_foreign_thinking_is_left_out_or_refused_with_a_remedy() -> None:
+    foreign = {"type": "thinking", "thinking": "Hm.", "signature": "EqQB"}
+    messages = [user(text("a")), assistant({**foreign, "signature": ""}, foreign, text("Hi.")), user(text("b"))]
+    reader = ConversationReader(decrypt, drops_foreign=True)
+    items = reader.read_messages(messages)
+    assert not [item for item in items if isinstance(item, InputReasoning)] and len(items) == 3
+    assert reader.dropped == ["messages[1].content[0]", "messages[1].content[1]"]
+    with pytest.raises(
+        ApiError, match=r"messages\[1\].content\[0\].signature.*Remove the block, or set .*'drop_block'"
+    ):
+        ConversationReader(decrypt).read_messages(messages)
 
 
 def test_system_text_has_no_media() -> None:
