@@ -15,7 +15,8 @@ from antiphon.app.usage.recorder import UsageRecorder
 REJECTION = UsageCounts(rejections=1)
 REJECTED_STATUS = 429
 """HTTP status of a rejection."""
-_TEMPORARY_STATUSES = (REJECTED_STATUS, 503)
+UNAVAILABLE_STATUS = 503
+"""HTTP status of a reply to a request that may be sent again."""
 _OPEN_STATUSES = ("queued", "in_progress")
 """Statuses of a response that has not ended."""
 
@@ -82,15 +83,13 @@ def _count_turn(stats: TurnStats) -> UsageCounts | None:
     """Returns what a turn adds to the sums of its key; None for nothing.
 
     They equal the sums of what responses say: a turn that was refused has used no tokens, and one that another process
-    goes on with is counted there, as a whole, at its end.
+    goes on with is counted there, as a whole, at its end. A rejection is counted where it is answered.
     """
-    if stats.status in _OPEN_STATUSES:
+    if stats.status in _OPEN_STATUSES or stats.refusal_status == REJECTED_STATUS:
         return None
     num_first = int(stats.counts_request)
-    if stats.refusal_status in _TEMPORARY_STATUSES and stats.is_batch:  # the line is sent again
+    if stats.refusal_status == UNAVAILABLE_STATUS and stats.is_batch:  # the line is sent again
         return None
-    if stats.refusal_status == REJECTED_STATUS:
-        return UsageCounts(rejections=num_first)
     if stats.refusal_status:
         return UsageCounts(requests=num_first, failures=int(stats.status == "refused"))
     return UsageCounts(
