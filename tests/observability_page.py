@@ -118,7 +118,7 @@ client's words: names of models, causes, codes of errors and the operator's labe
 TRACES = """
 ## Traces
 
-The extra `otel` (`pip install 'antiphon[otel]'`) sends traces by OTLP over HTTP to a collector:
+The extra `otel` (in a checkout, `pip install '.[otel]'`) sends traces by OTLP over HTTP to a collector:
 
 ```sh
 antiphon serve --otlp-endpoint http://127.0.0.1:4318
