@@ -44,6 +44,7 @@ from antiphon.app.websocket.steering import (
     EndedResponse,
     SteeredResponse,
     SteerError,
+    find_steer_error,
     list_required_input,
     move_steers_behind_outputs,
     read_steer,
@@ -245,7 +246,7 @@ class _Connection:
         try:
             messages = read_steer(frame)
             if response is None:
-                raise _find_steer_error(ended)
+                raise find_steer_error(ended)
             steer = response.accept(sent, messages, num_bytes)
         except SteerError as error:
             await self._send_text(write_failed(error, sent, response_id, response or ended))
@@ -307,15 +308,6 @@ def _add_steers(body: dict[str, Any], steers: SteeredResponse | None) -> dict[st
     sent = body.get("input")
     own_items = [{"type": "message", "role": "user", "content": sent}] if isinstance(sent, str) else sent
     return {**body, "input": [*steers.messages, *own_items] if isinstance(own_items, list) else sent}
-
-
-def _find_steer_error(ended: EndedResponse | None) -> SteerError:
-    """Returns the error of a steer whose response is not being generated. `ended`: the response, if it has ended."""
-    if ended is None:
-        return SteerError("response_not_found", "The response was not created on this connection.")
-    if ended.status in ("completed", "incomplete"):
-        return SteerError("response_already_completed", "The response has ended.")
-    return SteerError("response_not_active", "The response did not complete.")
 
 
 def _expired_error() -> ApiError:

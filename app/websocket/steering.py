@@ -121,6 +121,15 @@ def _read_message(entry: Any, path: str) -> dict[str, Any]:
     return {**entry, "type": "message"}
 
 
+def find_steer_error(ended: EndedResponse | None) -> SteerError:
+    """Returns the error of a steer whose response is not being generated. `ended`: the response, if it has ended."""
+    if ended is None:
+        return SteerError("response_not_found", "The response was not created on this connection.")
+    if ended.status in ("completed", "incomplete"):
+        return SteerError("response_already_completed", "The response has ended.")
+    return SteerError("response_not_active", "The response did not complete.")
+
+
 def list_required_input(response: Response) -> list[dict[str, Any]]:
     """Returns the outputs that the client owes before the response can be continued, without their results."""
     return [stub for item in response.output if (stub := _find_stub(item)) is not None]
