@@ -66,7 +66,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
         page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
         keys=context.keys,
     )
-    guard.count_rejection = context.meter.count_rejection
+    guard.count_reply = context.meter.count_reply
     if tracer is not None:
         guard.begin_trace = tracer.begin_request
     return guard

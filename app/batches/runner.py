@@ -184,8 +184,7 @@ class BatchRunner:
                 reply = await self._send(run, body, key)
                 tries += 1
                 if not _is_temporary(reply, tries):
-                    if reply.status == 429:
-                        self._meter.count_rejection(key)
+                    self._meter.count_reply(key, reply.status)
                     return reply
             await asyncio.sleep(min(0.25 * 2 ** min(tries, 10), MAX_RETRY_PAUSE_S))
 

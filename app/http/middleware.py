@@ -82,8 +82,8 @@ class RequestGuard:
         self.on_request_done = on_request_done
         self.begin_trace: Callable[[Mapping[str, str]], RequestTrace | None] = lambda _: None
         """Returns the span of a request with these headers."""
-        self.count_rejection: Callable[[ApiKey], None] = lambda _: None
-        """Called for each request that is answered 429."""
+        self.count_reply: Callable[[ApiKey, int], None] = lambda *_: None
+        """Called for each request that has been answered, with its key and the status."""
         self._websocket_app = websocket_app if settings.enable_websocket else None
         self._allowed_names = (
             LOOPBACK_HOSTS | {settings.host.lower()} | {name.lower() for name in settings.allowed_hosts}
@@ -122,6 +122,7 @@ class RequestGuard:
                 await response.send_empty(204, self._cors.preflight_headers(headers))
                 return
             self._authorize(scope, headers, state)
+            state.check_body()
             if scope.get("method") == "POST":
                 response.reply_headers += self._check_capacity(scope, state.key)
             if scope["type"] == "websocket" and self._websocket_app is not None:
@@ -173,8 +174,7 @@ class RequestGuard:
 
     def record_request(self, record: AccessRecord, key: ApiKey) -> None:
         """Records a request of this key that has been answered."""
-        if record.status == HTTPStatus.TOO_MANY_REQUESTS:
-            self.count_rejection(key)
+        self.count_reply(key, record.status)
         self.on_request_done(record)
 
     def _inspect_head(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None, ApiKey]:
@@ -293,7 +293,7 @@ class _ResponseSender:
         body = error.encoded_body
         pairs = [*error.header_pairs]
         if error.status == 413 or error.code in ("ambiguous_length", "invalid_http"):
-            pairs.append((b"connection", b"close"))
+            pairs = [*dict.fromkeys((*pairs, *CLOSE_HEADER))]
         prefix = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{prefix}.start", "status": int(error.status), "headers": pairs})
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})

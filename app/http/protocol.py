@@ -15,9 +15,10 @@ from uvicorn.server import ServerState
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import Settings
 from antiphon.app.http.admission import AdmissionController, AdmissionPermit
-from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
+from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.http.cors import CorsPolicy
+from antiphon.app.http.headers import new_request_id
 from antiphon.app.http.request_body import body_too_large, find_max_bytes, is_upload
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
@@ -135,8 +136,15 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         """Runs one request. `self.cycle` belongs to it: the next cycle begins after this request is answered."""
         response, state = ChunkedResponse(scope, self.cycle, send), request_state(scope)
         state.permit, state.response, self._permit = self._permit, response, None
+
+        async def receive_part() -> AsgiMessage:
+            state.check_body()
+            message = await receive()
+            state.check_body()
+            return message
+
         try:
-            await self._guarded_app(scope, receive, response.send)
+            await self._guarded_app(scope, receive_part, response.send)
         finally:
             state.release_permit()
 
@@ -166,13 +174,23 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         self._abort_with_error(ApiError(408, "request_timeout", f"The {self._awaited_part} did not arrive in time."))
 
     def _abort_with_error(self, error: ApiError) -> None:
-        """Writes an error to the transport directly, since h11 may be in any state, and closes the connection."""
+        """Answers with an error, and closes the connection.
+
+        The request guard answers a request whose head was complete: it knows the path, and a handler that reads no body
+        may have run. Before that, the error is written to the transport directly, since h11 may be in any state.
+        """
         cycle = self._current_cycle()
-        if cycle is None or not cycle.response_started:
-            headers = {} if cycle is None else dict(cycle.scope["headers"])
-            cors_headers = self.cors.reply_headers(headers.get(b"origin", b"").decode("latin-1"))
-            self.transport.write(encode_error_response(error, [(b"connection", b"close"), *cors_headers]))
-        self.transport.close()
+        if cycle is None:
+            own_headers = ((b"x-request-id", new_request_id().encode()), (b"connection", b"close"))
+            self.transport.write(encode_error_response(error, (*own_headers, *self.cors.reply_headers(None))))
+            self.transport.close()
+        elif cycle.response_started:
+            self.transport.close()
+        else:
+            headers = (*error.headers, ("connection", "close"))
+            request_state(cycle.scope).body_error = ApiError(error.status, error.code, error.message, headers=headers)
+            cycle.keep_alive = False  # whatever the reply is, the rest of the body is not read
+            cycle.message_event.set()
 
 
 def encode_error_response(error: ApiError, more: Iterable[tuple[bytes, bytes]]) -> bytes:

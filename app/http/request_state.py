@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import NO_KEY, ApiKey
-from antiphon.app.base.errors import clip_text
+from antiphon.app.base.errors import ApiError, clip_text
 from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.base.turn_stats import TurnOrigin, TurnStats, find_api
 from antiphon.app.http.admission import GENERATION_PATHS, AdmissionPermit
@@ -47,6 +47,8 @@ class RequestState(Struct, kw_only=True):
     """Span of the request; None if nothing is traced."""
     body_bytes: int = 0
     """Size of the decompressed body, as far as it has been received."""
+    body_error: ApiError | None = None
+    """Fault of the bytes of the body, which the next read of the body raises."""
     error_code: str = ""
     """Code of the error that the request is answered with, for the access log."""
     turns: tuple[TurnStats, ...] = ()
@@ -70,6 +72,11 @@ class RequestState(Struct, kw_only=True):
             is_batch=self.turn_admission is not None,
             trace=self.trace,
         )
+
+    def check_body(self) -> None:
+        """Raises the `ApiError` of a body whose bytes are at fault."""
+        if self.body_error is not None:
+            raise self.body_error
 
     def release_permit(self) -> None:
         """Releases the permit: the request counts as a turn now, or has ended."""

@@ -1,6 +1,7 @@
 """Connects the limits of API keys and the sums of what they use with requests and turns."""
 
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Literal
 
 from antiphon.app.base.api_keys import ApiKey
@@ -39,12 +40,12 @@ class UsageMeter:
         """Counts a request whose reply has no headers, as over WebSocket and gRPC. Raises `ApiError` 429."""
         self._limits.count_request(key)
 
-    def count_rejection(self, key: ApiKey) -> None:
+    def count_reply(self, key: ApiKey, status: int) -> None:
         """Counts a request that is answered 429. Its body, which names the model, may not have been read.
 
         Those that answer call it: the request guard, the WebSocket, gRPC, and the runner of batches.
         """
-        if self.recorder is not None:
+        if status == HTTPStatus.TOO_MANY_REQUESTS and self.recorder is not None:
             self.recorder.add(key.owner, key.id, "", REJECTION)
 
     def hold_turns(self, key: ApiKey, places: Sequence[TurnPlace]) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -83,11 +82,9 @@ class WebSocketEndpoint:
         connection = _Connection(self._context, request_state(scope), send, self._on_turn_done)
         expiry = asyncio.get_running_loop().call_later(self._lifetime, connection.expire)
         try:
-            with self._context.metrics.requests.count_stream("websocket"):
+            with contextlib.suppress(ClientGoneError), self._context.metrics.requests.count_stream("websocket"):
                 while not connection.closed and (message := await receive())["type"] != "websocket.disconnect":
                     await connection.receive_message(message)
-        except ClientGoneError:
-            pass
         finally:
             expiry.cancel()
             await connection.cancel_turns()
@@ -286,8 +283,7 @@ class _Connection:
 
     async def _send_error(self, error: ApiError, stream_id: str | None = None) -> None:
         self._context.metrics.requests.count_rejection(error.code or f"status_{error.status}")
-        if error.status == HTTPStatus.TOO_MANY_REQUESTS:
-            self._context.meter.count_rejection(self._key)
+        self._context.meter.count_reply(self._key, error.status)
         await self._send_text(write_error(error, stream_id))
 
     async def _send_text(self, text: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from antiphon.app.base.api_keys import ApiKey, KeyLimits, key_digest
 from antiphon.app.http.headers import MAX_HEADERS
 from antiphon.app.routes.table import ROUTE_HANDLERS
+from tests.app.http.test_middleware import exchange_bytes
 from tests.serving import RunningServer, serve
 
 HELLO_SCRIPT = [{"name": "hello", "output": ["Hello."]}]
@@ -107,3 +108,62 @@ def test_head_has_the_route_of_its_get(server: RunningServer, client: httpx.Clie
     server.access_records.clear()
     client.head("/v1/models/scripted")
     assert server.access_records[-1].route == "/v1/models/{name}"
+
+
+CHUNKED = "host: localhost\r\norigin: https://friend.example\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n"
+FAULTY_BODIES = {413: b"fffffffff\r\n", 400: b"zz\r\n"}
+"""The beginnings of bodies: a chunk that is larger than a body may be, and a size that is no number."""
+
+
+def send_faulty_body(
+    server: RunningServer, path: str, fault: bytes, key: str = ""
+) -> tuple[int, dict[str, str], bytes]:
+    """Returns status, headers and body of the reply to a POST whose body is at fault, once its connection is closed."""
+    head = f"POST {path} HTTP/1.1\r\n{CHUNKED}{f'x-api-key: {key}' if key else 'x: y'}\r\n\r\n"
+    reply = exchange_bytes(server, head.encode() + fault)
+    lines, _, body = reply.partition(b"\r\n\r\n")
+    first, *pairs = lines.decode().lower().split("\r\n")
+    assert reply.count(b"HTTP/1.1 ") == 1
+    return int(first.split(" ")[1]), dict(pair.split(": ", 1) for pair in pairs), body
+
+
+@pytest.mark.parametrize("status", FAULTY_BODIES)
+def test_fault_of_a_body_is_answered_as_its_path_is(server: RunningServer, status: int) -> None:
+    fault = FAULTY_BODIES[status]
+    server.access_records.clear()
+    for path in ("/v1/responses", "/v1/messages", "/api/show"):
+        found, headers, body = send_faulty_body(server, path, fault)
+        assert (found, headers["connection"]) == (status, "close")
+        assert headers["access-control-allow-origin"] == "https://friend.example"
+        assert (b'"request_id":"%b"' % headers["x-request-id"].encode() in body) == (path == "/v1/messages")
+        assert (b'"code"' in body) == (path == "/v1/responses")
+        record = server.access_records[-1]
+        assert (record.path, record.status, record.request_id) == (path, status, headers["x-request-id"])
+    found, headers, _ = send_faulty_body(server, "/v1/admin/reload", fault)
+    assert found == 403 and not [name for name in headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize("status", FAULTY_BODIES)
+def test_request_whose_body_is_at_fault_reaches_no_handler(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    reloads: list[object] = []
+    monkeypatch.setattr(server.context.reloader, "reload", reloads.append)
+    key = server.context.keys.control_key
+    found, headers, _ = send_faulty_body(server, "/v1/admin/reload", FAULTY_BODIES[status], key)
+    assert (found, reloads) == (status, [])
+    assert not [name for name in headers if name.startswith("access-control-")]
+
+
+def test_body_that_does_not_arrive_in_time_is_answered_as_its_path_is() -> None:
+    with serve(HELLO_SCRIPT, body_timeout=0.2, allowed_origins=("https://friend.example",)) as server:
+        found, headers, body = send_faulty_body(server, "/v1/messages", b"2\r\n{")
+        assert (found, headers["connection"]) == (408, "close")
+        assert b'"type":"error"' in body and b"did not arrive in time" in body
+        assert [record.status for record in server.access_records] == [408]
+
+
+def test_fault_before_the_path_is_known_has_an_id(server: RunningServer) -> None:
+    reply = exchange_bytes(server, b"GET /v1/inspect\r\n\r\n")
+    assert reply.startswith(b"HTTP/1.1 400 ") and b"\r\nx-request-id: req_" in reply
+    assert b"access-control-allow" not in reply
