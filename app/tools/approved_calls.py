@@ -1,9 +1,11 @@
 """The answers of a client to requests for approval: the calls that it has approved, and each answer's single use."""
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+import structlog
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, clip_text
@@ -17,6 +19,7 @@ from antiphon.state.segments import Call
 
 NO_REQUEST = "No approval request found with id '{id}'."
 ANSWERED_BEFORE = "Approval request '{id}' was answered before. Each one is answered once: leave the answer out."
+_log = structlog.get_logger(__name__)
 
 
 class ReadAnswers(Struct, frozen=True):
@@ -93,20 +96,29 @@ class AnswerClaim:
     def __init__(self, store: ResponseStore, owner: str) -> None:
         self._store, self.owner = store, owner
         self._nonces: list[str] = []
+        self._claim: asyncio.Task[bool] | None = None
 
     async def claim_answers(self, answers: Sequence[ApprovalAnswer]) -> None:
         """Claims all answers or none. Raises `ApiError` 400 if one of the requests was answered before."""
-        nonces = [answer.nonce for answer in answers]
-        if nonces and not await self._store.use_approvals(self.owner, nonces):
+        self._nonces = [answer.nonce for answer in answers]
+        if not self._nonces:
+            return
+        # The store goes on with a change whose caller is cancelled, so the result is needed then, too.
+        self._claim = asyncio.create_task(self._store.use_approvals(self.owner, self._nonces))
+        if not await asyncio.shield(self._claim):
             ids = "', '".join(clip_text(answer.request_id) for answer in answers)
             raise ApiError(400, None, ANSWERED_BEFORE.format(id=ids), "input")
-        self._nonces = nonces
 
     async def release_answers(self, *, has_begun: bool) -> None:
         """Makes the answers good again that are claimed, unless a turn has begun with them."""
-        nonces, self._nonces = self._nonces, []
-        if nonces and not has_begun:
-            await self._store.release_approvals(self.owner, nonces)
+        claim, self._claim = self._claim, None
+        if claim is None or has_begun:
+            return
+        try:
+            if await claim:
+                await self._store.release_approvals(self.owner, self._nonces)
+        except ApiError as error:  # the caller has an error of its own to report
+            _log.warning("answers to requests for approval may stay used", error=str(error))
 
 
 def _find_requests(spec: TurnSpec) -> dict[str, InputApprovalRequest]:

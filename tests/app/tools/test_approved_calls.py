@@ -1,14 +1,20 @@
 """Answers to approval requests in the input of a turn: what runs, what has run, what is refused."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from antiphon.app.base.errors import ApiError
+from antiphon.app.requests.turn_spec import ApprovalAnswer
+from antiphon.app.store.database import Database
+from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.approvals import ApprovalSigner
-from antiphon.app.tools.approved_calls import ApprovalReader
+from antiphon.app.tools.approved_calls import AnswerClaim, ApprovalReader
 from antiphon.app.tools.hosted_turn import ApprovedCall
 from tests.app.requests.request_builders import read_responses_spec
+from tests.progress import HANG_TIMEOUT_S
 
 OWNER, NOW, LATER = "ann", 2_000_000_000.0, 2_000_000_000.0 + 40 * 86_400
 READER = ApprovalReader(ApprovalSigner(b"k" * 32))
@@ -91,3 +97,31 @@ def test_denial_is_an_answer_with_tools_and_without() -> None:
 def test_denial_of_what_was_not_asked_is_no_answer_without_tools() -> None:
     """It has no effect. With tools, it is refused as any answer is."""
     assert read_denials(NO) == read_denials(REQUEST, NO, owner="bob") == read_denials(REQUEST, NO, now=LATER) == ()
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+async def test_answer_of_a_client_that_leaves_while_it_is_claimed(*, used_before: bool) -> None:
+    """The store goes on with a change whose caller is cancelled. The answer is good again, unless it was used."""
+    store, answer = MemoryStore(), ApprovalAnswer("mcpr_1", "n" * 32)
+    if used_before:
+        assert await store.use_approvals(OWNER, [answer.nonce])
+    writing, may_go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def keep_busy(_: Database) -> None:
+        loop.call_soon_threadsafe(writing.set)
+        may_go_on.wait(HANG_TIMEOUT_S)
+
+    busy = asyncio.create_task(store.change(keep_busy))
+    await writing.wait()
+    claim = AnswerClaim(store, OWNER)
+    claiming = asyncio.create_task(claim.claim_answers([answer]))
+    await asyncio.sleep(0)
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    may_go_on.set()
+    await claim.release_answers(has_begun=False)
+    await busy
+    assert await store.use_approvals(OWNER, [answer.nonce]) is not used_before
+    await store.close()
