@@ -182,7 +182,6 @@ def create_context(
             model.engine.attach_media(media.source)
     audit = AuditLog(settings.audit_log)
     keys, tracer = KeyRing(settings.fixed_keys, settings.file_keys), open_tracer(settings, metrics.on_spans_dropped)
-    store.limit_owners(keys.list_store_limits)
     meter = create_meter(store, keys)
     turn_manager = TurnManager(
         store,
@@ -197,7 +196,7 @@ def create_context(
         recorder=create_recorder(settings),
         tracer=tracer,
     )
-    return _report_figures(
+    return _connect_store(
         ServerContext(
             settings=settings,
             models=models,
@@ -217,8 +216,9 @@ def create_context(
     )
 
 
-def _report_figures(context: ServerContext) -> ServerContext:
-    """Makes the store report the figures of a server, and judge by theirs which servers take requests. Returns it."""
+def _connect_store(context: ServerContext) -> ServerContext:
+    """Gives the store the limits of owners, and the figures of this server to report. Returns the context."""
+    context.store.limit_owners(context.keys.list_store_limits)
     models, turn_manager = context.models, context.turn_manager
 
     def is_serving() -> bool:

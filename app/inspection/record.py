@@ -36,7 +36,8 @@ RECORD_BYTES = 2048
 """Memory of a record besides its packed parts (measured)."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_tools_decoder = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
+_tools_decoder = msgspec.json.Decoder(tuple[ToolSpec, ...])  # msgpack has no integers above 64 bits
+_old_tools_decoder = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
 _entries_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, TokenDetail | None]])
 
 
@@ -250,7 +251,7 @@ def _pack_round(owner: str, each: RoundRecord) -> PackedRound:
             prompt=(),
             grammar="",
             offered=(),
-            tools=compress(_encode(each.offered)) if each.offered else b"",
+            tools=compress(msgspec.json.encode(each.offered)) if each.offered else b"",
         ),
         blocks=split_prompt(owner, each.prompt),
         grammar=pack_grammar(owner, each.grammar) if each.grammar else None,
@@ -261,9 +262,15 @@ def list_tool_tables(rounds: Sequence[RoundRecord]) -> list[ToolTable | None]:
     """Returns the tools of each round, in a turn whose tools the server runs; None for those of the request."""
     tables: list[ToolTable | None] = []
     for each in rounds:
-        offered = _tools_decoder.decode(decompress(each.tools)) if each.tools else each.offered
+        offered = _decode_tools(decompress(each.tools)) if each.tools else each.offered
         tables.append(ToolTable(offered) if offered else tables[-1] if tables else None)
     return tables
+
+
+def _decode_tools(data: bytes) -> tuple[ToolSpec, ...]:
+    """Returns the tools of a round. Rows of earlier versions have them as msgpack."""
+    decoder = _tools_decoder if data.startswith(b"[") else _old_tools_decoder
+    return decoder.decode(data)
 
 
 def find_restored(rendered: Sequence[int], prompt: Sequence[int]) -> tuple[int, int]:

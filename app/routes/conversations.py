@@ -42,8 +42,8 @@ async def create_conversation(request: AnyRequest) -> Response[Any]:
     await _check_room(request, blobs)
     created_at = int(context.turn_manager.clock())
     conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.metadata or {})
-    await context.store.save_conversation(request_owner(request), conversation)
-    await context.store.add_items(request_owner(request), conversation.id, items, blobs)
+    owner = request_owner(request)
+    await context.store.create_conversation(owner, conversation, items, blobs)
     return _conversation_json(conversation)
 
 
@@ -60,16 +60,19 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
         _find_conversation(request, conversation_id),
         await _read_body(request, ConversationBody),
     )
-    updated = msgspec.structs.replace(conversation, metadata=require_value(body.metadata, "metadata"))
-    await server_context(request).store.save_conversation(request_owner(request), updated)
-    return _conversation_json(updated)
+    metadata, owner = require_value(body.metadata, "metadata"), request_owner(request)
+    store = server_context(request).store
+    if not await store.change(lambda database: database.conversations.save_metadata(owner, conversation.id, metadata)):
+        raise _conversation_not_found(conversation_id)
+    return _conversation_json(msgspec.structs.replace(conversation, metadata=metadata))
 
 
 @delete("/v1/conversations/{conversation_id:str}", status_code=200, before_request=prepare_read)
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Deletes a conversation and its items, but not its responses."""
     conversation = _find_conversation(request, conversation_id)
-    await server_context(request).store.delete_conversation(request_owner(request), conversation.id)
+    if not await server_context(request).store.delete_conversation(request_owner(request), conversation.id):
+        raise _conversation_not_found(conversation_id)
     return json_reply({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -79,7 +82,8 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, NewItemsBody)
     items, blobs = await _parse_items(request, require_value(body.items, "items"))
     await _check_room(request, blobs)
-    await server_context(request).store.add_items(request_owner(request), conversation.id, items, blobs)
+    if not await server_context(request).store.add_items(request_owner(request), conversation.id, items, blobs):
+        raise _conversation_not_found(conversation_id)
     return await item_page_reply(request, items, ListPage(0, MAX_ITEMS, descending=False))
 
 
@@ -158,8 +162,12 @@ async def _check_room(request: AnyRequest, blobs: BlobContents) -> None:
 def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConversation:
     conversation = server_context(request).store.find_conversation(request_owner(request), conversation_id)
     if conversation is None:
-        raise not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.")
+        raise _conversation_not_found(conversation_id)
     return conversation
+
+
+def _conversation_not_found(conversation_id: str) -> ApiError:
+    return not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.")
 
 
 def _item_not_found(item_id: str) -> ApiError:

@@ -64,7 +64,9 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
     metadata = decode_body(StoredCompletionBody, sent).metadata or {}
     if "metadata" not in sent:
         raise missing_field("metadata")
-    await server_context(request).store.save_completion_metadata(request_owner(request), completion.id, metadata)
+    store, owner = server_context(request).store, request_owner(request)
+    if not await store.change(lambda database: database.completions.save_metadata(owner, completion.id, metadata)):
+        raise _completion_not_found(completion_id)
     return json_reply({**found, "metadata": metadata})
 
 

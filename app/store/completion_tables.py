@@ -60,10 +60,10 @@ class CompletionTables:
             [(response_id, completion.id, number) for number, response_id in enumerate(completion.choice_ids)],
         )
 
-    def save_metadata(self, owner: str, completion_id: str, metadata: dict[str, str]) -> None:
-        """Replaces the metadata of a completion."""
+    def save_metadata(self, owner: str, completion_id: str, metadata: dict[str, str]) -> bool:
+        """Replaces the metadata of a completion. Returns False if it has been deleted."""
         statement = "UPDATE chat_completions SET metadata = ? WHERE owner = ? AND id = ?"
-        self._connection.execute(statement, (_encode_text(metadata), owner, completion_id))
+        return self._connection.execute(statement, (_encode_text(metadata), owner, completion_id)).rowcount == 1
 
     def delete_with_choice(self, response_id: str) -> tuple[str, ...]:
         """Deletes the completion that the response is a choice of, if any, but no row of `responses`.

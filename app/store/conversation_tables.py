@@ -37,11 +37,11 @@ class ConversationTables:
 
     def add_items(
         self, owner: str, conversation_id: str, items: Sequence[AnyInput], contents: BlobContents = NO_BLOBS
-    ) -> None:
-        """Appends items to a conversation, with the blobs that they refer to. Does nothing if it has been deleted."""
+    ) -> bool:
+        """Appends items to a conversation, with the blobs that they refer to. Returns False if it has been deleted."""
+        if not self._lock_conversation(owner, conversation_id):
+            return False
         holders = [(item, blobs) for item in items if (blobs := list(find_blobs((item,))))]
-        if holders and not self._lock_conversation(owner, conversation_id):
-            return
         for item, blobs in holders:
             holder = BlobHolder(owner, "conversation", conversation_id, item.id or "")
             self._blobs.add_references(holder, blobs, contents)
@@ -51,25 +51,39 @@ class ConversationTables:
         """
         rows = [(item.id, msgspec.json.encode(item), owner, conversation_id) for item in items]
         self._connection.executemany(statement, rows)
+        return True
 
-    def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
-        """Inserts a conversation, or updates its metadata."""
-        statement = """
-            INSERT INTO conversations (owner, id, created, metadata) VALUES (?, ?, ?, ?)
-            ON CONFLICT (owner, id) DO UPDATE SET metadata = excluded.metadata
-        """
+    def insert_conversation(
+        self,
+        owner: str,
+        conversation: StoredConversation,
+        items: Sequence[AnyInput] = (),
+        contents: BlobContents = NO_BLOBS,
+    ) -> None:
+        """Inserts a conversation with its first items."""
+        statement = (
+            "INSERT INTO conversations (owner, id, created, metadata) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+        )
         metadata = msgspec.json.encode(conversation.metadata)
         self._connection.execute(statement, (owner, conversation.id, conversation.created_at, metadata))
+        self.add_items(owner, conversation.id, items, contents)
 
-    def delete_conversation(self, owner: str, conversation_id: str) -> None:
-        """Deletes a conversation, its items and their blobs."""
+    def save_metadata(self, owner: str, conversation_id: str, metadata: dict[str, str]) -> bool:
+        """Replaces the metadata of a conversation. Returns False if it has been deleted."""
+        statement = "UPDATE conversations SET metadata = ? WHERE owner = ? AND id = ?"
+        values = msgspec.json.encode(metadata), owner, conversation_id
+        return self._connection.execute(statement, values).rowcount == 1
+
+    def delete_conversation(self, owner: str, conversation_id: str) -> bool:
+        """Deletes a conversation, its items and their blobs. Returns whether it existed."""
         if not self._lock_conversation(owner, conversation_id):
-            return
+            return False
         self._connection.execute(
             "DELETE FROM conversation_items WHERE owner = ? AND conversation = ?", (owner, conversation_id)
         )
         self._connection.execute("DELETE FROM conversations WHERE owner = ? AND id = ?", (owner, conversation_id))
         self._blobs.delete_references(conversation_id)
+        return True
 
     def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""

@@ -72,10 +72,7 @@ class ResponseStore:
         self._reader.close()
 
     def _show_overdue(self) -> None:
-        """Shows the last steps of responses whose clients wait for a database that does not answer.
-
-        The writer's thread cannot: it waits for the database itself.
-        """
+        """Shows the last steps whose clients wait for a database that does not answer: the writer waits itself."""
         self._overdue_timer = asyncio.get_running_loop().call_later(OVERDUE_CHECK_INTERVAL_S, self._show_overdue)
         if is_overdue(self._writer.busy_s()):
             for log in list(self._logs.live.values()):
@@ -233,37 +230,34 @@ class ResponseStore:
         """Returns the messages that the client sent; none if the chat completion does not exist."""
         return self._database.completions.load_messages(owner, completion_id)
 
-    async def save_completion_metadata(self, owner: str, completion_id: str, metadata: dict[str, str]) -> None:
-        """Replaces the metadata of a chat completion."""
-        await self.change(lambda database: database.completions.save_metadata(owner, completion_id, metadata))
-
-    async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
-        """Stores a conversation, or its new metadata."""
-        await self.change(lambda database: database.conversations.save_conversation(owner, conversation))
+    async def create_conversation(
+        self, owner: str, new: StoredConversation, items: Sequence[AnyInput] = (), blobs: BlobContents = NO_BLOBS
+    ) -> None:
+        """Stores a conversation with its first items. `blobs` has the contents that they refer to."""
+        await self.change(lambda database: database.conversations.insert_conversation(owner, new, items, blobs))
 
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Returns the owner's conversation with this id."""
         return self._database.conversations.find_conversation(owner, conversation_id)
 
-    async def delete_conversation(self, owner: str, conversation_id: str) -> None:
-        """Deletes a conversation and its items."""
-        await self.change(lambda database: database.conversations.delete_conversation(owner, conversation_id))
+    async def delete_conversation(self, owner: str, conversation_id: str) -> bool:
+        """Deletes a conversation and its items. Returns whether it existed."""
+        return await self.change(lambda database: database.conversations.delete_conversation(owner, conversation_id))
 
     async def add_items(
         self, owner: str, conversation_id: str, items: Sequence[AnyInput], blobs: BlobContents = NO_BLOBS
-    ) -> None:
-        """Appends items to a conversation. `blobs` has the contents that they refer to, unless they are stored."""
-        await self.change(lambda database: database.conversations.add_items(owner, conversation_id, items, blobs))
+    ) -> bool:
+        """Appends items to a conversation, with the contents of their blobs. Returns whether it exists."""
+        return await self.change(
+            lambda database: database.conversations.add_items(owner, conversation_id, items, blobs)
+        )
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
         return await self.change(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
 
     async def use_approvals(self, owner: str, nonces: Sequence[str]) -> bool:
-        """Uses approvals, each of which is good once: all or, if one was used before by any server, none of them.
-
-        A response that is not stored uses its approvals here, too.
-        """
+        """Uses approvals, each of which is good once: all or, if one was used before by any server, none of them."""
         now = time.time()
         return await self.change(lambda database: database.use_approvals(owner, nonces, now))
 

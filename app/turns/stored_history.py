@@ -117,7 +117,7 @@ class StoredHistory:
         num_items = num_bytes = 0
         next_id: str | None = response_id
         while next_id is not None:
-            turn = self._find_finished(next_id)
+            turn = self._find_finished(next_id, response_id)
             parts.append((*turn.input_items, *output_as_input(turn.output)))
             num_items += len(parts[-1])
             num_bytes += turn.num_bytes
@@ -139,10 +139,13 @@ class StoredHistory:
         first = next((index for index, item in enumerate(items) if item.id in response_ids), 0)
         return items[:first]
 
-    def _find_finished(self, response_id: str) -> StoredTurn:
+    def _find_finished(self, response_id: str, sent_id: str) -> StoredTurn:
+        """Returns a turn of the chain that ends with the response `sent_id`. Raises `ApiError` 400."""
         turn = self._call(self.store.history.turn_reader, self.owner, response_id)()
         if turn is None:
             message = f"Previous response with id '{clip_text(response_id)}' not found."
+            if response_id != sent_id:
+                message += f" It was deleted, and response '{clip_text(sent_id)}' cannot be continued without it."
             raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
         if not turn.is_finished:
             message = f"Previous response with id '{clip_text(response_id)}' is still in progress."

@@ -166,8 +166,7 @@ class _Connection:
         except ClientGoneError:
             return
         except LogDivergedError:  # the response continues elsewhere with other events than those that were sent
-            with contextlib.suppress(ClientGoneError):
-                await self._close_connection(SERVICE_RESTART, "another server has taken the response over")
+            await self._close_connection(SERVICE_RESTART, "another server has taken the response over")
         except Exception:  # noqa: BLE001  # this task has no caller that would report it
             _log.exception("unhandled exception in websocket turn")
             await self._report_error(internal_error(), turn)
@@ -221,14 +220,8 @@ class _Connection:
     def _record_turn(self, log: EventLog, seconds: float, trace: RequestTrace | None) -> None:
         """Adds a line to the access log: a connection may have any number of turns."""
         if log.stats is not None:
-            self._on_turn_done(
-                AccessRecord(
-                    *("WEBSOCKET", WEBSOCKET_PATH, 200, seconds, self._request_id),
-                    turns=(log.stats,),
-                    trace=trace,
-                    route=WEBSOCKET_PATH,
-                )
-            )
+            request = "WEBSOCKET", WEBSOCKET_PATH, 200, seconds, self._request_id
+            self._on_turn_done(AccessRecord(*request, turns=(log.stats,), trace=trace, route=WEBSOCKET_PATH))
 
     def _remember_end(self, response: SteeredResponse, status: str) -> None:
         response_id, number = response.response_id, response.sequence_number

@@ -11,11 +11,12 @@ from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput, TemplateOptions
+from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.drafts import OutputSettings
 
-FORMAT_NUMBER = 1
+FORMAT_NUMBER = 2
 """Number of the format of stored turns. A process goes on with turns of its own number only."""
 
 
@@ -27,6 +28,8 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The job with its seed."""
     prompt_input: PromptInput
     """The tools, and what the request says of the answer. Of its conversation, there are only the calls."""
+    constraint_json: bytes = b""
+    """The form of the answer, as JSON, until the turn is decoded; empty if it has none."""
     in_reasoning: bool = False
     in_text: bool = False
     in_wrapper: bool = False
@@ -59,16 +62,17 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-def _list_tools(value: object) -> tuple[ToolSpec, ...]:
+def _encode_tools(value: object) -> bytes:
+    """Returns the tools as JSON: their schemas may hold integers of any size, for which msgpack has 64 bits."""
     assert isinstance(value, ToolTable)
-    return tuple(value)
+    return msgspec.json.encode(tuple(value))
 
 
-def _build_table(_: type, tools: object) -> ToolTable:
-    return ToolTable(msgspec.convert(tools, tuple[ToolSpec, ...]))
+def _build_table(_: type, tools: bytes) -> ToolTable:
+    return ToolTable(msgspec.json.decode(tools, type=tuple[ToolSpec, ...]))
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_list_tools)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_tools)
 _decoder = msgspec.msgpack.Decoder(ContinuableTurn, dec_hook=_build_table)
 
 
@@ -114,11 +118,14 @@ def encode_turn(
         items=_list_citable(prompt.prompt_input.items),
         template=TemplateOptions(),
         images={},
+        output_constraint=None,
     )
+    constraint = prompt.prompt_input.output_constraint
     turn = ContinuableTurn(
         format_number=FORMAT_NUMBER,
         job=job,
         prompt_input=prompt_input,
+        constraint_json=b"" if constraint is None else msgspec.json.encode(constraint),
         in_reasoning=prompt.prompt.in_reasoning,
         in_text=prompt.prompt.in_text,
         in_wrapper=prompt.prompt.in_wrapper,
@@ -136,4 +143,8 @@ def decode_turn(data: bytes) -> ContinuableTurn:
     turn = _decoder.decode(data)
     if turn.format_number != FORMAT_NUMBER:
         raise ValueError(f"the turn has format {turn.format_number}, not {FORMAT_NUMBER}")
-    return turn
+    if not turn.constraint_json:
+        return turn
+    constraint = msgspec.json.decode(turn.constraint_json, type=OutputConstraint)
+    prompt_input = msgspec.structs.replace(turn.prompt_input, output_constraint=constraint)
+    return msgspec.structs.replace(turn, prompt_input=prompt_input, constraint_json=b"")

@@ -51,7 +51,7 @@ async def change_responses(store, name):
 async def change_conversations(store, name):
     for number in itertools.count():
         conversation = f"conv_{name}{number}"
-        await store.save_conversation("me", StoredConversation(id=conversation, created_at=1))
+        await store.create_conversation("me", StoredConversation(id=conversation, created_at=1))
         for turn in range(3):
             contents = choose()
             items = with_ids((picture_message(*contents),), f"{conversation}{turn}")

@@ -188,7 +188,7 @@ async def test_content_that_nobody_sends_makes_no_reference(any_place: AnyPlace)
 
 async def test_items_of_conversations_hold_their_blobs(any_place: AnyPlace) -> None:
     async with any_place.open() as store:
-        await store.save_conversation("me", StoredConversation(id="conv_1", created_at=1))
+        await store.create_conversation("me", StoredConversation(id="conv_1", created_at=1))
         document = InputFile(file_data=format_blob_url(refer_to(DOCUMENT, "application/pdf")), filename="a.pdf")
         items = with_ids((picture_message(PICTURE), InputMessage(role="user", content=(document,))), "items")
         await store.add_items("me", "conv_1", items, contents_of(PICTURE, DOCUMENT))
@@ -251,7 +251,7 @@ async def test_blobs_count_for_the_limit_of_the_store(any_place: AnyPlace) -> No
     dice = random.Random(2)
     shared, single = dice.randbytes(300_000), [dice.randbytes(200_000) for _ in range(3)]
     async with any_place.open() as store:
-        await store.save_conversation("me", StoredConversation(id="conv_1", created_at=1))
+        await store.create_conversation("me", StoredConversation(id="conv_1", created_at=1))
         items = with_ids((picture_message(single[0]),), "items")
         await store.add_items("me", "conv_1", items, contents_of(single[0]))
         assert store._database.blobs.count_bytes() == 0

@@ -67,7 +67,7 @@ async def test_completion_exists_for_its_owner_only(store: ResponseStore) -> Non
     completion = await add_completion(store, "a", metadata={"a": "1"})
     assert store.find_completion("you", completion.id) is None and list_ids(store, "you") == []
     assert store.completion_messages("you", completion.id) == ()
-    await store.save_completion_metadata("you", completion.id, {})
+    await store.change(lambda database: database.completions.save_metadata("you", completion.id, {}))
     assert not await store.delete_completion("you", completion.id)
     assert store.find_completion("me", completion.id) == completion
 
@@ -185,7 +185,7 @@ async def test_second_process_reads_completions_of_the_first(place: StorePlace) 
     async with place.open() as store, place.open() as other:
         completion = await add_completion(store, "a")
         assert list_ids(other) == [completion.id]
-        await other.save_completion_metadata("me", completion.id, {"b": "2"})
+        await other.change(lambda database: database.completions.save_metadata("me", completion.id, {"b": "2"}))
         found = store.find_completion("me", completion.id)
         assert found is not None and found.metadata == {"b": "2"} and list_ids(store, metadata={"b": "2"})
         await other.delete_completion("me", completion.id)

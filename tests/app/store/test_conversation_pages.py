@@ -46,7 +46,7 @@ async def test_pages_follow_each_other(place: StorePlace, loaded: list[str], des
     items = make_items(range(NUM_ITEMS))
     async with place.open() as store:
         for name in ("conv_0", "conv_1", "conv_2"):
-            await store.save_conversation("me", StoredConversation(id=name, created_at=1, metadata={}))
+            await store.create_conversation("me", StoredConversation(id=name, created_at=1, metadata={}))
         for number, item in enumerate(items):
             await store.add_items("me", "conv_1", [item])
             await store.add_items("me", f"conv_{number % 2 * 2}", make_items([100 + number]))
@@ -70,7 +70,7 @@ async def test_pages_follow_each_other(place: StorePlace, loaded: list[str], des
 
 async def test_page_ends_where_it_would_be_too_large(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     async with place.open() as store:
-        await store.save_conversation("me", CONVERSATION)
+        await store.create_conversation("me", CONVERSATION)
         await store.add_items("me", "conv_1", make_items(range(5), length=1000))
         for limit, expected in ((2500, 2), (100, 1)):
             monkeypatch.setattr(conversation_tables, "MAX_PAGE_BYTES", limit)
@@ -84,7 +84,7 @@ async def test_turn_loads_no_conversation_that_is_too_large(
 ) -> None:
     monkeypatch.setattr(stored_history, name, limit)
     async with place.open() as store:
-        await store.save_conversation("me", CONVERSATION)
+        await store.create_conversation("me", CONVERSATION)
         history = StoredHistory(store, "me", None)  # type: ignore[arg-type]  # nothing is sealed
         await store.add_items("me", "conv_1", make_items(range(4), length=1000))
         assert len(history.items_before_input(None, "conv_1")) == 4

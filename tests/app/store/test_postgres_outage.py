@@ -91,7 +91,7 @@ async def test_streams_continue_after_a_restart_of_the_database(
         assert logs["background"].published < len(logs["background"].entries), "nothing is shown before it is stored"
         assert logs["open"].published == len(logs["open"].entries), "a response in the foreground continues"
         with pytest.raises(ApiError) as refusal:
-            await store.save_conversation("me", CONVERSATION)
+            await store.create_conversation("me", CONVERSATION)
         assert (refusal.value.status, dict(refusal.value.headers)) == (503, {"retry-after": "1"})
         with pytest.raises(ApiError):
             await store.read_log("me", "resp_none")
@@ -103,7 +103,7 @@ async def test_streams_continue_after_a_restart_of_the_database(
         for log in logs.values():
             assert stored_data(own_place, log.id) == log_data(log)
         assert store.unavailable_reason() is None and await store.read_log("me", "resp_none") is None
-        await store.save_conversation("me", CONVERSATION)
+        await store.create_conversation("me", CONVERSATION)
     output = "".join(capfd.readouterr())
     assert PASSWORD not in output and "ss/w" not in output and "w%25rd" not in output
 
@@ -132,7 +132,7 @@ async def test_crash_of_the_database_loses_no_step(database_server: PostgresServ
         connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
         connection.execute("SELECT pg_reload_conf()")
     async with own_place.open(timings=QUIET) as store:
-        await store.save_conversation("me", CONVERSATION)
+        await store.create_conversation("me", CONVERSATION)
         log = add_log(store, "a", count=1)
         while not stored_data(own_place, log.id):
             await asyncio.sleep(0.01)
@@ -168,7 +168,7 @@ async def test_change_is_made_once_when_its_commit_is_interrupted(
         run_script(connection, script)
 
     async with own_place.open(timings=QUIET) as store:
-        await store.save_conversation("me", CONVERSATION)
+        await store.create_conversation("me", CONVERSATION)
         log = add_log(store, "a", count=2, background=True)
         await log.wait_published()
         monkeypatch.setattr(PostgresConnection, "run_script", interrupt)
@@ -354,10 +354,10 @@ async def test_full_disk_is_reported_once_per_try_and_ends_with_it(
         log = add_log(store, "a")
         await asyncio.wait_for(log.wait_published(), 60)
         with pytest.raises(ApiError, match="not writable"):
-            await store.save_conversation("me", CONVERSATION)
+            await store.create_conversation("me", CONVERSATION)
         assert min(after - before for before, after in pairwise(tries)) >= 0.1
         is_full = False
-        await asyncio.wait_for(store.save_conversation("me", CONVERSATION), 60)
+        await asyncio.wait_for(store.create_conversation("me", CONVERSATION), 60)
         assert stored_data(own_place, log.id) == log_data(log)
 
 

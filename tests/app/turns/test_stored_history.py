@@ -173,7 +173,7 @@ async def test_incomplete_call_is_left_out_of_the_chain(memory_store: MemoryStor
 
 
 async def add_conversation(store: MemoryStore, items: Sequence[AnyInput] = (), owner: str = "me") -> None:
-    await store.save_conversation(owner, StoredConversation(id="conv_1", created_at=1, metadata={}))
+    await store.create_conversation(owner, StoredConversation(id="conv_1", created_at=1, metadata={}))
     await store.add_items(owner, "conv_1", with_ids(tuple(items), "conv_1"))
 
 
