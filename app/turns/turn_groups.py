@@ -63,6 +63,8 @@ class Preparations:
                 finally:
                     self._open.discard(preparation)
                     self._ended.set()
+            if preparation.refusal is not None:  # in the cycle of the event loop in which the preparation ended
+                raise preparation.refusal
         except TimeoutError:
             if preparation.refusal is None:
                 raise
