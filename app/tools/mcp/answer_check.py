@@ -28,7 +28,9 @@ _decoder = msgspec.json.Decoder(_Envelope)
 def read_request_id(body: bytes) -> int | str | None:
     """Returns the id of a message that asks for an answer; None if it is none."""
     envelope = _decode(body)
-    return envelope.id if envelope is not None and isinstance(envelope.id, int | str) else None
+    if envelope is None or envelope.method is UNSET:  # the client answers requests of the server, too
+        return None
+    return envelope.id if isinstance(envelope.id, int | str) else None
 
 
 class AnswerCheck:
