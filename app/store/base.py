@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from antiphon.app.base.continuation import Continuation
 from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.store.log_items import StoredTurn
 from antiphon.events.inputs import AnyInput
@@ -31,6 +32,14 @@ class StoredCompletion(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     choice_ids: tuple[str, ...]
     form: ChatForm
+
+
+class ClaimedResponse(Struct, frozen=True):
+    """A response of a dead process that belongs to this one now. Without a `continuation` it ends as failed."""
+
+    owner: str
+    id: str
+    continuation: Continuation | None = None
 
 
 AnyItem = OutputItem | AnyInput

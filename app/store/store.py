@@ -24,6 +24,7 @@ from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile
 from antiphon.app.store.database import Database
+from antiphon.app.store.history.claimed_responses import ClaimedResponses
 from antiphon.app.store.history.reads import HistoryReads
 from antiphon.app.store.outage import is_overdue
 from antiphon.app.store.tracked_logs import TrackedLogs
@@ -59,6 +60,7 @@ class ResponseStore:
         self._is_volatile = databases[0].is_volatile
         self._logs = TrackedLogs(self._queue, self._database)
         self._logs.follow_remote = self._follow_remote
+        self._claimed = ClaimedResponses(self._reader, self._logs, name)
         self.history = HistoryReads(self._reader, self._logs)
         self._writer = StoreWriter(databases[0], name, self._queue, self._logs, timings, max_bytes)
         self.servers = self._writer.watch
@@ -67,6 +69,7 @@ class ResponseStore:
     async def close(self) -> None:
         """Writes everything that is pending and closes the database."""
         self._overdue_timer.cancel()
+        self._claimed.close()
         await asyncio.to_thread(self._writer.close)
         self._database.close()
         self._reader.close()
@@ -111,7 +114,7 @@ class ResponseStore:
         events that are stored; it belongs to this process then. A response of another model is left to other processes
         for `continue_within_s`, then it is ended.
         """
-        self._logs.on_claimed = on_claimed
+        self._claimed.on_claimed = on_claimed
         self._writer.continue_turns(digests, continue_within_s)
 
     def adopt_log(self, log: EventLog) -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from antiphon.app.base.blob_urls import NO_BLOBS
 from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.store.base import ClaimedResponse
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.event_tables import StoredNews
 from antiphon.app.store.recent_logs import RecentLogs
@@ -61,8 +62,8 @@ class TrackedLogs:
         """Returns the figures of this server, for the next heartbeat."""
         self.figures = ""
         """The figures that were reported last. Any thread may read them."""
-        self.on_claimed: Callable[[EventLog], None] = lambda _: None
-        """Receives each log of a dead process that this one goes on with."""
+        self.on_claimed: Callable[[ClaimedResponse], None] = lambda _: None
+        """Receives each response of a dead process that this one has claimed."""
         self._failed: dict[tuple[str, str], EventLog] = {}
         self._repairing: set[str] = set()
         """Ids of failed logs whose missing steps are queued."""
@@ -131,9 +132,9 @@ class TrackedLogs:
             self.recent.add(log)
 
     @_on_event_loop
-    def on_orphan_claimed(self, log: EventLog) -> None:
-        """Receives the log of a dead process that belongs to this one now."""
-        self.on_claimed(log)
+    def on_orphan_claimed(self, claimed: ClaimedResponse) -> None:
+        """Receives a response of a dead process that belongs to this one now."""
+        self.on_claimed(claimed)
 
     @_on_event_loop
     def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:

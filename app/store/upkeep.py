@@ -6,19 +6,11 @@ Each step is a short transaction of its own, since it keeps the steps of respons
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import structlog
-
-from antiphon.app.base.continuation import Continuation
-from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
-from antiphon.app.inspection.summaries import RESTARTED_CODE
+from antiphon.app.store.base import ClaimedResponse
 from antiphon.app.store.database import NO_OWNER_LIMITS, Database
 from antiphon.app.store.history.continuation_tables import MAX_CONTINUATIONS
-from antiphon.app.store.history.step_rows import NewStep
-from antiphon.app.store.sql_connection import UnreadableRowError
-from antiphon.state.recovery import failure_events
 
-RESTARTED_MESSAGE = "The server process stopped before this response was complete. Retry the request."
 MAX_PURGED_PIECES = 16
 """Pieces of deleted files, each of 1 MiB, to delete in one transaction."""
 MAX_PURGED_LINES = 1000
@@ -32,8 +24,6 @@ USAGE_RETENTION_S = 400 * 86_400
 MAX_CLOCK_DIFFERENCE_S = 86_400
 """Time for which the record of a used approval is kept after the approval has expired by this server's clock."""
 
-_log = structlog.get_logger(__name__)
-
 
 class StoreUpkeep:
     """Upkeep by the writer `name`. `is_alive` receives the name of a writer and its latest heartbeat."""
@@ -43,7 +33,7 @@ class StoreUpkeep:
         database: Database,
         name: str,
         is_alive: Callable[[str, float], bool],
-        on_claimed: Callable[[EventLog], None] = lambda _: None,
+        on_claimed: Callable[[ClaimedResponse], None] = lambda _: None,
     ) -> None:
         self._database, self._name, self._is_alive, self._on_claimed = database, name, is_alive, on_claimed
         self.digests: Mapping[str, str] | None = None
@@ -52,8 +42,8 @@ class StoreUpkeep:
         self._left_at: dict[str, float] = {}
         """Time at which a response was first left to other processes, by its id."""
 
-    def end_orphans(self) -> None:
-        """Goes on with the responses of dead processes, leaves them to others, or ends them as failed."""
+    def claim_responses(self) -> None:
+        """Claims the responses of dead processes, to go on with them or to end them, or leaves them to others."""
         orphans = self._database.list_orphaned(self._is_alive)
         found = {response_id: self._database.continuations.find(response_id) for _, response_id, _ in orphans}
         self._left_at = {response_id: at for response_id, at in self._left_at.items() if response_id in found}
@@ -61,34 +51,31 @@ class StoreUpkeep:
         for owner, response_id, writer in orphans:
             row = found[response_id]
             if row is None or row.attempts >= MAX_CONTINUATIONS:
-                self._end_orphan(owner, response_id, writer)
+                self._claim_orphan(ClaimedResponse(owner, response_id), writer)
             elif self.digests is not None and self.digests.get(row.content.model) == row.content.digest:
-                self._claim_orphan(owner, response_id, writer, row.content)
+                self._claim_orphan(ClaimedResponse(owner, response_id, row.content), writer)
             elif not self._is_left_to_others(response_id):
-                self._end_orphan(owner, response_id, writer)
+                self._claim_orphan(ClaimedResponse(owner, response_id), writer)
 
     def _is_left_to_others(self, response_id: str) -> bool:
         """Tells whether another process may still go on with a response, or this one once its models are known."""
         now = time.monotonic()
         return self.digests is None or now - self._left_at.setdefault(response_id, now) < self.continue_within_s
 
-    def _claim_orphan(self, owner: str, response_id: str, writer: str, continuation: Continuation) -> None:
-        """Takes a response over, unless another process has done so, and passes its log on."""
-        self._database.begin(sync=True)
-        found = None
-        if self._database.take_over(response_id, writer, self._name):
-            self._database.continuations.count_attempt(response_id)
-            found = self._database.find_log(owner, response_id)
-            if found is None:
-                _log.error("unreadable response deleted", response=response_id)
-                self._database.delete_response(response_id)
-        self._database.commit()
-        if found is not None:
-            log = found[0]
-            log.continuation, log.keeps_details = continuation, True
-            self._on_claimed(log)
+    def _claim_orphan(self, claimed: ClaimedResponse, writer: str) -> None:
+        """Takes a response over, unless another process has done so, and passes it on.
 
-    def claim_orphans(self, *, with_batches: bool) -> None:
+        Its log is read elsewhere: a long one would keep the steps of all responses waiting.
+        """
+        self._database.begin(sync=True)
+        is_taken = self._database.take_over(claimed.id, writer, self._name)
+        if is_taken and claimed.continuation is not None:
+            self._database.continuations.count_attempt(claimed.id)
+        self._database.commit()
+        if is_taken:
+            self._on_claimed(claimed)
+
+    def claim_batches(self, *, with_batches: bool) -> None:
         """Takes over the batches of dead processes, and deletes the files that they have not completed."""
         batches = self._database.list_orphaned(self._is_alive, "batches") if with_batches else []
         files = self._database.list_orphaned(self._is_alive, "files")
@@ -141,20 +128,3 @@ class StoreUpkeep:
         self._database.delete_used_approvals(now - MAX_APPROVAL_AGE_S - MAX_CLOCK_DIFFERENCE_S)
         self._database.commit()
         return is_done
-
-    def _end_orphan(self, owner: str, response_id: str, writer: str) -> None:
-        """Ends a response whose writer is dead as failed, unless another process has taken it over."""
-        self._database.begin(sync=True)
-        if self._database.take_over(response_id, writer, self._name):
-            try:
-                events = [entry.event for entry in self._database.load_entries(response_id)]
-            except UnreadableRowError as error:
-                _log.error("unreadable response deleted", response=response_id, error=str(error))
-                self._database.delete_response(response_id)
-                self._database.commit()
-                return
-            missing = failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE)
-            entries = [LogEntry.from_event(event) for event in missing]
-            if entries:
-                self._database.append_steps([NewStep(owner, response_id, entries)], self._name)
-        self._database.commit()

@@ -1,7 +1,7 @@
 """The writer thread of the store: steps that queued up during a transaction are committed together in the next one.
 
 One commit serves all streams, and the event loop never waits for it. The thread also writes the heartbeat of this
-process and ends the responses of processes whose heartbeat has stopped.
+process and claims the responses of processes whose heartbeat has stopped.
 """
 
 import contextlib
@@ -258,8 +258,8 @@ class StoreWriter:
         self.healthy = True
         self.watch.observe(writers := self._database.list_heartbeats())
         self._logs.on_heartbeat(self._database.owned_responses(self._name))
-        self._upkeep.end_orphans()
-        self._upkeep.claim_orphans(with_batches=self.runs_batches)
+        self._upkeep.claim_responses()
+        self._upkeep.claim_batches(with_batches=self.runs_batches)
         self._upkeep.purge_rows()
         self._upkeep.delete_writers(writers)
         if time.monotonic() - self._last_sweep >= self._timings.sweep_interval_s or not self._last_sweep:

@@ -10,8 +10,8 @@ from antiphon.app.base.event_log import EventLog
 from antiphon.app.inspection.summaries import RESTARTED_CODE
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.store.history.claimed_responses import RESTARTED_MESSAGE
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.store.upkeep import RESTARTED_MESSAGE
 from antiphon.app.turns.continuation.model_digest import digest_models
 from antiphon.app.turns.continuation.replay import ReplayError
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn, can_continue, decode_turn, encode_turn
