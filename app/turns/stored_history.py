@@ -163,9 +163,10 @@ def check_conversation_room(store: ResponseStore, owner: str, num_added: int = 0
         (owner, "this API key", owner_limit),
         (None, "all API keys", store.max_kept_bytes),
     )
-    for name, label, limit in limits:
+    for index, (name, label, limit) in enumerate(limits):
         if store.history.count_conversation_bytes(name, num_added) > limit:
-            store.history.count_conversation_bytes(name, -num_added)
+            for counted, *_ in limits[: index + 1]:
+                store.history.count_conversation_bytes(counted, -num_added)
             message = f"The conversations of {label} would take more than {int(limit)} bytes. Delete some, or items."
             raise ApiError(400, "storage_limit_exceeded", message, "conversation")
 

@@ -76,6 +76,11 @@ class HistoryReads:
         self._sizes[owner] = size + num_added, counted_at
         return size + num_added
 
+    def forget_sizes(self, owner: str) -> None:
+        """Makes the next question about the size of this owner's conversations, or of all, count them anew."""
+        for name in (owner, None):
+            self._sizes.pop(name, None)
+
     def item_finder(self, owner: str) -> FindItem:
         """Returns a function that returns an input item, or a completed output item, by its id."""
         running, deleted = iter(self._logs.list_running(owner)), frozenset(self._logs.deleted)

@@ -1,6 +1,7 @@
 """Sizes of conversations count for the limits of their owner and of the store, however the items were added."""
 
 import base64
+import math
 from typing import Any
 
 import httpx
@@ -62,6 +63,36 @@ def test_items_are_refused_above_the_limit(server: RunningServer, limit: str) ->
         assert reply.status_code == (400 if limit == "max_kept_bytes" else 200)
         assert client.delete(f"/conversations/{conversation}").status_code == 200
         assert fill(client, create(client)) >= 1, "what is deleted does not count"
+
+
+@pytest.mark.parametrize("limit", ["max_owner_bytes", "max_kept_bytes"])
+def test_deletion_makes_room_at_once(server: RunningServer, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Sizes are counted rarely, and the error asks for a deletion."""
+    monkeypatch.setattr(reads, "SIZE_AGE_S", math.inf)
+    setattr(server.context.store, limit, 50_000)
+    with connect(server, "alice") as client:
+        first = create(client)
+        num_items = fill(client, first)
+        assert client.delete(f"/conversations/{first}").status_code == 200
+        second = create(client)
+        assert fill(client, second) == num_items
+        [newest, *_] = client.get(f"/conversations/{second}/items").json()["data"]
+        assert client.delete(f"/conversations/{second}/items/{newest['id']}").status_code == 200
+        assert fill(client, second) == 1
+
+
+def test_items_that_are_refused_for_all_do_not_count_for_their_owner(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "SIZE_AGE_S", math.inf)
+    store = server.context.store
+    store.max_owner_bytes, store.max_kept_bytes = 50_000, 20_000
+    with connect(server, "alice") as client:
+        conversation = create(client)
+        for _ in range(5):
+            fill(client, conversation)
+        store.max_kept_bytes = 100_000
+        assert fill(client, conversation) >= 2
 
 
 def test_pictures_and_empty_conversations_count(server: RunningServer) -> None:
