@@ -70,9 +70,10 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
 @delete("/v1/conversations/{conversation_id:str}", status_code=200, before_request=prepare_read)
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Deletes a conversation and its items, but not its responses."""
-    conversation = _find_conversation(request, conversation_id)
-    if not await server_context(request).store.delete_conversation(request_owner(request), conversation.id):
+    conversation, owner = _find_conversation(request, conversation_id), request_owner(request)
+    if not await server_context(request).store.delete_conversation(owner, conversation.id):
         raise _conversation_not_found(conversation_id)
+    server_context(request).store.history.forget_sizes(owner)
     return json_reply({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -114,9 +115,10 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
 @delete("/v1/conversations/{conversation_id:str}/items/{item_id:str}", status_code=200, before_request=prepare_read)
 async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Deletes an item and returns the conversation."""
-    conversation = _find_conversation(request, conversation_id)
-    if not await server_context(request).store.delete_item(request_owner(request), conversation.id, item_id):
+    conversation, owner = _find_conversation(request, conversation_id), request_owner(request)
+    if not await server_context(request).store.delete_item(owner, conversation.id, item_id):
         raise _item_not_found(item_id)
+    server_context(request).store.history.forget_sizes(owner)
     return _conversation_json(conversation)
 
 

@@ -245,9 +245,7 @@ class ResponseStore:
 
     async def delete_conversation(self, owner: str, conversation_id: str) -> bool:
         """Deletes a conversation and its items. Returns whether it existed."""
-        existed = await self.change(lambda database: database.conversations.delete_conversation(owner, conversation_id))
-        self.history.forget_sizes(owner)
-        return existed
+        return await self.change(lambda database: database.conversations.delete_conversation(owner, conversation_id))
 
     async def add_items(
         self, owner: str, conversation_id: str, items: Sequence[AnyInput], blobs: BlobContents = NO_BLOBS
@@ -259,9 +257,7 @@ class ResponseStore:
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
-        existed = await self.change(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
-        self.history.forget_sizes(owner)
-        return existed
+        return await self.change(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
 
     async def use_approvals(self, owner: str, nonces: Sequence[str]) -> bool:
         """Uses approvals, each of which is good once: all or, if one was used before by any server, none of them."""
