@@ -13,6 +13,13 @@ class ReplyForm(Struct, frozen=True, kw_only=True):
     """True if the chunks of a stream are padded, so that their lengths do not reveal the text to an eavesdropper."""
 
 
+class ResponsesForm(ReplyForm, frozen=True, kw_only=True):
+    """The form of a response."""
+
+    include: frozenset[str] = frozenset()
+    """Values of the request's `include`."""
+
+
 class MessagesForm(ReplyForm, frozen=True, kw_only=True):
     """The form of an Anthropic message."""
 

@@ -14,6 +14,7 @@ from antiphon.app.http.middleware import OPEN_PATHS
 from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_schemas
 from antiphon.app.projections.chat.schema import ChatCompletion
 from antiphon.app.projections.completions.schema import TextCompletion
+from antiphon.app.projections.included_outputs import TOOL_OUTPUTS
 from antiphon.app.projections.listed_media import INCLUDE_PICTURES, INCLUDE_SCREENSHOTS
 from antiphon.app.projections.messages.schema import AnthropicMessage
 from antiphon.app.requests.batches.body import (
@@ -93,10 +94,12 @@ _PAGE = (
     ("after", _STRING, "Id of the entry before the page."),
     ("order", {"type": "string", "enum": ["asc", "desc"]}, "By time."),
 )
+_INCLUDABLE: Json = {"type": "array", "items": {"type": "string", "enum": [*get_args(Includable)]}}
+_SHOWN_OUTPUTS = f"{', '.join(f'`{name}`' for name in sorted(TOOL_OUTPUTS))} show what tools of the server returned."
 _INCLUDE = (
     "include",
-    {"type": "array", "items": {"type": "string", "enum": [*get_args(Includable)]}},
-    f"`{INCLUDE_PICTURES}` and `{INCLUDE_SCREENSHOTS}` show data URLs of pictures, which are null else.",
+    _INCLUDABLE,
+    f"`{INCLUDE_PICTURES}` and `{INCLUDE_SCREENSHOTS}` show data URLs of pictures, else null. {_SHOWN_OUTPUTS}",
 )
 QUERY_PARAMETERS: dict[str, tuple[tuple[str, Json, str], ...]] = {
     "list_batches": _PAGE[:2],
@@ -128,6 +131,7 @@ QUERY_PARAMETERS: dict[str, tuple[tuple[str, Json, str], ...]] = {
         _STREAM,
         ("starting_after", {"type": "integer", "minimum": -1}, "With `stream`: the last event that is known already."),
         ("include_obfuscation", _STREAM[1], "With `stream`: pads every delta."),
+        ("include", _INCLUDABLE, _SHOWN_OUTPUTS),
     ),
     "list_input_items": (*_PAGE, _INCLUDE),
     "list_items": (*_PAGE, _INCLUDE),

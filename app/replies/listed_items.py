@@ -9,6 +9,7 @@ from litestar.response import Response
 
 from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
 from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.projections.included_outputs import hide_listed_outputs
 from antiphon.app.projections.item_lists import build_list, listed_item
 from antiphon.app.projections.listed_media import (
     MediaSlot,
@@ -33,14 +34,14 @@ async def listed_page_reply(request: AnyRequest, items: Sequence[AnyInput], *, h
     """Returns these items as a page, which may end early."""
     include = read_include(request.query_params)
     listed = [listed_item(item) for item in items]
-    slots = [open_item_slots(fields, include) for fields in listed]
+    slots = [_open_shown(fields, include) for fields in listed]
     return await _page_reply(request, listed, slots, has_more=has_more)
 
 
 async def item_reply(request: AnyRequest, item: AnyInput, include: frozenset[str]) -> Response[bytes]:
     """Returns one item as lists show it. `include` names what the list shows besides."""
     fields = listed_item(item)
-    await _fill_slots(request, open_item_slots(fields, include))
+    await _fill_slots(request, _open_shown(fields, include))
     return json_reply(fields)
 
 
@@ -62,6 +63,12 @@ async def message_page_reply(
     """Returns a page of listed chat messages with their pictures and files. It ends early where they are too large."""
     slots = [open_message_slots(({"content": message["content_parts"]},)) for message in messages]
     return await _page_reply(request, [dict(message) for message in messages], slots, has_more=has_more)
+
+
+def _open_shown(fields: dict[str, Any], include: frozenset[str]) -> list[MediaSlot]:
+    """Sets what a listed item does not show to null. Returns the places whose content the list shows."""
+    hide_listed_outputs(fields, include)
+    return open_item_slots(fields, include)
 
 
 async def _page_reply(

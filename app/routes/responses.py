@@ -9,17 +9,18 @@ from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError, clip_text, not_found
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ReplyForm
+from antiphon.app.base.reply_form import ResponsesForm
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
+from antiphon.app.projections.included_outputs import shown_response
 from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.replies.inspected_turns import forget_records
 from antiphon.app.replies.listed_items import item_page_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
-from antiphon.app.requests.pagination import select_page
+from antiphon.app.requests.pagination import read_include, select_page
 from antiphon.app.requests.query_fields import read_flag, read_integer, take_fields
 from antiphon.app.requests.responses.body import RESPONSE_ID
 from antiphon.app.requests.responses.request import read_responses_request
@@ -41,11 +42,12 @@ async def create_response(request: AnyRequest) -> Response[Any]:
     """Runs one turn of a model. Returns it as a stream or in one piece; a background turn, before it has run."""
     context, parsed = server_context(request), await _read_request(request)
     logs = await start_turns(request, parsed)
-    if parsed.form.stream:
-        return stream_reply(responses.ResponsesStream(logs[0], obfuscated=parsed.form.obfuscate), context)
+    form = parsed.form
+    if form.stream:
+        return stream_reply(responses.ResponsesStream(logs[0], form=form), context)
     if parsed.spec.base_response.background:
         return json_reply(responses.initial_response(logs[0]))
-    return json_reply(await final_reply(request, responses.final_response(logs[0]), logs))
+    return json_reply(await final_reply(request, responses.final_response(logs[0], form.include), logs))
 
 
 @post("/v1/responses/input_tokens", status_code=200)
@@ -61,13 +63,14 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
 @get("/v1/responses/{response_id:str}", before_request=prepare_read)
 async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Returns a stored response as it is now or, with `stream=true`, streams its events after `starting_after`."""
-    query = take_fields(request.query_params)
-    stream, obfuscated = read_flag(query, "stream"), read_flag(query, "include_obfuscation")
+    query, include = take_fields(request.query_params), read_include(request.query_params)
+    stream, obfuscate = read_flag(query, "stream"), read_flag(query, "include_obfuscation")
     start = read_integer(query, "starting_after", -1, -1, MAX_SEQUENCE_NUMBER) + 1
     log = await _find_log(request, response_id)
     if not stream:
-        return json_reply(log.response)
-    return stream_reply(responses.ResponsesStream(log, start, obfuscated=obfuscated), server_context(request))
+        return json_reply(shown_response(log.response, include))
+    form = ResponsesForm(stream=True, obfuscate=obfuscate, include=include)
+    return stream_reply(responses.ResponsesStream(log, start, form), server_context(request))
 
 
 @delete("/v1/responses/{response_id:str}", status_code=200, before_request=prepare_read)
@@ -110,7 +113,7 @@ async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> R
     return await item_page_reply(request, log.input_items, page)
 
 
-async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest[ReplyForm]:
+async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest[ResponsesForm]:
     """Waits for the engine, then parses the body."""
     context, body = server_context(request), await parse_body(await request.body())
     if generates:

@@ -19,7 +19,7 @@ import structlog
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.base.event_log import EventLog, LogDivergedError
-from antiphon.app.base.reply_form import ReplyForm
+from antiphon.app.base.reply_form import ResponsesForm
 from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext
@@ -182,7 +182,7 @@ class _Connection:
         body = _add_steers(frame.body, steers)
         await wait_for_engine(models, body)
 
-        def read(stored: StoredHistory) -> ParsedRequest[ReplyForm]:
+        def read(stored: StoredHistory) -> ParsedRequest[ResponsesForm]:
             history = LaneHistory(stored, previous or lane.latest)
             return read_responses_request(body, models, history, context.settings)
 
@@ -205,7 +205,7 @@ class _Connection:
                 async for entries in log.follow_entries():
                     for entry in entries:
                         response.sequence_number = entry.event.sequence_number
-                        await self._send_text(write_event(encode_entry(entry, parsed.form.obfuscate), lane.suffix))
+                        await self._send_text(write_event(encode_entry(entry, parsed.form), lane.suffix))
         finally:
             del self._running[log.id]
             self._record_turn(log, time.monotonic() - frame.arrived, trace)

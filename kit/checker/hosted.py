@@ -42,6 +42,9 @@ ENTRIES = {
 }
 """Key of a list in the item, and the key that names an entry in a finding."""
 
+INCLUDED_KEYS = {"code_interpreter_call": "outputs", "file_search_call": "results", "search": "sources"}
+"""Key that a reply has only if its request includes it, by the type of the item, or of the action of a web search."""
+
 
 def check_hosted_added(item: JsonItem, label: str, findings: FindingList) -> None:
     """Reports an added item that has the result of its tool already."""
@@ -90,6 +93,18 @@ def _check_error(item: JsonItem, status: object, subject: str, findings: Finding
         findings.add("hosted-error", "an error, as it has failed", quote(error), subject)
     elif isinstance(error, dict) and not as_text(error.get("type")):
         findings.add("hosted-error", "a text, or an object with a type", quote(error), subject)
+
+
+def is_same_reading(one: object, other: object) -> bool:
+    """Tells whether two readings of one response agree. Each may leave out what its own request does not include."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        key = INCLUDED_KEYS.get(as_text(one.get("type")), "")
+        hidden = {key} if one.get(key) is None or other.get(key) is None else set()
+        names = one.keys() - hidden
+        return names == other.keys() - hidden and all(is_same_reading(one[name], other[name]) for name in names)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same_reading, one, other))
+    return one == other
 
 
 def has_failed_list(items: list[JsonItem]) -> bool:

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.kit.checker.hosted import FREEZABLE_TYPES, check_ended_shape, has_failed_list
+from antiphon.kit.checker.hosted import FREEZABLE_TYPES, check_ended_shape, has_failed_list, is_same_reading
 from antiphon.kit.checker.items import CALL_TYPES, CONSTANT_ITEM_KEYS, ItemsChecker, TrackedItem
 from antiphon.kit.checker.schema import as_list, as_objects, as_text, check_item_shape
 from antiphon.kit.findings import FindingList, quote
@@ -167,7 +167,7 @@ def _check_statuses(response: JsonResponse, output: Sequence[Any], findings: Fin
 def compare_responses(streamed: JsonResponse, other: JsonResponse, code: str, findings: FindingList) -> None:
     """Reports each key in which another copy of a response (GET, a replay) differs from the streamed one."""
     for key in sorted(streamed.keys() | other.keys()):
-        if streamed.get(key) != other.get(key):
+        if not is_same_reading(streamed.get(key), other.get(key)):
             findings.add(code, quote(streamed.get(key)), quote(other.get(key)), f"response.{key}")
 
 

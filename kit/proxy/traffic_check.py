@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from antiphon.kit.chat.stream import ChatStreamChecker
+from antiphon.kit.checker.hosted import is_same_reading
 from antiphon.kit.checker.sse import SseReader
 from antiphon.kit.checker.stream import ENDED_STATUSES, StreamChecker, check_whole_response
 from antiphon.kit.checker.terminal import compare_responses
@@ -267,7 +268,7 @@ class _CheckedStream:
             return
         expected = self._recorded[self._next] if self._next < len(self._recorded) else None
         self._next += 1
-        if event != expected:
+        if not is_same_reading(event, expected):
             self._checker.findings.add("replay-differs", quote(expected), quote(event), str(event.get("type")))
 
 

@@ -6,10 +6,11 @@ from typing import Literal
 import msgspec
 
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ChatForm, CompletionForm
+from antiphon.app.base.reply_form import ChatForm, CompletionForm, ResponsesForm
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.chat.stream import ChatStream
 from antiphon.app.projections.completions.stream import CompletionStream
+from antiphon.app.projections.included_outputs import TOOL_OUTPUTS
 from antiphon.app.projections.messages.stream import MessagesStream
 from antiphon.app.projections.responses import ResponsesStream
 from antiphon.events.json_lines import encode_json_line
@@ -18,14 +19,14 @@ ReadingApi = Literal["responses", "chat", "messages", "completions"]
 
 
 def create_encoder(log: EventLog, api: ReadingApi) -> StreamEncoder:
-    """Returns the encoder of the log as a stream of this API, with the usage where it is optional."""
+    """Returns the encoder of the log as a stream of this API, with all that is optional: usage, outputs of tools."""
     if api == "chat":
         return ChatStream((log,), ChatForm(stream=True, include_usage=True))
     if api == "messages":
         return MessagesStream(log)
     if api == "completions":
         return CompletionStream((log,), CompletionForm(stream=True, include_usage=True))
-    return ResponsesStream(log)
+    return ResponsesStream(log, form=ResponsesForm(stream=True, include=TOOL_OUTPUTS))
 
 
 def encode_reading(log: EventLog, api: ReadingApi) -> bytes:

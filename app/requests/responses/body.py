@@ -150,8 +150,10 @@ class ResponsesBody(SampledBody, frozen=True, kw_only=True):
     """0 to 20; a value above 0 turns log probabilities on."""
     include: Honoured[list[Includable]] = None
     """`message.output_text.logprobs` turns log probabilities on. `reasoning.encrypted_content` adds an encrypted copy
-    of the reasoning that the client can send back. The other values have no effect: they concern lists of items and
-    tools that run elsewhere."""
+    of the reasoning that the client can send back. `code_interpreter_call.outputs`, `file_search_call.results` and
+    `web_search_call.action.sources` show what tools of the server returned, which is left out else, in every reply; the
+    model reads it in any case. The other values have no effect: they concern lists of items and tools that run
+    elsewhere."""
     reasoning: Honoured[ReasoningSettings] = None
     """`effort` is applied when the prompt is rendered. `summary` is echoed, but no summary is generated. `context` and
     `mode` are accepted: the model's template decides how reasoning that the client sends back is rendered."""

@@ -25,7 +25,14 @@ from antiphon.app.requests.responses.configuration import check_update
 from antiphon.app.requests.responses.duplicates import check_duplicates
 from antiphon.app.requests.responses.history import FindItem
 from antiphon.app.requests.tools import RequestTools
-from antiphon.events.hosted_inputs import HOSTED_INPUTS
+from antiphon.events.hosted_inputs import (
+    HOSTED_INPUTS,
+    InputCodeCall,
+    InputFileSearchCall,
+    InputHostedItem,
+    InputSearchAction,
+    InputWebSearchCall,
+)
 from antiphon.events.inputs import (
     HOSTED_ITEM_TYPES,
     AdditionalToolsInput,
@@ -105,6 +112,8 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
             item = _resolve_reference(item, path, lookup, param)
         elif isinstance(item, InputReasoning):
             item = _restore_reasoning(item, path, lookup)
+        elif isinstance(item, InputHostedItem):
+            item = _restore_outputs(item, path, lookup)
         items.append(item)
     check_duplicates(items, param)
     return RequestInput(tuple(items), additional_tools(items), compact)
@@ -200,10 +209,16 @@ def _check_parts(content: str | Sequence[InputPart], allowed: tuple[str, ...], p
 
 def _resolve_reference(reference: ItemReference, path: str, lookup: FindItem, param: str) -> AnyInput:
     """Returns the referenced item, parsed as if the client had sent it."""
-    stored_item = lookup(reference.id or "")
+    stored_item = _find_stored(reference.id or "", path, lookup)
     if stored_item is None:
         raise not_found(f"Item with id '{clip_text(reference.id or '')}' not found.", param)
-    if isinstance(stored_item, HostedInput):
+    return stored_item
+
+
+def _find_stored(item_id: str, path: str, lookup: FindItem) -> AnyInput | None:
+    """Returns the stored item with this id, parsed as if the client had sent it at `path`; None if there is none."""
+    stored_item = lookup(item_id)
+    if stored_item is None or isinstance(stored_item, HostedInput):
         return stored_item
     return read_item(msgspec.to_builtins(stored_item), path)
 
@@ -212,6 +227,24 @@ def _restore_reasoning(sent: InputReasoning, path: str, lookup: FindItem) -> Inp
     """Returns the stored item if the client sent no text. LangChain keeps only the id of streamed raw reasoning."""
     if sent.content or sent.summary or sent.encrypted_content or not sent.id:
         return sent
-    stored_item = lookup(sent.id)
-    restored = None if stored_item is None else read_item(msgspec.to_builtins(stored_item), path)
+    restored = _find_stored(sent.id, path, lookup)
     return restored if isinstance(restored, InputReasoning) else sent
+
+
+def _restore_outputs(sent: AnyInput, path: str, lookup: FindItem) -> AnyInput:
+    """Returns the item with what its tool returned, if it is stored and the client sent none.
+
+    A reply leaves it out unless its request includes it, so the client may not have it.
+    """
+    match sent:
+        case InputCodeCall(id=str() as item_id, outputs=None):
+            stored = _find_stored(item_id, path, lookup)
+            return structs.replace(sent, outputs=stored.outputs) if isinstance(stored, InputCodeCall) else sent
+        case InputFileSearchCall(id=str() as item_id, results=None):
+            stored = _find_stored(item_id, path, lookup)
+            return structs.replace(sent, results=stored.results) if isinstance(stored, InputFileSearchCall) else sent
+        case InputWebSearchCall(id=str() as item_id, action=InputSearchAction(type="search", sources=None) as action):
+            stored = _find_stored(item_id, path, lookup)
+            if isinstance(stored, InputWebSearchCall) and stored.action is not None:
+                return structs.replace(sent, action=structs.replace(action, sources=stored.action.sources))
+    return sent

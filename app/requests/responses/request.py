@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from antiphon.app.base.errors import ApiError, invalid_value
-from antiphon.app.base.reply_form import ReplyForm
+from antiphon.app.base.reply_form import ResponsesForm
 from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import shared, tools
@@ -37,7 +37,7 @@ COMPACTED_SHARE = 0.9
 
 def read_responses_request(
     sent: Mapping[str, Any], models: ModelRegistry, history: History = NO_HISTORY, settings: Settings = DEFAULT_SETTINGS
-) -> ParsedRequest[ReplyForm]:
+) -> ParsedRequest[ResponsesForm]:
     """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`.
 
     Malformed values are reported before unsupported ones, so that a mistake in a request never looks like a missing
@@ -87,9 +87,9 @@ def read_responses_request(
     return ParsedRequest(model, _prewarm(spec) if cache_options.prewarm else spec, form, conversation.earlier_items)
 
 
-def _reply_form(body: ResponsesBody) -> ReplyForm:
+def _reply_form(body: ResponsesBody) -> ResponsesForm:
     obfuscate = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
-    return ReplyForm(stream=bool(body.stream), obfuscate=obfuscate)
+    return ResponsesForm(stream=bool(body.stream), obfuscate=obfuscate, include=frozenset(body.include or ()))
 
 
 def _prewarm(spec: TurnSpec) -> TurnSpec:

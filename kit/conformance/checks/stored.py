@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from antiphon.kit.checker.hosted import is_same_reading
 from antiphon.kit.checker.schema import as_objects
 from antiphon.kit.checker.stream import ENDED_STATUSES
 from antiphon.kit.checker.terminal import compare_responses
@@ -130,7 +131,7 @@ def _check_one_replay(context: CheckContext, after: int | None, findings: Findin
     if len(actual) != len(expected):
         findings.add("replay-differs", f"{len(expected)} events", f"{len(actual)} events", "events")
     for recorded, replayed in zip(expected, actual, strict=False):
-        if recorded != replayed:
+        if not is_same_reading(recorded, replayed):
             findings.set_event(None, recorded.get("sequence_number"))
             findings.add("replay-differs", quote(recorded), quote(replayed), str(recorded.get("type")))
 

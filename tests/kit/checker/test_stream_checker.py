@@ -9,9 +9,11 @@ import pytest
 
 from antiphon.kit.checker.formats import find_schema_fault
 from antiphon.kit.checker.grammar import BODIES
+from antiphon.kit.checker.hosted import is_same_reading
 from antiphon.kit.checker.schema import ITEM_SHAPES
 from antiphon.kit.checker.stream import StreamChecker, check_events, check_sse
-from antiphon.kit.findings import load_codes
+from antiphon.kit.checker.terminal import compare_responses
+from antiphon.kit.findings import FindingList, load_codes
 from tests.kit.checker.chat_mutants import CHAT_MUTANTS
 from tests.kit.checker.frame_mutants import FRAME_MUTANTS
 from tests.kit.checker.hosted_mutants import HOSTED_MUTANTS, KINDS
@@ -195,6 +197,35 @@ def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     copied = dict(value) if isinstance(value, dict) else list(value)
     copied[path[0]] = replace_at(value[path[0]], path[1:], new)
     return copied
+
+
+CODE: dict[str, Any] = {"type": "code_interpreter_call", "id": "ci_1", "outputs": [{"type": "logs", "logs": "1"}]}
+FILES: dict[str, Any] = {"type": "file_search_call", "id": "fs_1", "results": [{"file_id": "f"}]}
+WEB: dict[str, Any] = {"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "sources": [{"url": "u"}]}}
+
+
+@pytest.mark.parametrize(
+    ("streamed", "other", "is_same"),
+    [
+        *((item, item, True) for item in (CODE, FILES, WEB)),
+        (CODE, CODE | {"outputs": None}, True),
+        (CODE | {"outputs": None}, CODE, True),
+        (CODE, {"type": "code_interpreter_call", "id": "ci_1"}, True),
+        (CODE, CODE | {"outputs": []}, False),
+        (CODE, CODE | {"outputs": None, "id": "ci_2"}, False),
+        (CODE, CODE | {"outputs": None, "results": None}, False),
+        (FILES, FILES | {"results": None}, True),
+        (FILES, FILES | {"results": [{"file_id": "g"}]}, False),
+        (WEB, WEB | {"action": {"type": "search"}}, True),
+        (WEB, WEB | {"action": None}, False),
+        ({"type": "message", "outputs": [1]}, {"type": "message", "outputs": None}, False),
+    ],
+)
+def test_readings_may_include_other_outputs(streamed: Any, other: Any, *, is_same: bool) -> None:
+    findings = FindingList()
+    compare_responses({"output": [streamed]}, {"output": [other]}, "get-differs", findings)
+    assert (not findings.list_findings()) is is_same
+    assert is_same_reading([streamed], [streamed, streamed]) is False
 
 
 def test_resumed_stream_begins_at_the_number_asked_for() -> None:
