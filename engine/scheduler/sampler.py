@@ -106,9 +106,10 @@ class SamplingState:
             bias = torch.tensor(list(s.logit_bias.values()), dtype=logits.dtype, device=logits.device)
             logits[_id_tensor(s.logit_bias, logits)] += bias
         allowed = self.grammar.next_mask() if self.grammar else None
-        withheld = _id_tensor(self._withheld_ids, logits)
-        if allowed is None or int(allowed.sum()) > int(allowed[withheld.to(allowed.device)].sum()):
-            logits[withheld] = float("-inf")
+        if withheld_ids := self._withheld_ids:
+            withheld = _id_tensor(withheld_ids, logits)
+            if allowed is None or int(allowed.sum()) > int(allowed[withheld.to(allowed.device)].sum()):
+                logits[withheld] = float("-inf")
         return logits if allowed is None else logits.masked_fill_(~allowed.to(logits.device), float("-inf"))
 
 
