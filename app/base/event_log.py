@@ -109,6 +109,8 @@ class EventLog:
         """True once the store writes no more entries of this log."""
         self.is_lost = False
         """True once another process writes this log, or has deleted it."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when the log is lost, for a request that waits for its end."""
         self._unconfirmed: list[LogEntry] = []
         """Entries of a lost log that this process has not stored and whose places in the store have not been read."""
         self._kept_signals: set[asyncio.Event] = set()
@@ -170,6 +172,7 @@ class EventLog:
         self.size -= sum(len(entry.data) for entry in self._unconfirmed)
         self.mark_given_up()
         self._wake_readers()
+        self.on_lost()
 
     def restore_unconfirmed(self) -> None:
         """Appends what was set aside: the store has nothing in its place, because the log was deleted."""

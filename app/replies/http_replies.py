@@ -9,6 +9,7 @@ import msgspec
 from litestar.response import Response
 from msgspec import structs
 
+from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.http.body_parsing import LARGE_BYTES
@@ -19,6 +20,13 @@ from antiphon.app.replies.event_stream import EventStreamResponse, run_until_dis
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 
 T = TypeVar("T")
+
+MAX_LOST_WAIT_S = 15.0
+"""Time for which a request waits for the end of a response after another server has taken it over."""
+LOST_MESSAGE = (
+    "Another server has taken the response over, because this one did not answer for too long. "
+    "Retrieve the response later, if it is stored, or retry the request."
+)
 
 
 def json_reply(content: object, status: int = 200) -> Response[bytes]:
@@ -86,9 +94,36 @@ def cancel_started(context: ServerContext, starting: "asyncio.Task[list[EventLog
 
 
 async def final_reply(request: AnyRequest, reply: Awaitable[T], logs: Sequence[EventLog]) -> T:
-    """Returns a complete reply. Cancels it if the client disconnects, which no ASGI server does by itself."""
-    with count_readers(server_context(request), logs):
-        return await cancel_on_disconnect(request, reply)
+    """Returns a complete reply. Cancels it if the client disconnects, which no ASGI server does by itself.
+
+    Raises `ApiError` 503 if another server has taken a response over, and does not end it within `MAX_LOST_WAIT_S`.
+    """
+    try:
+        async with asyncio.timeout(None) as limit:
+            with count_readers(server_context(request), logs), _limit_lost(logs, limit):
+                return await cancel_on_disconnect(request, reply)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ApiError(503, "response_lost", LOST_MESSAGE, headers=(("retry-after", "1"),)) from None
+
+
+@contextlib.contextmanager
+def _limit_lost(logs: Sequence[EventLog], limit: asyncio.Timeout) -> Iterator[None]:
+    """Sets the limit as soon as one of the logs is lost during the block."""
+
+    def set_limit() -> None:
+        limit.reschedule(asyncio.get_running_loop().time() + MAX_LOST_WAIT_S)
+
+    for log in logs:
+        log.on_lost = set_limit
+        if log.is_lost:
+            set_limit()
+    try:
+        yield
+    finally:
+        for log in logs:
+            log.on_lost = lambda: None
 
 
 @contextlib.contextmanager

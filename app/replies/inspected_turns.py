@@ -1,6 +1,5 @@
 """Turns that are looked at: their logs, wherever they are, and their records, if there are any."""
 
-import asyncio
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -16,6 +15,7 @@ from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.record_rows import UnreadableRecordError, unpack_record
 from antiphon.app.inspection.summaries import read_stats
 from antiphon.app.store.database import Database
+from antiphon.app.store.history.bounded_read import read_in_thread
 from antiphon.app.store.sql_connection import UnreadableRowError
 
 TURN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -71,7 +71,7 @@ async def _find(context: ServerContext, owner: str, turn_id: str) -> InspectedTu
     await store.prepare_read(owner, turn_id)
     log, damage = await store.read_log(owner, turn_id), ""
     if log is None:
-        log, damage = await asyncio.to_thread(store.history.damaged_log_reader(owner, turn_id)) or (None, "")
+        log, damage = await read_in_thread(store.history.damaged_log_reader(owner, turn_id)) or (None, "")
     if log is None:
         return None
     stats = log.stats or await store.read(lambda database: database.summaries.find(owner, turn_id))

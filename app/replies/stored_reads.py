@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from antiphon.app.context import AnyRequest, ServerContext, request_owner, server_context
 from antiphon.app.http.body_parsing import run_parser
+from antiphon.app.store.history.bounded_read import bound_read
 from antiphon.app.turns.stored_history import StoredHistory
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ async def read_with_history(
     """
     reads_history = await _prepare_history(context, owner, body)
     history = StoredHistory(context.store, owner, context.turn_manager.sealer)
-    return await run_parser(body_bytes, read, history, reads_history=reads_history)
+    return await bound_read(run_parser(body_bytes, read, history, reads_history=reads_history))
 
 
 async def _prepare_history(context: ServerContext, owner: str, body: Mapping[str, Any]) -> bool:

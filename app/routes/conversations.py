@@ -1,6 +1,5 @@
 """`/v1/conversations`: stored lists of items that turns can continue."""
 
-import asyncio
 import math
 from typing import Any
 
@@ -28,6 +27,7 @@ from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, Ne
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.conversation_tables import ROW_BYTES
+from antiphon.app.store.history.bounded_read import read_in_thread
 from antiphon.app.turns.manager import new_id
 from antiphon.app.turns.stored_history import StoredHistory, check_conversation_room, with_ids
 from antiphon.events.inputs import AnyInput
@@ -95,7 +95,7 @@ async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Res
     is_descending, after, limit = read_order(query, "desc") == "desc", query.get("after"), read_limit(query)
     load_page = server_context(request).store.history.load_page
     owner = request_owner(request)
-    page = await asyncio.to_thread(load_page, owner, conversation.id, after, limit, descending=is_descending)
+    page = await read_in_thread(load_page, owner, conversation.id, after, limit, descending=is_descending)
     if page is None:
         raise invalid_value("after", f"Invalid 'after': item '{clip_text(after or '')}' is not in this list.")
     return await listed_page_reply(request, page.items, has_more=page.has_more)
@@ -106,7 +106,7 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
     """Returns an item of a conversation."""
     include = read_include(request.query_params)
     conversation, history = _find_conversation(request, conversation_id), server_context(request).store.history
-    item = await asyncio.to_thread(history.find_conversation_item, request_owner(request), conversation.id, item_id)
+    item = await read_in_thread(history.find_conversation_item, request_owner(request), conversation.id, item_id)
     if item is None:
         raise _item_not_found(item_id)
     return await item_reply(request, item, include)
@@ -158,7 +158,7 @@ async def _check_room(request: AnyRequest, blobs: BlobContents) -> None:
     num_added = state.body_bytes + ROW_BYTES + sum(map(len, blobs.values()))
     max_bytes = math.inf if state.key.store_gib is None else state.key.store_gib * 2**30
     store = server_context(request).store
-    await asyncio.to_thread(check_conversation_room, store, state.owner, num_added, max_bytes)
+    await read_in_thread(check_conversation_room, store, state.owner, num_added, max_bytes)
 
 
 def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConversation:

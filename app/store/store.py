@@ -24,6 +24,7 @@ from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile
 from antiphon.app.store.database import Database
+from antiphon.app.store.history.bounded_read import read_in_thread
 from antiphon.app.store.history.claimed_responses import ClaimedResponses
 from antiphon.app.store.history.reads import HistoryReads
 from antiphon.app.store.outage import is_overdue
@@ -144,7 +145,7 @@ class ResponseStore:
         """Returns the log of the owner's response, whichever process writes it. A thread reads the database."""
         while (cached := self._logs.find(owner, response_id)) is None and response_id not in self._logs.deleted:
             num_deletions = self._logs.num_deletions
-            found = await asyncio.to_thread(self._reader.find_log, owner, response_id)
+            found = await read_in_thread(self._reader.find_log, owner, response_id)
             if num_deletions == self._logs.num_deletions and self._logs.find(owner, response_id) is None:
                 return self._track(found)  # else it may have been deleted, or read by another request
         return cached
@@ -304,8 +305,8 @@ class ResponseStore:
         return await self.read(lambda database: database.blobs.find_size(owner, sha256) is not None)
 
     async def read(self, query: Callable[[Database], T]) -> T:
-        """Returns the result of a query, which runs in a thread."""
-        return await asyncio.to_thread(query, self._reader)
+        """Returns the result of a query, which runs in a thread. Raises `ApiError` 503 if that does not answer."""
+        return await read_in_thread(query, self._reader)
 
     def run_batches(self) -> None:
         """Lets this process take over the batches of servers that are dead."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import structlog
 
 from antiphon.app.base.continuation import Continuation
+from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.inspection.summaries import RESTARTED_CODE
 from antiphon.app.model_registry import ServedModel
@@ -22,6 +23,12 @@ from antiphon.state.recovery import failure_events
 
 _logger = structlog.get_logger(__name__)
 
+MAX_DIGEST_WAIT_S = 30.0
+"""Time for which a background request waits, after the start, until the files of the models are read."""
+DIGEST_OVERDUE = (
+    "The server still reads the files of its models, by which it tells whether another server can go on with a "
+    "background response. Retry later, or send the request without 'background'."
+)
 ResumeTurn = Callable[[ServedModel, ContinuableTurn, EventLog], Awaitable[None]]
 
 
@@ -58,9 +65,11 @@ class TurnContinuer:
         self._store.continue_turns(self._digests, continue_within_s, self._on_claimed)
 
     async def wait_started(self) -> None:
-        """Waits until it is known which turns can go on elsewhere."""
-        if self._started is not None:
-            await asyncio.wait({self._started})  # a shutdown cancels it: then none can
+        """Waits until it is known which turns can go on elsewhere. Raises `ApiError` 503 after `MAX_DIGEST_WAIT_S`."""
+        if self._started is not None:  # a shutdown cancels it: then none can
+            done, _ = await asyncio.wait({self._started}, timeout=MAX_DIGEST_WAIT_S)
+            if not done:
+                raise ApiError(503, "engine_unavailable", DIGEST_OVERDUE, headers=(("retry-after", "1"),))
 
     def store_turn(
         self,

@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
 from antiphon.app.base.event_log import EventLog, LogDivergedError, LogEntry, is_terminal
+from antiphon.app.replies import http_replies
 from antiphon.app.routes import responses
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
@@ -391,6 +392,27 @@ def test_replies_in_one_piece_are_those_of_the_store(server: RunningServer, plac
         other.fail("", response_id)
         chat.join()
         assert json.loads(chat.lines[0])["error"]["code"] == "server_restarted"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/responses", {}),
+        ("/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "store": True}),
+    ],
+)
+def test_reply_in_one_piece_whose_new_writer_never_ends_it_is_an_error(
+    server: RunningServer, place: StorePlace, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(http_replies, "MAX_LOST_WAIT_S", 0.3)
+    with other_server(place) as other:
+        whole = start(server, path, **fields)
+        response_id = find_id(place)
+        lose(server, other, response_id)
+        whole.join()
+        error = json.loads(whole.lines[0])["error"]
+        assert (error["code"], error["type"]) == ("response_lost", "server_error") and "retry" in error["message"]
+        other.fail("", response_id)
 
 
 @pytest.fixture
