@@ -1,7 +1,8 @@
-"""Finds the images and files in input items, which stand in messages, in outputs of calls, and as screenshots."""
+"""Finds the images and files in input items: in messages, in outputs of calls and of MCP calls, and as screenshots."""
 
 from collections.abc import Sequence
 
+from antiphon.events.hosted_inputs import InputMcpCall
 from antiphon.events.inputs import (
     AnyInput,
     HostedInput,
@@ -11,6 +12,7 @@ from antiphon.events.inputs import (
     InputImage,
     InputMessage,
 )
+from antiphon.events.result_images import split_output
 
 MediaPart = InputImage | InputFile
 
@@ -25,6 +27,8 @@ def list_media(item: AnyInput) -> Sequence[MediaPart]:
         content = item.content
     elif isinstance(item, InputFunctionOutput | InputCustomOutput):
         content = item.output
+    elif isinstance(item, InputMcpCall):
+        content = split_output(item.output or "")
     return [part for part in content if isinstance(part, MediaPart)] if isinstance(content, tuple) else ()
 
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from antiphon.events.inputs import AnyInput, InputImage
 from antiphon.events.media_parts import list_media
+from antiphon.events.result_images import BLOB_PREFIX
 
-BLOB_PREFIX = "blob:sha256-"
 UNKNOWN_TYPE = "application/octet-stream"
 BlobContents = Mapping[bytes, bytes]
 """Bytes of blobs by their SHA-256."""

@@ -191,13 +191,14 @@ class Database:
         """
         freed_bytes = 0
         for each in self.completions.delete_with_choice(response_id):
+            # First of all, so that no other server adds blobs to it meanwhile.
+            self._connection.execute("DELETE FROM responses WHERE id = ?", (each,))
             freed_bytes += self.blobs.delete_references(each) + self.records.delete(each)
             self.summaries.delete(each)
             for statement in (
                 "DELETE FROM items WHERE response = ?",
                 "DELETE FROM events WHERE response = ?",
                 "DELETE FROM continuations WHERE response = ?",
-                "DELETE FROM responses WHERE id = ?",
             ):
                 self._connection.execute(statement, (each,))
         return freed_bytes

@@ -1,6 +1,6 @@
 """Runs one call of each kind of tool. A failure is an outcome, too: the model reads it, and the turn goes on."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from antiphon.app.tools.code.code_runner import CodeRunner
 from antiphon.app.tools.mcp.results import convert_error
-from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.outcome import ResultImage, ToolOutcome
 from antiphon.app.tools.search.citations import SourceList
 from antiphon.app.tools.search.file_search import FileSearch, FileSearchError, results_as_text
 from antiphon.events.hosted import McpExecutionError, McpProtocolError
@@ -30,8 +30,12 @@ NO_USE_LEFT = f"{FAILURE_PREFIX}no more web searches are allowed. Answer with wh
 OPEN_PAGE = "open_page"
 """Name of the tool that reads a page. Its calls are items of a web search."""
 
-FitOutput = Callable[[str], Awaitable[str]]
-"""Shortens the output of a call to the room that is left for it."""
+
+class FitOutput(Protocol):
+    """Shortens the output of a call to the room that is left for it."""
+
+    async def __call__(self, text: str, images: Sequence[ResultImage] = ()) -> str:
+        """Returns the output. Placeholders of `images` that the model does not see tell why."""
 
 
 class CallTool(Protocol):
@@ -89,9 +93,11 @@ class McpRunner:
             outcome = convert_error(McpProtocolError(code=INVALID_PARAMS, message=NO_OBJECT))
         else:
             outcome = await self._call_tool(call.server_label, call.name, parsed)
-        output, error = await fit_output(outcome.text), outcome.error
+        error = outcome.error
         if error is None:
+            output = await fit_output(outcome.marked_text or outcome.text, outcome.images)
             return CallOutcome(McpResult(output=output), output)
+        output = await fit_output(outcome.text)
         if isinstance(error, McpExecutionError) and output != outcome.text:
             # Later turns show the error in the same words: their prompts have this output again.
             error = McpExecutionError(content=[{"type": "text", "text": output.removeprefix(FAILURE_PREFIX)}])

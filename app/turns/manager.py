@@ -265,7 +265,7 @@ class TurnManager:
             self._timeouts,
             name_grammar_field(spec.constraints),
             plan_compaction(model, spec, input_items, prompt, self._renderer),
-            None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job),
+            None if tools is None else RoundPlanner(model, spec, self._renderer, tools, job, choice.results),
         )
         turn.media = media
         self._tracing.connect(stats.trace, model, spec, processor, origin)

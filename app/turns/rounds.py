@@ -17,8 +17,10 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.tools.outcome import ResultImage
 from antiphon.app.turns.compaction import SummaryReader
 from antiphon.app.turns.jobs import build_job
+from antiphon.app.turns.media.result_images import ResultImages, add_images
 from antiphon.app.turns.prompts.kept_items import cut_middle
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn, TurnPrompt, to_input
@@ -30,9 +32,10 @@ from antiphon.events.hosted import (
     ToolSearchCall,
     ToolSearchOutput,
 )
-from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput
+from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput, InputImage, InputText
 from antiphon.events.items import Compaction
 from antiphon.events.response import InputTokensDetails, OutputItem, OutputTokensDetails, Usage
+from antiphon.events.result_images import split_output
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput
 from antiphon.harmony.prompt.hosted_items import HostedCall, shown_call
 from antiphon.harmony.tools import ToolSpec
@@ -40,6 +43,8 @@ from antiphon.state.segments import Call
 
 OUTPUT_SHARE = 4
 """The output of one call may have this part of the room that is left in the context: a quarter."""
+IMAGE_SHARE = 2
+"""The pictures of one call may have this part of the room: a half."""
 FRAME_TOKENS = 64
 """Tokens around an output, at most in most templates, and those of the note that it was cut."""
 MAX_LISTED_TOOLS = 16
@@ -55,6 +60,11 @@ class ServerCall(Struct, frozen=True):
     call: Call
     arguments: str
     output: str = ""
+
+    @property
+    def shown_output(self) -> str | tuple[InputText | InputImage, ...]:
+        """The output with the pictures that it names, as later turns show it, too."""
+        return split_output(self.output) if self.call.kind == "mcp" else self.output
 
 
 class Round:
@@ -125,7 +135,7 @@ class Round:
         spoken = self.list_spoken(output)
         calls = [item for item in spoken if isinstance(item, InputFunctionCall)]
         outputs = [
-            InputFunctionOutput(call_id=shown.call_id, output=call.output)
+            InputFunctionOutput(call_id=shown.call_id, output=call.shown_output)
             for shown, call in zip(calls, self.calls, strict=True)
         ]
         return (*to_input(spoken), *outputs)
@@ -189,12 +199,21 @@ class NextRound(Struct, frozen=True):
 
 
 class RoundPlanner:
-    """Prepares the rounds of one turn after the first. `tools` are those that the server runs."""
+    """Prepares the rounds of one turn after the first. `tools` are those that the server runs.
+
+    `images` takes the pictures in their results; None for a model that sees none.
+    """
 
     def __init__(
-        self, model: ServedModel, spec: TurnSpec, renderer: PromptRenderer, tools: HostedTurn, first_job: Job
+        self,
+        model: ServedModel,
+        spec: TurnSpec,
+        renderer: PromptRenderer,
+        tools: HostedTurn,
+        first_job: Job,
+        images: ResultImages | None = None,
     ) -> None:
-        self.tools = tools
+        self.tools, self._images = tools, images
         self._model, self._renderer, self._first_job = model, renderer, first_job
         # The choices of a request have different seeds: the first job has that of this one.
         sampling = msgspec.structs.replace(spec.sampling, seed=first_job.sampling.seed)
@@ -263,6 +282,7 @@ class RoundPlanner:
             allowed_tools=allowed,
             forbids_calls=forbids_calls,
             template=template,
+            images=prompt_input.images if self._images is None else {**prompt_input.images, **self._images.shown},
         )
 
     def _is_refused(self, tool: ToolSpec) -> bool:
@@ -271,10 +291,16 @@ class RoundPlanner:
             return not self.tools.can_call
         return tool.execution == "server" and not self.tools.can_search
 
-    async def fit_output(self, current: Round, text: str) -> str:
-        """Returns the output of a call, shortened to its share of the room that is left in the context."""
+    async def fit_output(self, current: Round, text: str, images: Sequence[ResultImage] = ()) -> str:
+        """Returns the output of a call, shortened to its share of the room that is left in the context.
+
+        Its pictures have a share of their own. Those that the model does not see are placeholders that tell why.
+        """
         used = current.num_prompt_tokens + len(current.generated_tokens) + current.output_tokens
-        limit = max(self._model.engine.info.max_model_len - used, 0) // OUTPUT_SHARE
+        left = max(self._model.engine.info.max_model_len - used, 0)
+        text, image_tokens = await add_images(self._images, text, images, left // IMAGE_SHARE, self._spec)
+        current.output_tokens += image_tokens
+        limit = (left - image_tokens) // OUTPUT_SHARE
         form, num_bytes = self._model.format, len(text.encode())
         if num_bytes <= limit:  # a token has one byte at least
             fitted, count = text, num_bytes

@@ -33,6 +33,7 @@ from antiphon.events.inputs import (
     InputToolSearchCall,
     InputToolSearchOutput,
 )
+from antiphon.events.result_images import split_output
 from antiphon.harmony.prompt.async_calls import is_from_client, is_server_search
 
 INTERRUPTED_OUTPUT = "The call was interrupted."
@@ -125,6 +126,8 @@ def shown_output(item: HostedCall) -> InputFunctionOutput:
     match item:
         case InputMcpCall():
             text = _write_mcp_output(item)
+            if text == item.output:
+                return InputFunctionOutput(call_id=_call_id(item), output=split_output(text))
         case InputWebSearchCall():
             sources = item.action.sources if item.action else None
             text = _write_outcome(_write_sources(sources or ()), item.status, LOST_OUTPUT)

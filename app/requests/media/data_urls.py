@@ -45,7 +45,7 @@ def read_base64(encoded: str, media_type: str, place: MediaPlace) -> SentData:
         raise invalid_data_url(place, f"the MIME type '{media_type[:100]}'")
     if not encoded:
         raise invalid_data_url(place, "empty base64-encoded bytes")
-    data = _decode(encoded)
+    data = decode_base64(encoded)
     if data is None:
         raise invalid_data_url(place, "invalid base64")
     try:
@@ -54,7 +54,7 @@ def read_base64(encoded: str, media_type: str, place: MediaPlace) -> SentData:
         raise invalid_data_url(place, f"the MIME type '{media_type[:100]}'") from None
 
 
-def _decode(encoded: str) -> bytes | None:
+def decode_base64(encoded: str) -> bytes | None:
     """Returns the bytes of base64 with its padding; None for any other text. Line breaks of MIME are left out."""
     encoded = encoded.rstrip("\r\n")
     if "=" in encoded[:-2]:

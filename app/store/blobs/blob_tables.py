@@ -63,6 +63,14 @@ class BlobTables:
                     (*holder.key(), holder.owner, sha256),
                 )
 
+    def add_to_response(
+        self, owner: str, response_id: str, references: Iterable[BlobReference], contents: BlobContents
+    ) -> None:
+        """Adds references of a response that is stored already. Does nothing if it has been deleted."""
+        statement = "UPDATE responses SET owner = owner WHERE id = ? AND owner = ?"  # locks it
+        if self._connection.execute(statement, (response_id, owner)).rowcount == 1:
+            self.add_references(BlobHolder(owner, "response", response_id), references, contents)
+
     def delete_references(self, holder_id: str, item_key: str | None = None) -> int:
         """Deletes the references of a holder, or of one of its items, and the blobs that no other row refers to.
 

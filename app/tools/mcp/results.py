@@ -4,9 +4,12 @@ from typing import Any
 
 from msgspec import DecodeError, json, to_builtins
 
+from antiphon.app.base.blob_urls import UNKNOWN_TYPE, refer_to
+from antiphon.app.requests.media.data_urls import decode_base64
 from antiphon.app.tools.mcp.tool_server import ToolLimits
-from antiphon.app.tools.outcome import ToolOutcome
+from antiphon.app.tools.outcome import ResultImage, ToolOutcome
 from antiphon.events.hosted import McpCallError, McpExecutionError
+from antiphon.events.result_images import hide_images
 from antiphon.harmony.prompt.hosted_items import write_failure
 
 EMPTY_TEXT = "[no content]"
@@ -19,25 +22,31 @@ _MAX_LABEL_CHARS = 200
 def convert_result(result: dict[str, Any], limits: ToolLimits) -> ToolOutcome:
     """Returns the outcome of a call. `result` is a CallToolResult with its names on the wire.
 
-    The text is that of all parts. What is no text becomes a placeholder. Structured content follows as JSON, unless a
-    part is the same value as text, as it should be: the parts may be a mere summary. A text above the limit is cut, and
-    says so.
+    The text is that of all parts. What is no text becomes a placeholder, and pictures are kept beside it. Structured
+    content follows as JSON, unless a part is the same value as text, as it should be: the parts may be a mere summary.
+    A text above the limit is cut, and says so.
     """
     parts = [part for part in result.get("content", []) if isinstance(part, dict)]
-    texts = [text for part in parts if (text := _describe_part(part))]
+    texts = [hide_images(_describe_part(part)) for part in parts]  # strangers' texts name no stored bytes
     structured = result.get("structuredContent")
     if structured is not None and not _is_repeated(structured, parts):
-        texts.append(json.encode(structured).decode())
-    text = cut_text("\n".join(texts) or EMPTY_TEXT, limits.max_output_bytes)
-    error = None
+        texts.append(hide_images(json.encode(structured).decode()))
+    text = cut_text("\n".join(filter(None, texts)) or EMPTY_TEXT, limits.max_output_bytes)
+    error, marked_text = None, ""
+    images = {index: image for index, part in enumerate(parts) if (image := _read_image(part)) is not None}
     if result.get("isError") is True:
         error = McpExecutionError(content=[{"type": "text", "text": text}])
         text = write_failure(to_builtins(error))
+    elif images:
+        marked = [images[index].placeholder if index in images else text for index, text in enumerate(texts)]
+        marked_text = cut_text("\n".join(filter(None, marked)), limits.max_output_bytes)
     return ToolOutcome(
         text=text,
         error=error,
         structured=_keep_structured(structured, limits.max_structured_bytes),
         links=_find_links(parts, limits.max_links),
+        images=tuple(images.values()) if marked_text else (),
+        marked_text=marked_text,
     )
 
 
@@ -85,6 +94,20 @@ def _describe_part(part: dict[str, Any]) -> str:
         case {"type": str(kind)}:
             return f"[{_label(kind)}: {_label(part.get('mimeType') or 'unknown')}]"
     return ""
+
+
+def _read_image(part: dict[str, Any]) -> ResultImage | None:
+    """Returns the picture of a part, or of a resource in it; None for another part. Data that is no base64 is empty."""
+    match part:
+        case {"type": "image", "data": str(encoded)}:
+            claimed = part.get("mimeType")
+        case {"type": "resource", "resource": {"blob": str(encoded), "mimeType": str(claimed)}}:
+            if not claimed.lower().startswith("image/"):
+                return None
+        case _:
+            return None
+    label, data = _label(claimed or "unknown"), decode_base64(encoded) or b""
+    return ResultImage(refer_to(data, label.partition(";")[0].strip() or UNKNOWN_TYPE), data, label)
 
 
 def _label(text: object) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
+from antiphon.events.hosted_inputs import InputMcpCall
 from antiphon.events.inputs import AnyInput, HostedInput, InputFile, InputImage, InputMessage, InputPart
 from antiphon.events.media_parts import MediaPart, list_media
 
@@ -25,6 +26,8 @@ def replace_media(items: Iterable[AnyInput], replace: ReplacePart) -> tuple[AnyI
 def _replace_in(item: Any, replace: ReplacePart) -> AnyInput:
     if isinstance(item, HostedInput):
         return _replace_screenshot(item, replace)
+    if isinstance(item, InputMcpCall):
+        return item  # its pictures are stored already
     name = "content" if isinstance(item, InputMessage) else "output"
     changed: list[InputPart] = []
     for part in getattr(item, name):

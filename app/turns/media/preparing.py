@@ -21,7 +21,7 @@ ImageKey = tuple[str, str | None]
 
 
 class ImagePreparation:
-    """Prepares the images of one prompt, each once."""
+    """Prepares the images of one prompt, each once. `result_urls` are those of pictures in results of tools."""
 
     def __init__(
         self,
@@ -32,15 +32,16 @@ class ImagePreparation:
         reading: MediaReading,
         *,
         num_images: int,
+        result_urls: frozenset[str] = frozenset(),
     ) -> None:
         self._preparer, self._source, self._model, self._owner = preparer, source, model, owner
-        self._reading, self._num_images = reading, num_images
+        self._reading, self._num_images, self._result_urls = reading, num_images, result_urls
         self.recipes: list[ImageRecipe] = []
 
     async def prepare_all(self, images: Iterable[ImageKey]) -> dict[ImageKey, PromptImage]:
         """Returns what the prompt needs of each image. One whose bytes were deleted is left out. Raises `ApiError`."""
         keys = list(dict.fromkeys(images))
-        tasks = [asyncio.ensure_future(self._prepare(url, detail)) for url, detail in keys]
+        tasks = [asyncio.ensure_future(self._prepare_checked(url, detail)) for url, detail in keys]
         try:
             prepared = await asyncio.gather(*tasks)
         finally:
@@ -48,15 +49,23 @@ class ImagePreparation:
                 task.cancel()
         return {key: image for key, image in zip(keys, prepared, strict=True) if image is not None}
 
-    async def _prepare(self, url: str, detail: str | None) -> PromptImage | None:
+    async def _prepare_checked(self, url: str, detail: str | None) -> PromptImage | None:
+        try:
+            return await self.prepare(url, detail)
+        except MediaFault as fault:
+            if url in self._result_urls and fault.code not in ("busy", "unavailable"):
+                return None  # another model has seen it, and the client cannot take it out
+            raise explain_image_fault(fault, self._reading.find_place(url)) from None
+
+    async def prepare(self, url: str, detail: str | None) -> PromptImage | None:
+        """Returns what the prompt needs of an image; None if its bytes were deleted.
+
+        Raises `MediaFault`, `ApiError`.
+        """
         reference, folder = parse_blob_url(url), self._model.folder
         if reference is None or folder is None:
             return None
-        place = self._reading.find_place(url)
-        try:
-            image = await self._read(reference, folder, detail, self._reading.sent.get(url))
-        except MediaFault as fault:
-            raise explain_image_fault(fault, place) from None
+        image = await self._read(reference, folder, detail, self._reading.sent.get(url))
         if image is None:
             return None
         recipe = ImageRecipe(

@@ -30,6 +30,8 @@ from antiphon.app.turns.media.image_source import ImageRecipe, ImageSource
 from antiphon.app.turns.media.parts import find_media
 from antiphon.app.turns.media.preparing import ImageKey, ImagePreparation
 from antiphon.app.turns.media.reading import MediaReading
+from antiphon.app.turns.media.result_images import ResultImages, limit_results
+from antiphon.events.hosted_inputs import InputMcpCall
 from antiphon.events.inputs import AnyInput, InputImage
 from antiphon.harmony.prompt.shown_items import list_images
 
@@ -93,6 +95,7 @@ class MediaResolver:
         reading = MediaReading(spec.media, owner, self._store, spec.prompt_param, memory)
         await reading.read_sources(self._fetcher, self._max_bytes, reads_images=preparer is not None)
         items = reading.refer(items)
+        items = items if preparer is None else limit_results(items, self._settings.max_images)
         num_images = len(_list_images(items))
         if preparer is not None and num_images > self._settings.max_images:
             raise too_many_images(spec.prompt_param, num_images, self._settings.max_images)
@@ -104,11 +107,28 @@ class MediaResolver:
         recipes: tuple[ImageRecipe, ...] = ()
         if preparer is not None and self.source is not None:
             images = _list_images(items)
-            preparation = ImagePreparation(preparer, self.source, model, owner, reading, num_images=len(images))
+            results = frozenset(url for url, _ in _list_images([each for each in items if _is_result(each)]))
+            preparation = ImagePreparation(
+                preparer, self.source, model, owner, reading, num_images=len(images), result_urls=results
+            )
             prompt_input = structs.replace(prompt_input, images=await preparation.prepare_all(images))
             recipes = tuple(preparation.recipes)
         resolved = structs.replace(spec, prompt_input=prompt_input, input_items=reading.refer(spec.input_items))
         return resolved, TurnMedia(reading.blobs, recipes)
+
+    def open_results(self, model: ServedModel, spec: TurnSpec, owner: str) -> ResultImages | None:
+        """Returns what takes the pictures in results of the tools of a resolved turn; None for a blind model."""
+        if self._preparer is None or self.source is None or not sees_images(model, self._settings):
+            return None
+        return ResultImages(
+            self._preparer,
+            self.source,
+            model,
+            owner,
+            self._store,
+            num_images=len(_list_images(spec.prompt_input.items)),
+            max_images=self._settings.max_images,
+        )
 
     async def _find_preparer(self, model: ServedModel, spec: TurnSpec) -> MediaPreparer | None:
         """Returns what prepares images for a model; None if it sees none.
@@ -122,7 +142,8 @@ class MediaResolver:
                 return self._preparer
         except MediaFault:
             raise media_busy() from None
-        has_images = any(isinstance(part, InputImage) for part in find_media(spec.prompt_input.items))
+        sent = [item for item in spec.prompt_input.items if not _is_result(item)]
+        has_images = any(isinstance(part, InputImage) for part in find_media(sent))
         if has_images and self._settings.unsupported_media == "refuse":
             raise refused_media(
                 next((each.place.path for each in spec.media if each.place.is_image), spec.prompt_param)
@@ -143,6 +164,11 @@ class MediaResolver:
         finally:
             memory.release()
         return reading.refer(items), reading.blobs
+
+
+def _is_result(item: AnyInput) -> bool:
+    """Tells whether the pictures of an item are those of a result, which no client has sent."""
+    return isinstance(item, InputMcpCall)
 
 
 def _list_images(items: Sequence[AnyInput]) -> list[ImageKey]:

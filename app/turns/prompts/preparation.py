@@ -14,6 +14,7 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.tool_host import ToolHost
 from antiphon.app.turns.media.resolver import MediaResolver, TurnMedia
+from antiphon.app.turns.media.result_images import ResultImages
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.events.inputs import AnyInput
@@ -29,6 +30,8 @@ class Choice(NamedTuple):
     prompt: TurnPrompt
     number: int
     media: TurnMedia
+    results: ResultImages | None
+    """Takes the pictures in results of its tools."""
 
 
 class TurnPreparer:
@@ -73,7 +76,8 @@ class TurnPreparer:
             for group in [numbers] if spec.server_tools is None else [[number] for number in numbers]:
                 opened, tools = await self.open_tools(spec, owner)
                 prompt = await self._render(model, opened, owner, is_large=is_large)
-                choices += [Choice(opened, tools, prompt, number, media) for number in group]
+                results = None if tools is None else self._media.open_results(model, opened, owner)
+                choices += [Choice(opened, tools, prompt, number, media, results) for number in group]
         return choices
 
     async def render_prompt(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> RenderedPrompt:

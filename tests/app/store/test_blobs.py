@@ -186,6 +186,25 @@ async def test_content_that_nobody_sends_makes_no_reference(any_place: AnyPlace)
         assert await store.read_blob("me", refer_to(PICTURE, "").sha256) == PICTURE, f"{again.id} refers to it"
 
 
+async def test_a_stored_response_gets_blobs_until_it_is_deleted(any_place: AnyPlace) -> None:
+    reference = refer_to(PICTURE, "image/png")
+
+    async def add(store: ResponseStore, owner: str, response_id: str) -> None:
+        contents = {reference.sha256: PICTURE}
+        await store.change(lambda database: database.blobs.add_to_response(owner, response_id, (reference,), contents))
+
+    async with any_place.open() as store:
+        log = await add_picture_log(store, "a", sends=False)
+        await add(store, "other", log.id)
+        assert count_rows(store) == (0, 0, 0), "it is not theirs"
+        await add(store, "me", log.id)
+        assert await store.read_blob("me", reference.sha256) == PICTURE
+        await store.delete_response("me", log.id)
+        assert count_rows(store) == (0, 0, 0)
+        await add(store, "me", log.id)
+        assert count_rows(store) == (0, 0, 0), "it has been deleted"
+
+
 async def test_items_of_conversations_hold_their_blobs(any_place: AnyPlace) -> None:
     async with any_place.open() as store:
         await store.create_conversation("me", StoredConversation(id="conv_1", created_at=1))
