@@ -116,8 +116,11 @@ def test_prompt_logprobs_are_computed(tmp_path: Path) -> None:
 def test_continued_job_reuses_pages_of_its_generated_tokens(tmp_path: Path) -> None:
     first = join_tokens(run_and_stop(build_disk_core(tmp_path), make_short_job(PROMPT, max_tokens=200))["j"])
     job = make_short_job(PROMPT, generated=tuple(first[:150]), max_tokens=200)
-    chunks = run_and_stop(build_disk_core(tmp_path), job)["j"]
-    assert count_cached(chunks) == 1024 and join_tokens(chunks) == first[150:]
+    core = build_disk_core(tmp_path)
+    assert len(core._cache_manager.disk.find(core._intake.build_sequence(job), 0)) * TOKENS_PER_PAGE == 1024
+    chunks = run_and_stop(core, job)["j"]
+    assert count_cached(chunks) == len(PROMPT), "generated tokens are none of the prompt's"
+    assert join_tokens(chunks) == first[150:]
 
 
 def test_running_jobs_are_kept_at_a_stop(tmp_path: Path) -> None:

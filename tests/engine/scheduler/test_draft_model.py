@@ -182,6 +182,7 @@ def test_grammar_mask_is_computed_for_each_token_in_order() -> None:
     histories: list[list[int]] = []
 
     class EvenMatcher:
+        is_finished = False
         advanced: list[int] = []  # noqa: RUF012  # used by one test only
 
         def next_mask(self) -> torch.Tensor:
