@@ -1,6 +1,7 @@
 """A server process whose scripted model calls a tool that counts its executions, and that tool."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from tests.progress import wait_with_progress
 from tests.syntax import ROOT
 
 LABEL = "counter"
+EXIT_WAIT_S = 1.0
+"""Time in which the end of a process is noticed, after a request to it has failed."""
 COUNTED = "The count of this key is higher by one now."
 SERVER_PROGRAM = """
 import json, sys
@@ -119,16 +122,28 @@ class CountingServers(Struct, frozen=True):
 
     @asynccontextmanager
     async def run_server(self) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-        """Runs a process. Yields its URL and a function that kills it."""
+        """Runs a process. Yields its URL and a function that kills it. A failure says whether it ended by itself."""
         program = SERVER_PROGRAM.replace("ROOT", repr(str(ROOT)))
         files = [str(self.folder / name) for name in ("key", "script.json")]
         command = [sys.executable, "-c", program, self.store, self.tool_url, *files]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         assert process.stdout is not None
+        killed: list[bool] = []
+
+        def kill() -> None:
+            killed.append(True)
+            process.kill()
+
         try:
             reading = asyncio.create_task(process.stdout.readline())
             await asyncio.to_thread(wait_with_progress, reading.done, "the server did not start", pid=process.pid)
-            yield f"http://127.0.0.1:{int(reading.result())}/v1", process.kill
+            yield f"http://127.0.0.1:{int(reading.result())}/v1", kill
+        except BaseException as error:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), EXIT_WAIT_S)
+            state = "runs" if process.returncode is None else f"has ended with code {process.returncode}"
+            error.add_note(f"The process of the server {state}; the test has {'' if killed else 'not '}killed it.")
+            raise
         finally:
             if process.returncode is None:
                 process.kill()
