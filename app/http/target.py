@@ -24,7 +24,7 @@ UI_PREFIX = "/ui/"
 """Path of the web page, which ends in a slash. Nothing that begins like it is redirected."""
 REDIRECTED_METHODS = frozenset({"GET", "HEAD"})
 _ESCAPED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
-_ORIGIN = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)
+_ABSOLUTE_FORM = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)
 """Beginning of the absolute form."""
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\\ufffd]")
 _SAFE_IN_LOCATION = "%!$&'()*+,;=:@~"
@@ -55,7 +55,7 @@ def canonicalize_path(scope: AsgiScope) -> RefusedTarget | None:
     if root := scope.get("root_path", ""):
         raw, scope["root_path"] = raw.removeprefix(quote(root).encode()), ""
     sent = unquote(raw.decode("latin-1"))
-    path = posixpath.normpath("/" + _ORIGIN.sub("", sent).lstrip("/"))
+    path = posixpath.normpath("/" + _ABSOLUTE_FORM.sub("", sent).lstrip("/"))
     is_page = sent.lower().startswith(UI_PREFIX)
     if path == UI_PREFIX[:-1] and is_page:
         path = UI_PREFIX
