@@ -64,6 +64,7 @@ STORED: tuple[Held, ...] = (
     Held("uploads", ("routes.files.uploads:MAX_OPEN_UPLOADS", "routes.files.uploads:MAX_KEPT_UPLOADS"), "each owner", "429", "app/batches/test_numbers.py::test_number_is_limited", ("uploads",)),
     Held("batches", ("routes.batches:MAX_OPEN_BATCHES", "routes.batches:MAX_KEPT_BATCHES"), "each owner", "429", "app/batches/test_numbers.py::test_number_is_limited", ("batches",)),
     Held("lines of a batch, and their replies", ("batches.line_scanner:MAX_LINES", "batches.line_scanner:MAX_LINE_BYTES"), "each batch", "the batch fails", "app/batches/test_line_scanner.py::test_number_of_lines_is_limited", ("batch_lines",)),
+    Held("places of deleted entries of lists", ("store.history.deleted_entries:DELETED_ENTRY_LIFETIME_S",), "store.history.deleted_entries:MAX_DELETED_ENTRIES", "the oldest are deleted, and a page after such an entry gets a 400", "app/store/test_deleted_entries.py::test_places_are_limited_in_number_and_age", ("deleted_entries",)),
     Held("used approvals of tool calls", (NO_LIMIT,), "one for each approved call", "deleted once the approval has expired", "", ("used_approvals",)),
     Held("sums of usage", ("400 days",), "a row for each hour, key and model", "deleted", "", ("usage_hours",)),
     Held("servers that are alive", (NO_LIMIT,), "none, since clients make no rows", "deleted at the end of a server", "", ("writers",)),

@@ -94,9 +94,12 @@ def _load_turn(log: EventLog, stats: TurnStats, database: Database) -> Inspected
 async def forget_turn(context: ServerContext, owner: str, turn_id: str) -> bool:
     """Deletes the record of a turn, wherever it is. Returns whether there was one. The response stays."""
     recorder = context.turn_manager.recorder
+    record = None if recorder is None else recorder.find(owner, turn_id)
     was_in_memory = recorder is not None and recorder.forget(owner, turn_id)
 
     def delete(database: Database) -> bool:
+        if record is not None:
+            database.summaries.keep_place(owner, turn_id, record.stats.started_at)
         if not database.records.list_data(owner, [turn_id]):
             return False
         database.records.delete(turn_id)

@@ -45,19 +45,26 @@ def place_of(stats: TurnStats) -> Place:
 
 
 async def find_place(context: ServerContext, owner: str, turn_id: str) -> Place | None:
-    """Returns the place of the owner's turn; that before all others without an id, and None if there is no such one."""
+    """Returns the place of the owner's turn, which may have been deleted; None if there was no such one.
+
+    Without an id, it is the place before all turns.
+    """
     if not turn_id:
         return LATEST
     recorder = context.turn_manager.recorder
     record = None if recorder is None else recorder.find(owner, turn_id)
-    stats = None if record is None else record.stats
+    if record is not None:
+        return place_of(record.stats)
 
-    def find_stored(database: Database) -> TurnStats | None:
+    def find_stored(database: Database) -> Place | None:
         running = (each for each in database.summaries.list_running(owner) if each.response_id == turn_id)
-        return database.summaries.find(owner, turn_id) or next(running, None)
+        stats = database.summaries.find(owner, turn_id) or next(running, None)
+        if stats is not None:
+            return place_of(stats)
+        started = database.summaries.find_deleted(owner, turn_id)
+        return None if started is None else (started, turn_id)
 
-    stats = stats or await context.store.read(find_stored)
-    return None if stats is None else place_of(stats)
+    return await context.store.read(find_stored)
 
 
 async def list_owner_turns(context: ServerContext, query: TurnQuery) -> list[ListedTurn]:

@@ -76,9 +76,11 @@ async def list_batches(request: AnyRequest) -> Response[Any]:
     store, owner = server_context(request).store, request_owner(request)
     query = take_fields(request.query_params)
     limit, after = read_limit(query), query.get("after")
-    if after is not None and await _find_batch(request, after) is None:
-        raise invalid_value("after", f"Invalid 'after': there is no batch with id '{clip_text(after)}'.")
-    batches = await store.read(lambda database: database.batches.list_batches(owner, limit=limit + 1, after=after))
+    batches = None
+    if after is None or BATCH_ID.fullmatch(after):
+        batches = await store.read(lambda database: database.batches.list_batches(owner, limit=limit + 1, after=after))
+    if batches is None:
+        raise invalid_value("after", f"Invalid 'after': there is no batch with id '{clip_text(after or '')}'.")
     return json_reply(build_list([batch_body(batch) for batch in batches[:limit]], has_more=len(batches) > limit))
 
 

@@ -32,13 +32,13 @@ async def list_completions(request: AnyRequest) -> Response[Any]:
     store, owner = server_context(request).store, request_owner(request)
     sent = take_fields(request.query_params)
     query = read_completion_query(sent)
-    if query.after is not None and store.find_completion(owner, query.after) is None:
-        after = clip_text(sent["after"])
-        raise invalid_value("after", f"Invalid 'after': there is no chat completion with id '{after}'.")
     data: list[dict[str, Any]] = []
     while len(data) <= query.limit:  # one more than the page holds tells whether there are more
         missing = query.limit + 1 - len(data)
         batch = store.list_completions(owner, msgspec.structs.replace(query, limit=missing))
+        if batch is None:
+            after = clip_text(sent["after"])
+            raise invalid_value("after", f"Invalid 'after': there is no chat completion with id '{after}'.")
         for completion in batch:
             if (found := await _load_completion(request, completion)) is not None:
                 data.append(found)

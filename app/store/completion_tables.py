@@ -10,6 +10,7 @@ from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
+from antiphon.app.store.history.deleted_entries import DeletedEntries, EntryPlace
 from antiphon.app.store.sql_connection import SqlConnection
 
 FREE_OF_RUNNING_CHOICES = """
@@ -40,7 +41,7 @@ class CompletionTables:
 
     def __init__(self, connection: SqlConnection, text_position: str) -> None:
         self._connection, self._text_position = connection, text_position
-        self._blobs = BlobTables(connection)
+        self._blobs, self._deleted = BlobTables(connection), DeletedEntries(connection)
 
     def insert_completion(
         self, owner: str, completion: StoredCompletion, messages: ChatMessages, contents: BlobContents = NO_BLOBS
@@ -75,6 +76,8 @@ class CompletionTables:
         if row is None:
             return (response_id,)
         choice_ids = self._list_choices(row[0])
+        query = "SELECT owner, id, created, position FROM chat_completions WHERE id = ?"
+        self._deleted.record("chat_completions", self._connection.execute(query, row).fetchall())
         self._connection.execute("DELETE FROM chat_choices WHERE completion = ?", row)
         self._connection.execute("DELETE FROM chat_completions WHERE id = ?", row)
         return choice_ids
@@ -87,9 +90,12 @@ class CompletionTables:
 
     def list_completions(
         self, owner: str, query: CompletionQuery, excluded: frozenset[str] = frozenset()
-    ) -> list[StoredCompletion]:
-        """Returns the owner's completions that the query selects, without the `excluded` ids."""
-        conditions, values = ["owner = ?", _COMPLETE], [owner]
+    ) -> list[StoredCompletion] | None:
+        """Returns the owner's completions that the query selects, without the `excluded` ids.
+
+        The completion `after` may have been deleted. Returns None if there was none.
+        """
+        conditions, values = ["owner = ?", _COMPLETE], list[Any]([owner])
         if query.model is not None:
             conditions.append("model = ?")
             values.append(query.model)
@@ -102,9 +108,11 @@ class CompletionTables:
             conditions.append(f"id NOT IN ({', '.join('?' * len(excluded))})")
             values += excluded
         if query.after is not None:
-            after = "(SELECT created, position FROM chat_completions WHERE owner = ? AND id = ?)"
-            conditions.append(f"(created, position) {'<' if query.descending else '>'} {after}")
-            values += (owner, query.after)
+            place = self._find_place(owner, query.after, descending=query.descending)
+            if place is None:
+                return None
+            conditions.append(f"(created, position) {'<' if query.descending else '>'} (?, ?)")
+            values += (int(place[0]), place[1])
         direction = "DESC" if query.descending else "ASC"
         statement = f"""
             SELECT {_COLUMNS} FROM chat_completions WHERE {" AND ".join(conditions)}
@@ -112,6 +120,11 @@ class CompletionTables:
         """  # noqa: S608  # every value is a parameter
         rows = self._connection.execute(statement, (*values, query.limit)).fetchall()
         return [completion for row in rows if (completion := self._decode_completion(row)) is not None]
+
+    def _find_place(self, owner: str, completion_id: str, *, descending: bool) -> EntryPlace | None:
+        query = "SELECT created, position FROM chat_completions WHERE owner = ? AND id = ?"
+        row: EntryPlace | None = self._connection.execute(query, (owner, completion_id)).fetchone()
+        return row or self._deleted.find_place("chat_completions", owner, completion_id, descending=descending)
 
     def load_messages(self, owner: str, completion_id: str) -> ChatMessages:
         """Returns the messages of a completion; none if it does not exist or they cannot be read."""

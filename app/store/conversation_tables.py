@@ -1,7 +1,7 @@
 """SQL statements of the tables of conversations, as methods of one connection."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -9,6 +9,7 @@ import structlog
 from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents, find_blobs
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables, item_key
+from antiphon.app.store.history.deleted_entries import DeletedEntries
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
 from antiphon.events.inputs import AnyInput
 
@@ -33,7 +34,7 @@ class ConversationTables:
     """Statements on conversations. The writes are called inside a transaction of the connection."""
 
     def __init__(self, connection: SqlConnection, blobs: BlobTables) -> None:
-        self._connection, self._blobs = connection, blobs
+        self._connection, self._blobs, self._deleted = connection, blobs, DeletedEntries(connection)
 
     def add_items(
         self, owner: str, conversation_id: str, items: Sequence[AnyInput], contents: BlobContents = NO_BLOBS
@@ -87,8 +88,12 @@ class ConversationTables:
 
     def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
-        statement = "DELETE FROM conversation_items WHERE owner = ? AND conversation = ? AND id = ?"
-        if self._connection.execute(statement, (owner, conversation_id, item_id)).rowcount == 0:
+        place = "FROM conversation_items WHERE owner = ? AND conversation = ? AND id = ?"
+        values = (owner, conversation_id, item_id)
+        rows = self._connection.execute(f"SELECT position {place}", values).fetchall()
+        entry_id = _entry_id(conversation_id, item_id)
+        self._deleted.record("conversation_items", [(owner, entry_id, 0.0, position) for (position,) in rows])
+        if self._connection.execute(f"DELETE {place}", values).rowcount == 0:
             return False
         self._blobs.delete_references(conversation_id, item_key(item_id))
         return True
@@ -149,18 +154,20 @@ class ConversationTables:
     def load_page(
         self, owner: str, conversation_id: str, after: str | None, limit: int, *, descending: bool
     ) -> ItemPage | None:
-        """Returns at most `limit` items behind the one with the id `after`; None if the conversation has no such item.
+        """Returns at most `limit` items behind the one with the id `after`; None if the conversation had no such item.
 
         The page ends before `MAX_PAGE_BYTES`, but has an item if there is one.
         """
         order, comparison = ("DESC", "<") if descending else ("ASC", ">")
-        place, values = "owner = ? AND conversation = ?", [owner, conversation_id]
+        place, values = "owner = ? AND conversation = ?", list[Any]([owner, conversation_id])
         if after is not None:
-            query = f"SELECT position FROM conversation_items WHERE {place} AND id = ? ORDER BY position {order}"  # noqa: S608
+            query = f"SELECT 0, position FROM conversation_items WHERE {place} AND id = ? ORDER BY position {order}"  # noqa: S608
             row = self._connection.execute(query, (*values, after)).fetchone()
+            entry_id = _entry_id(conversation_id, after)
+            row = row or self._deleted.find_place("conversation_items", owner, entry_id, descending=descending)
             if row is None:
                 return None
-            place, values = f"{place} AND position {comparison} ?", [*values, row[0]]
+            place, values = f"{place} AND position {comparison} ?", [*values, row[1]]
         query = f"SELECT position, length(data) FROM conversation_items WHERE {place} ORDER BY position {order} LIMIT ?"  # noqa: S608
         rows = self._connection.execute(query, (*values, limit + 1)).fetchall()
         num_rows, num_bytes = 0, 0
@@ -179,6 +186,11 @@ class ConversationTables:
             query, values = f"{query} AND conversation = ? ORDER BY position", [*values, conversation_id]
         row = self._connection.execute(query, values).fetchone()
         return decode_row(_item_decoder.decode, row[0]) if row else None
+
+
+def _entry_id(conversation_id: str, item_id: str) -> str:
+    """Returns the id of an item among those of all conversations."""
+    return f"{conversation_id}/{item_id}"
 
 
 def _decode_item(conversation_id: str, data: bytes) -> AnyInput | None:

@@ -27,6 +27,7 @@ from antiphon.app.store.blobs.evictions import Evictions, StoreLimits
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.history.continuation_tables import ContinuationTables
+from antiphon.app.store.history.deleted_entries import DeletedEntries
 from antiphon.app.store.history.event_tables import EventTables
 from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import (
@@ -79,7 +80,7 @@ class Database:
         self.blobs = BlobTables(connection)
         self.conversations, self.turns = ConversationTables(connection, self.blobs), TurnTables(connection)
         self.continuations, self.summaries = ContinuationTables(connection), SummaryTables(connection)
-        self.events = EventTables(connection)
+        self.events, self.deleted_entries = EventTables(connection), DeletedEntries(connection)
         self.files, self.batches = FileTables(connection), BatchTables(connection)
         self.uploads, self.usage = UploadTables(connection, self.files), UsageTable(connection)
 
@@ -191,7 +192,8 @@ class Database:
         """
         freed_bytes = 0
         for each in self.completions.delete_with_choice(response_id):
-            # First of all, so that no other server adds blobs to it meanwhile.
+            self.summaries.keep_place_of(each)  # reads the row of the response
+            # Before all else, so that no other server adds blobs to it meanwhile.
             self._connection.execute("DELETE FROM responses WHERE id = ?", (each,))
             freed_bytes += self.blobs.delete_references(each) + self.records.delete(each)
             self.summaries.delete(each)

@@ -226,8 +226,8 @@ class ResponseStore:
         is_deleted = completion_id in self._logs.deleted
         return None if is_deleted else self._database.completions.find_completion(owner, completion_id)
 
-    def list_completions(self, owner: str, query: CompletionQuery) -> list[StoredCompletion]:
-        """Returns the owner's chat completions that the query selects."""
+    def list_completions(self, owner: str, query: CompletionQuery) -> list[StoredCompletion] | None:
+        """Returns the owner's chat completions that the query selects: see `CompletionTables`."""
         return self._database.completions.list_completions(owner, query, frozenset(self._logs.deleted))
 
     def completion_messages(self, owner: str, completion_id: str) -> ChatMessages:

@@ -114,8 +114,8 @@ class StoreUpkeep:
     ) -> bool:
         """Deletes responses, files and batches older than `retention_s`, excess responses, and what has expired.
 
-        Also deletes the records of used approvals that have expired, so that nobody can use them again. Returns
-        whether no responses are left to delete.
+        Also deletes the records of used approvals that have expired, so that nobody can use them again, and the places
+        of entries that were deleted long ago. Returns whether no responses are left to delete.
         """
         oldest = int(max(now - retention_s, 0))
         self._database.begin(sync=False)
@@ -126,5 +126,6 @@ class StoreUpkeep:
         self._database.batches.delete_expired(oldest)
         self._database.usage.delete_before(int(now - USAGE_RETENTION_S))
         self._database.delete_used_approvals(now - MAX_APPROVAL_AGE_S - MAX_CLOCK_DIFFERENCE_S)
+        self._database.deleted_entries.delete_old(now)
         self._database.commit()
         return is_done

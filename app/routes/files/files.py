@@ -67,10 +67,9 @@ async def list_files(request: AnyRequest) -> Response[Any]:
     query = take_fields(request.query_params)
     limit, after = read_limit(query, str(MAX_FILES_LIMIT), MAX_FILES_LIMIT), query.get("after")
     purpose, is_descending = read_purpose(query), read_order(query, "desc") == "desc"
-    if after is not None and await find_file(request, after) is None:
-        raise invalid_value("after", f"Invalid 'after': there is no file with id '{clip_text(after)}'.")
-    after_id = None if after is None else read_file_id(after)
-    files = await _load_files(request, limit + 1, after_id, purpose=purpose, descending=is_descending)
+    files = await _load_files(request, limit + 1, after, purpose=purpose, descending=is_descending)
+    if files is None:
+        raise invalid_value("after", f"Invalid 'after': there is no file with id '{clip_text(after or '')}'.")
     return json_reply(build_list([file_body(file) for file in files[:limit]], has_more=len(files) > limit))
 
 
@@ -120,21 +119,25 @@ async def _list_anthropic(request: AnyRequest) -> Response[Any]:
         found = await context.store.read(lambda database: database.files.find_files(owner, stored_ids, now))
         return json_reply({"data": [anthropic_file_body(file) for file in found], "next_page": None})
     limit, page = read_limit(query, DEFAULT_LIMIT, MAX_ANTHROPIC_FILES), read_page(query)
-    if page is not None and await find_file(request, page) is None:
-        raise invalid_value("page", "Invalid 'page': it is not the 'next_page' of a list, or its file was deleted.")
     files = await _load_files(request, limit + 1, page, purpose=None, descending=True)
+    if files is None:
+        raise invalid_value("page", "Invalid 'page': it is not the 'next_page' of a list. Begin the list again.")
     next_page = f"{PAGE_PREFIX}{files[limit - 1].id}" if len(files) > limit else None
     return json_reply({"data": [anthropic_file_body(file) for file in files[:limit]], "next_page": next_page})
 
 
 async def _load_files(
     request: AnyRequest, limit: int, after: str | None, *, purpose: str | None, descending: bool
-) -> list[StoredFile]:
+) -> list[StoredFile] | None:
+    """Returns files behind the one with the id `after`, which may be malformed; None if there was no such file."""
+    after_id = None if after is None else read_file_id(after)
+    if after is not None and after_id is None:
+        return None
     context, owner = server_context(request), request_owner(request)
     now = context.turn_manager.clock()
     return await context.store.read(
         lambda database: database.files.list_files(
-            owner, now, limit=limit, after=after, purpose=purpose, descending=descending
+            owner, now, limit=limit, after=after_id, purpose=purpose, descending=descending
         )
     )
 

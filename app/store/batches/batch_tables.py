@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from antiphon.app.store.batches.records import BatchLine, LineResult, StoredBatch, TokenCounts
+from antiphon.app.store.history.deleted_entries import DeletedEntries
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row, delete_numbered
 
 _log = structlog.get_logger(__name__)
@@ -30,7 +31,7 @@ class BatchTables:
     """Statements on batches. The writes are called inside a transaction of the connection."""
 
     def __init__(self, connection: SqlConnection) -> None:
-        self._connection = connection
+        self._connection, self._deleted = connection, DeletedEntries(connection)
 
     # Writes
 
@@ -146,8 +147,10 @@ class BatchTables:
 
     def delete_expired(self, before: int) -> None:
         """Deletes the batches without lines that were created before `before`."""
-        statement = "DELETE FROM batches WHERE created < ? AND writer IS NULL AND has_lines = 0"
-        self._connection.execute(statement, (before,))
+        expired = "FROM batches WHERE created < ? AND writer IS NULL AND has_lines = 0"
+        rows = self._connection.execute(f"SELECT owner, id, created, position {expired}", (before,)).fetchall()
+        self._deleted.record("batches", rows)
+        self._connection.execute(f"DELETE {expired}", (before,))
 
     # Reads
 
@@ -161,14 +164,23 @@ class BatchTables:
         row = self._connection.execute(query, (owner, batch_id)).fetchone()
         return None if row is None else _decode_batch(batch_id, *row)
 
-    def list_batches(self, owner: str, *, limit: int, after: str | None) -> list[StoredBatch]:
-        """Returns at most `limit` of the owner's batches, latest first, those behind `after`."""
-        condition = "AND position < (SELECT position FROM batches WHERE id = ?)" if after is not None else ""
+    def list_batches(self, owner: str, *, limit: int, after: str | None) -> list[StoredBatch] | None:
+        """Returns at most `limit` of the owner's batches, latest first, those behind `after`.
+
+        The batch `after` may have been deleted. Returns None if there was none.
+        """
+        condition, values = "", list[Any]([owner])
+        if after is not None:
+            query = "SELECT created, position FROM batches WHERE owner = ? AND id = ?"
+            row = self._connection.execute(query, (owner, after)).fetchone()
+            place = row or self._deleted.find_place("batches", owner, after, descending=True)
+            if place is None:
+                return None
+            condition, values = "AND position < ?", [owner, place[1]]
         query = f"""
             SELECT id, data, cancel_requested FROM batches WHERE owner = ? {condition} ORDER BY position DESC LIMIT ?
         """  # noqa: S608
-        values = (owner, *((after,) if after is not None else ()), limit)
-        rows = self._connection.execute(query, values).fetchall()
+        rows = self._connection.execute(query, (*values, limit)).fetchall()
         return [batch for row in rows if (batch := _decode_batch(*row)) is not None]
 
     def list_owned(self, writer: str) -> list[tuple[str, StoredBatch]]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphon.app.store.batches.records import StoredFile
+from antiphon.app.store.history.deleted_entries import DeletedEntries, EntryPlace
 from antiphon.app.store.sql_connection import SqlConnection, delete_numbered
 
 DELETED_OWNER = "\x7fdeleted"
@@ -19,7 +20,8 @@ ROW_BYTES = 1024
 MAX_PURGED_FILES = 100
 """Deleted files whose rows are deleted in one transaction."""
 _FIND_DELETED = "SELECT id FROM files WHERE owner = ?"
-_EXISTS = "writer IS NULL AND upload IS NULL AND (expires IS NULL OR expires > ?)"
+_IS_LISTED = "writer IS NULL AND upload IS NULL"
+_EXISTS = f"{_IS_LISTED} AND (expires IS NULL OR expires > ?)"
 _IS_KEPT = "owner <> ? AND purpose NOT IN ('batch', 'batch_output')"
 """Condition on a file that counts for the size of the store and is deleted with responses of its age."""
 
@@ -28,7 +30,7 @@ class FileTables:
     """Statements on files. The writes are called inside a transaction of the connection. `now` is in seconds."""
 
     def __init__(self, connection: SqlConnection) -> None:
-        self._connection = connection
+        self._connection, self._deleted = connection, DeletedEntries(connection)
 
     # Writes
 
@@ -76,7 +78,7 @@ class FileTables:
 
     def delete_file(self, file_id: str) -> None:
         """Deletes a file, complete or not. Its pieces stay until `purge_pieces`."""
-        self._connection.execute("UPDATE files SET owner = ?, writer = NULL WHERE id = ?", (DELETED_OWNER, file_id))
+        self._mark_deleted("id = ?", (file_id,))
 
     def delete_parts(self, upload_id: str) -> None:
         """Deletes the parts of an upload that are complete."""
@@ -85,16 +87,22 @@ class FileTables:
 
     def delete_older(self, oldest: int) -> None:
         """Deletes the files that were created before a time and belong to no batch."""
-        statement = f"UPDATE files SET owner = ? WHERE writer IS NULL AND {_IS_KEPT} AND created < ?"  # noqa: S608
-        self._connection.execute(statement, (DELETED_OWNER, DELETED_OWNER, oldest))
+        self._mark_deleted(f"writer IS NULL AND {_IS_KEPT} AND created < ?", (DELETED_OWNER, oldest))
 
     def delete_expired(self, now: float) -> None:
         """Deletes the files whose time is over, but not inputs of batches that run."""
-        statement = """
-            UPDATE files SET owner = ? WHERE writer IS NULL AND expires <= ?
+        condition = """
+            writer IS NULL AND expires <= ?
             AND NOT EXISTS (SELECT 1 FROM batches WHERE input_file = files.id AND batches.writer IS NOT NULL)
         """
-        self._connection.execute(statement, (DELETED_OWNER, int(now)))
+        self._mark_deleted(condition, (int(now),))
+
+    def _mark_deleted(self, condition: str, values: Sequence[Any]) -> None:
+        """Deletes the files with a condition, and keeps the places of those that were in lists."""
+        query = f"SELECT owner, id, created, position FROM files WHERE {_IS_LISTED} AND owner <> ? AND {condition}"  # noqa: S608
+        self._deleted.record("files", self._connection.execute(query, (DELETED_OWNER, *values)).fetchall())
+        statement = f"UPDATE files SET owner = ?, writer = NULL WHERE {condition}"  # noqa: S608
+        self._connection.execute(statement, (DELETED_OWNER, *values))
 
     def purge_pieces(self, max_pieces: int) -> None:
         """Deletes at most `max_pieces` pieces of deleted files, and the row of each file after its last piece."""
@@ -118,21 +126,31 @@ class FileTables:
 
     def list_files(
         self, owner: str, now: float, *, limit: int, after: str | None, purpose: str | None, descending: bool
-    ) -> list[StoredFile]:
-        """Returns at most `limit` of the owner's files, in the order of their creation, those behind `after`."""
+    ) -> list[StoredFile] | None:
+        """Returns at most `limit` of the owner's files, in the order of their creation, those behind `after`.
+
+        The file `after` may have been deleted. Returns None if there was none.
+        """
         conditions, values = ["owner = ?", _EXISTS], [owner, int(now)]
         if purpose is not None:
             conditions.append("purpose = ?")
             values.append(purpose)
         if after is not None:
-            comparison = "<" if descending else ">"
-            conditions.append(f"position {comparison} (SELECT position FROM files WHERE id = ?)")  # noqa: S608
-            values.append(after)
+            place = self._find_place(owner, after, descending=descending)
+            if place is None:
+                return None
+            conditions.append(f"position {'<' if descending else '>'} ?")
+            values.append(place[1])
         direction = "DESC" if descending else "ASC"
         query = f"""
             SELECT {_COLUMNS} FROM files WHERE {" AND ".join(conditions)} ORDER BY position {direction} LIMIT ?
         """  # noqa: S608  # every value is a parameter
         return [_decode_file(row) for row in self._connection.execute(query, (*values, limit)).fetchall()]
+
+    def _find_place(self, owner: str, file_id: str, *, descending: bool) -> EntryPlace | None:
+        query = f"SELECT created, position FROM files WHERE owner = ? AND id = ? AND {_IS_LISTED}"  # noqa: S608
+        row: EntryPlace | None = self._connection.execute(query, (owner, file_id)).fetchone()
+        return row or self._deleted.find_place("files", owner, file_id, descending=descending)
 
     def count_bytes(self, owner: str) -> int:
         """Returns the size of all files of an owner, incomplete ones included, with `ROW_BYTES` for each."""

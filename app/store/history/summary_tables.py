@@ -9,6 +9,7 @@ import msgspec
 from antiphon.app.base.endings import CAUSES, Ending
 from antiphon.app.base.turn_stats import Api, TurnStats, TurnTimes
 from antiphon.app.inspection.summaries import TurnFilter
+from antiphon.app.store.history.deleted_entries import DeletedEntries
 from antiphon.app.store.sql_connection import SqlConnection
 
 SUMMARY_COLUMNS: Mapping[str, str] = {
@@ -71,7 +72,7 @@ class SummaryTables:
     """Statements on summaries. `Database` writes them with the last step of a turn."""
 
     def __init__(self, connection: SqlConnection) -> None:
-        self._connection = connection
+        self._connection, self._deleted = connection, DeletedEntries(connection)
 
     def find(self, owner: str, turn_id: str) -> TurnStats | None:
         """Returns the summary of the owner's turn."""
@@ -109,6 +110,23 @@ class SummaryTables:
         """Returns what is known of the owner's stored turns that have not ended, on all servers of the store."""
         query = "SELECT id, base_response FROM responses WHERE owner = ? AND writer IS NOT NULL LIMIT ?"
         return [_read_running(*row) for row in self._connection.execute(query, (owner, MAX_RUNNING))]
+
+    def keep_place(self, owner: str, turn_id: str, started: float) -> None:
+        """Keeps the place of a turn that is deleted where it was recorded, and may not be in the store."""
+        self._deleted.record("turn_summaries", [(owner, turn_id, started, 0)])
+
+    def find_deleted(self, owner: str, turn_id: str) -> float | None:
+        """Returns the time of the owner's turn if it was deleted."""
+        place = self._deleted.find_place("turn_summaries", owner, turn_id, descending=True)
+        return None if place is None else place[0]
+
+    def keep_place_of(self, turn_id: str) -> None:
+        """Keeps the place of a turn whose response is about to be deleted. One that has not ended has no summary."""
+        query = """
+            SELECT responses.owner, responses.id, coalesce(started, created), 0
+            FROM responses LEFT JOIN turn_summaries ON turn_summaries.id = responses.id WHERE responses.id = ?
+        """
+        self._deleted.record("turn_summaries", self._connection.execute(query, (turn_id,)).fetchall())
 
     def delete(self, turn_id: str) -> None:
         """Deletes the summary of a response that is deleted."""

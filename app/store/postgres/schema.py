@@ -6,14 +6,14 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 MIGRATION_LOCK = 0x616E7469_70686F6E
 """Key of the advisory lock that a server holds while it migrates."""
 TABLES = (
     "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions",
     "chat_choices", "files", "file_pieces", "batches", "batch_lines", "used_approvals", "blobs",
     "blob_pieces", "blob_references", "uploads", "continuations", "turn_summaries", "turn_records", "prompt_blocks",
-    "usage_hours",
+    "usage_hours", "deleted_entries",
 )  # fmt: skip
 # Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
 SCHEMA = """
@@ -148,9 +148,19 @@ CREATE TABLE usage_hours (
 CREATE INDEX responses_by_owner ON responses (owner, created, size);
 """
 """Usage of API keys by the hour; each process has rows of its own."""
+DELETED_SCHEMA = """
+CREATE TABLE deleted_entries (
+    number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, list TEXT NOT NULL, owner TEXT NOT NULL,
+    entry TEXT NOT NULL, created DOUBLE PRECISION NOT NULL, position BIGINT NOT NULL,
+    deleted BIGINT NOT NULL DEFAULT extract(epoch FROM now())::bigint
+);
+CREATE INDEX deleted_by_entry ON deleted_entries (owner, list, entry);
+CREATE INDEX deleted_by_age ON deleted_entries (deleted);
+"""
+"""Places of entries of lists that were deleted. Their positions are not given again."""
 MIGRATIONS: tuple[str, ...] = (
     *(SCHEMA, BATCH_SCHEMA, APPROVAL_SCHEMA, BLOB_SCHEMA, CONTINUATION_SCHEMA),
-    *(SUMMARY_SCHEMA, RECORD_SCHEMA, USAGE_SCHEMA),
+    *(SUMMARY_SCHEMA, RECORD_SCHEMA, USAGE_SCHEMA, DELETED_SCHEMA),
 )
 """Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
 

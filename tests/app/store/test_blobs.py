@@ -20,8 +20,9 @@ from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.blobs.blob_tables import BLOB_PIECE_BYTES, BlobHolder
 from antiphon.app.store.database import Database
 from antiphon.app.store.recent_logs import RecentLogs
-from antiphon.app.store.sqlite.schema import MIGRATIONS, open_memory
+from antiphon.app.store.sqlite.schema import open_memory
 from antiphon.app.store.sqlite.store import MemoryStore
+from antiphon.app.store.sqlite.versions import MIGRATIONS
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import InputFile, InputImage, InputMessage

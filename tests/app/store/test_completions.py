@@ -47,6 +47,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 def list_ids(store: ResponseStore, owner: str = "me", **query: object) -> list[str]:
     listed = store.list_completions(owner, CompletionQuery(**{"limit": 10, **query}))  # type: ignore[arg-type]
+    assert listed is not None
     return [completion.id for completion in listed]
 
 

@@ -19,7 +19,8 @@ from antiphon.app.cli import main
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.maintenance import backup
 from antiphon.app.store.maintenance.backup import back_up, note_path, restore
-from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION
+from antiphon.app.store.sqlite.schema import SCHEMA_VERSION
+from antiphon.app.store.sqlite.versions import MIGRATIONS
 from tests.app.store.store_helpers import SqlitePlace, StorePlace, add_log, open_test_store
 from tests.app.store.test_sqlite import VERSION_2_SQL
 from tests.serving import scripted_registry, serve

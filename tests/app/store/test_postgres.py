@@ -47,7 +47,7 @@ async def test_database_of_a_newer_version_is_refused(postgres_place: PostgresPl
         migrate_database(parse_address(postgres_place.url))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 6])
+@pytest.mark.parametrize("version", [1, 2, 3, 6, 8])
 async def test_database_of_an_older_version_is_migrated(postgres_place: PostgresPlace, version: int) -> None:
     for migration in MIGRATIONS[:version]:
         postgres_place.read_rows(migration)

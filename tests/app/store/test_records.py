@@ -340,6 +340,8 @@ async def test_file_of_version_9_gets_the_tables(tmp_path: Path) -> None:
         pass
     with sqlite3.connect(path) as connection:
         connection.executescript(
+            "DROP TABLE deleted_entries; DROP TRIGGER files_position; DROP TRIGGER batches_position; "
+            "DROP TRIGGER chat_completions_position; DROP TRIGGER conversation_items_position; "
             "DROP TABLE usage_hours; DROP INDEX by_owner; DROP TABLE turn_records; DROP TABLE prompt_blocks; ALTER TABLE writers DROP COLUMN stats; "
             "PRAGMA user_version = 9"
         )

@@ -13,8 +13,9 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sqlite.database import SqliteDatabase
-from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION, open_connection
+from antiphon.app.store.sqlite.schema import SCHEMA_VERSION, open_connection
 from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.sqlite.versions import MIGRATIONS, split_script
 from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import InputMessage
 from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
@@ -81,6 +82,7 @@ CHANGES = {
     "version 8": ";".join((*MIGRATIONS[1:7], "PRAGMA user_version = 8")),
     "version 9": ";".join((*MIGRATIONS[1:8], "PRAGMA user_version = 9")),
     "version 10": ";".join((*MIGRATIONS[1:9], "PRAGMA user_version = 10")),
+    "version 11": ";".join((*MIGRATIONS[1:10], "PRAGMA user_version = 11")),
 }
 """Statements that make a file of version 2 one of another version."""
 
@@ -107,7 +109,7 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
     connection.close()
 
 
-MIGRATION_STATEMENTS = [text for migration in MIGRATIONS[1:] for text in migration.split(";")]
+MIGRATION_STATEMENTS = [text for migration in MIGRATIONS[1:] for text in split_script(migration)]
 
 
 @pytest.mark.parametrize("number", range(0, len(MIGRATION_STATEMENTS), 1 if FULL_COUNTS else 6))

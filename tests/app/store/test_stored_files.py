@@ -138,9 +138,10 @@ async def test_files_are_deleted_with_responses_of_their_age(any_place: AnyPlace
         await add_file(store, "ended", created_at=now - 10, expires_at=now - 1)
         await store.change(lambda database: database.files.delete_older(now - 1000))
         await store.change(lambda database: database.files.delete_expired(now))
-        names = [file.id for file in await store.read(lambda database: database.files.list_files(
-            "me", 0, limit=10, after=None, purpose=None, descending=False
-        ))]  # fmt: skip
+        files = await store.read(
+            lambda database: database.files.list_files("me", 0, limit=10, after=None, purpose=None, descending=False)
+        )
+        names = [file.id for file in files or ()]
         assert names == ["file-new", "file-batch"]
 
 

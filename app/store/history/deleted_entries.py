@@ -1,0 +1,65 @@
+"""Places of entries that were deleted: a client that deletes while it pages goes on behind the last one it has seen.
+
+There is no row for an entry that exists: a list looks for the row of the entry first, then here. Rows have digests of
+ids, since clients choose those of items. The database sets the time of a deletion.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from antiphon.app.store.blobs.blob_tables import item_key
+from antiphon.app.store.sql_connection import SqlConnection
+
+DELETED_ENTRY_LIFETIME_S = 86_400
+"""Time for which the place of a deleted entry is known."""
+MAX_DELETED_ENTRIES = 10_000
+"""Deleted entries of an owner whose places are kept: the latest ones."""
+ROWS_PER_STATEMENT = 128
+"""Rows to insert at once: SQLite before 3.32 takes 999 values."""
+ListTable = Literal["files", "batches", "chat_completions", "conversation_items", "turn_summaries"]
+"""Tables whose rows are entries of a list."""
+Entry = tuple[str, str, float, int]
+"""Owner and id of an entry, its time and its position."""
+EntryPlace = tuple[float, int]
+"""Time and position of an entry; a list is sorted by one of them or both."""
+
+
+class DeletedEntries:
+    """Statements on deleted entries. The writes are called inside the transaction that deletes the entries."""
+
+    def __init__(self, connection: SqlConnection) -> None:
+        self._connection = connection
+
+    def record(self, table: ListTable, entries: Iterable[Entry]) -> None:
+        """Keeps the places of entries of a table that are being deleted."""
+        rows = [(table, owner, item_key(entry_id), time, position) for owner, entry_id, time, position in entries]
+        for start in range(0, len(rows), ROWS_PER_STATEMENT):
+            part = rows[start : start + ROWS_PER_STATEMENT]
+            statement = f"""
+                INSERT INTO deleted_entries (list, owner, entry, created, position)
+                VALUES {", ".join(["(?, ?, ?, ?, ?)"] * len(part))}
+            """  # noqa: S608
+            self._connection.execute(statement, [value for row in part for value in row])
+
+    def find_place(self, table: ListTable, owner: str, entry_id: str, *, descending: bool) -> EntryPlace | None:
+        """Returns the place of the owner's deleted entry. Of several with one id, the first one in the order counts."""
+        query = f"""
+            SELECT created, position FROM deleted_entries WHERE owner = ? AND list = ? AND entry = ?
+            ORDER BY position {"DESC" if descending else "ASC"} LIMIT 1
+        """  # noqa: S608
+        row = self._connection.execute(query, (owner, table, item_key(entry_id))).fetchone()
+        return None if row is None else (row[0], row[1])
+
+    def delete_old(self, now: float) -> None:
+        """Deletes the places that are too old, and the oldest ones of an owner that has too many."""
+        self._connection.execute(
+            "DELETE FROM deleted_entries WHERE deleted < ?", (int(now) - DELETED_ENTRY_LIFETIME_S,)
+        )
+        query = "SELECT owner FROM deleted_entries GROUP BY owner HAVING count(*) > ?"
+        statement = """
+            DELETE FROM deleted_entries WHERE owner = ? AND number <= (
+                SELECT number FROM deleted_entries WHERE owner = ? ORDER BY number DESC LIMIT 1 OFFSET ?
+            )
+        """
+        for (owner,) in self._connection.execute(query, (MAX_DELETED_ENTRIES,)).fetchall():
+            self._connection.execute(statement, (owner, owner, MAX_DELETED_ENTRIES))
