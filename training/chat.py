@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Template
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 TEMPLATE_FILE = Path(__file__).parent / "template.jinja"
 
@@ -27,6 +27,8 @@ class Dialogue:
     messages: list[ChatMessage]
     tools: list[ToolDefinition] = field(default_factory=list)
     thinking: bool = True
+    fields: dict[str, str] = field(default_factory=dict)
+    """Names and types of an answer that must be JSON. A grammar writes the names, which are therefore not learned."""
 
 
 def user_message(text: str) -> ChatMessage:
@@ -98,8 +100,20 @@ def encode_dialogue(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int]
     prompt_ids = tokenizer.encode(
         render_prompt(context, dialogue.tools, dialogue.thinking), add_special_tokens=False
     ).ids
-    answer_ids = tokenizer.encode(render_completion(answer, dialogue.thinking), add_special_tokens=False).ids
-    return prompt_ids + answer_ids, mark_learned(tokenizer, prompt_ids) + [True] * len(answer_ids)
+    encoded = tokenizer.encode(render_completion(answer, dialogue.thinking), add_special_tokens=False)
+    mask = mark_values(encoded, answer, dialogue.fields) if dialogue.fields else [True] * len(encoded.ids)
+    return prompt_ids + encoded.ids, mark_learned(tokenizer, prompt_ids) + mask
+
+
+def mark_values(encoded: Encoding, answer: ChatMessage, fields: dict[str, str]) -> list[bool]:
+    """Returns the loss mask of a completion that is JSON: all but the reasoning and the names of the fields."""
+    text: str = answer["content"]
+    shift = encoded.offsets[-1][0] - len(text)
+    given, place = [(0, shift)], 0
+    for name in fields:
+        place = text.index(f'"{name}": ', place) + 1
+        given.append((shift + place, shift + place + len(name)))
+    return [not any(start < last and first < stop for first, last in given) for start, stop in encoded.offsets]
 
 
 def mark_learned(tokenizer: Tokenizer, prompt_ids: list[int]) -> list[bool]:

@@ -7,11 +7,20 @@ here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from training import phrases, wordings
 from training.chat import ChatMessage, Dialogue, answer_message, tool_messages, user_message
 from training.fixed_texts import EMPTY
-from training.skills import memory_skills, patch_skills, session_skills, shell_skills, text_skills, tool_skills
+from training.skills import (
+    memory_skills,
+    patch_skills,
+    question_skills,
+    session_skills,
+    shell_skills,
+    text_skills,
+    tool_skills,
+)
 from training.word_sampler import WordSampler
 
 Maker = Callable[[WordSampler, float], Dialogue]
@@ -39,6 +48,12 @@ SKILLS: dict[str, Maker] = {
     "apply patch": patch_skills.make_patch_turn,
 }
 """Evaluated skills, by name."""
+NEW_SKILLS: dict[str, Maker] = {
+    "lookup": question_skills.make_lookup_call,
+    "json report": question_skills.make_json_report,
+    "no picture": question_skills.make_picture_refusal,
+}
+"""Skills of the tenth course, by name. The shipped weights do not have them."""
 
 MIXTURE: dict[Maker, float] = {
     text_skills.make_greeting: 3,
@@ -146,7 +161,26 @@ PATCH: dict[Maker, float] = {
     patch_skills.make_file_refusal: 6,
     patch_skills.make_other_skill: 8,
 }
-"""Sampling weights of the last course: the built-in tools `shell` and `apply_patch`, and as often all before."""
+"""Sampling weights of the ninth course: the built-in tools `shell` and `apply_patch`, and as often all before."""
+
+QUESTIONS: dict[Maker, float] = {
+    **PATCH,
+    question_skills.make_lookup_call: 60,
+    question_skills.make_lookup_refusal: 10,
+    question_skills.make_json_report: 55,
+    question_skills.make_picture_refusal: 20,
+    question_skills.make_form: 150,
+}
+"""Sampling weights of the tenth course: what newcomers ask first, and nearly as often all before."""
+
+FIRST_QUESTIONS: dict[Maker, float] = {
+    question_skills.make_lookup_call: 60,
+    question_skills.make_lookup_refusal: 12,
+    question_skills.make_json_report: 50,
+    question_skills.make_picture_refusal: 25,
+    question_skills.make_form: 45,
+}
+"""Sampling weights of the tenth course's end: the new skills alone, beside batches of the ninth course."""
 
 COURSES = {
     "everything": MIXTURE,
@@ -158,6 +192,8 @@ COURSES = {
     "polish": POLISH,
     "shell": SHELL,
     "patch": PATCH,
+    "questions": QUESTIONS,
+    "first questions": FIRST_QUESTIONS,
 }
 """Sampling weights by course, in training order."""
 
@@ -210,12 +246,21 @@ def add_surroundings(words: WordSampler, dialogue: Dialogue) -> Dialogue:
         context += earlier_exchange(words)
     # Sums need the column addition in their reasoning, so they always have it.
     thinking = dialogue.skill == "sum" or not words.flip_coin(0.08)
-    return Dialogue(dialogue.skill, context + dialogue.messages, dialogue.tools, thinking)
+    return replace(dialogue, messages=context + dialogue.messages, thinking=thinking)
 
 
 def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
     """Returns a training dialogue of a course. `size`, from 0 to 1, scales phrases, tool lists and added context."""
-    crowded = course in ("crowded", "sessions", "refinement", "polish", "shell", "patch")
+    crowded = course in (
+        "crowded",
+        "sessions",
+        "refinement",
+        "polish",
+        "shell",
+        "patch",
+        "questions",
+        "first questions",
+    )
     sharing = crowded or course == "telling apart"
     words = WordSampler(seed, strange=course != "everything", sharing=sharing, crowded=crowded)
     mixture = COURSES[course]
@@ -227,5 +272,5 @@ def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everyth
 def evaluation_dialogue(skill: str, number: int) -> Dialogue:
     """Returns the numbered evaluation dialogue of a skill: words of the held-out side only, always with thinking."""
     words = WordSampler(f"evaluation {skill} {number}", evaluation=True)
-    dialogue = add_surroundings(words, SKILLS[skill](words, 1.0))
-    return Dialogue(dialogue.skill, dialogue.messages, dialogue.tools)
+    dialogue = add_surroundings(words, (SKILLS | NEW_SKILLS)[skill](words, 1.0))
+    return replace(dialogue, thinking=True)

@@ -201,11 +201,15 @@ def course_batches(plan: TrainingPlan, course: TrainingCourse, tokenizer: Tokeni
     return islice(DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32), course.steps)
 
 
+def cast_forward(device: str) -> torch.autocast:
+    """Returns the context of a forward pass: in bf16 on a GPU, and on a CPU that multiplies bf16 natively."""
+    has_bf16 = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=has_bf16)
+
+
 def train_step(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: Batch, rate: float) -> float:
     """Performs one training step and returns its loss."""
-    device = model.device.type
-    has_bf16 = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=has_bf16):
+    with cast_forward(model.device.type):
         loss = compute_loss(model, batch)
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

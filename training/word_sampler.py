@@ -94,6 +94,8 @@ graph phrase alphabet triumph symphony default async await import function serve
 compile debug parser schema vector matrix tensor docker commit merge rebase hello world thanks yes no maybe today here
 how
 """.split()
+KINDS = ["current", "next", "last", "local", "average", "daily", "total", "nearest", "recent", "expected"]
+"""Words between the verb and the noun of a tool's name."""
 PROGRAMS = """ls cat echo grep find git python python3 node npm make pwd date whoami wc head tail sort uname du df ps
 env touch mkdir rm cp mv sed awk curl tar chmod diff which cargo go pytest ruff jq tree hostname id uptime printf seq
 stat file basename dirname tee xargs cut tr test true sleep ln zip ssh docker kubectl pip uv""".split()

@@ -71,7 +71,7 @@ def test_tools_are_listed_by_name_and_required_parameters() -> None:
     )
 
 
-@pytest.mark.parametrize("course", ["everything", "sessions", "patch"])
+@pytest.mark.parametrize("course", ["everything", "sessions", "patch", "questions"])
 def test_generator_and_template_format_tools_alike(course: str) -> None:
     for number in range(100):
         dialogue = generator.training_dialogue(f"listed {number}", course=course)
@@ -172,7 +172,7 @@ def test_unusual_contents_are_accepted(content: Any, role: str) -> None:
     )
 
 
-@pytest.mark.parametrize("course", ["everything", "patch"])
+@pytest.mark.parametrize("course", ["everything", "patch", "first questions"])
 def test_training_and_template_render_answers_alike(course: str) -> None:
     for number in range(200):
         dialogue = generator.training_dialogue(f"template {number}", course=course)

@@ -13,12 +13,12 @@ from antiphon.harmony.prompt.builtin_items import write_patch
 from training import file_requests, generator, shell_commands, word_sampler
 from training.chat import Dialogue
 from training.fixed_texts import CODEX, RUNNERS
-from training.skills import patch_skills, session_skills, shell_skills
+from training.skills import patch_skills, question_skills, session_skills, shell_skills
 from training.skills.claude_code_tools import CLAUDE_CODE_TOOLS
 from training.skills.codex_tools import TERMINAL_TOOLS
 from training.tool_definitions import name_of
 
-NUM_TRAINING_DIALOGUES = {"everything": 3000, "sessions": 1500, "shell": 600, "patch": 600}
+NUM_TRAINING_DIALOGUES = {"everything": 3000, "sessions": 1500, "shell": 600, "patch": 600, "questions": 600}
 """By course. The other courses draw the same skills as the first."""
 NUM_EVALUATION_DIALOGUES = 40
 SHELL_NAMES = {"shell", "commands", "timeout_ms", "max_output_length"}
@@ -44,7 +44,7 @@ def generate_training_dialogues() -> Iterator[Dialogue]:
 def generate_evaluation_dialogues() -> Iterator[Dialogue]:
     return (
         generator.evaluation_dialogue(skill, number)
-        for skill in generator.SKILLS
+        for skill in generator.SKILLS | generator.NEW_SKILLS
         for number in range(NUM_EVALUATION_DIALOGUES)
     )
 
@@ -100,7 +100,7 @@ def test_only_runner_words_are_in_tool_names_of_both_sets() -> None:
 def test_same_seed_gives_the_same_dialogues() -> None:
     for number in range(100):
         assert generator.training_dialogue(f"again {number}") == generator.training_dialogue(f"again {number}")
-    for skill in generator.SKILLS:
+    for skill in generator.SKILLS | generator.NEW_SKILLS:
         assert generator.evaluation_dialogue(skill, 3) == generator.evaluation_dialogue(skill, 3)
         assert generator.evaluation_dialogue(skill, 3) != generator.evaluation_dialogue(skill, 4)
 
@@ -141,7 +141,9 @@ def test_requests_that_imply_a_command_are_in_one_set_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [shell_commands, shell_skills, file_requests, patch_skills], ids=lambda module: module.__name__
+    "module",
+    [shell_commands, shell_skills, file_requests, patch_skills, question_skills],
+    ids=lambda module: module.__name__,
 )
 def test_wordings_of_agents_requests_have_no_evaluation_word(module: ModuleType) -> None:
     """These words are not in `FIXED_WORDS`, from which the tokenizer's corpus draws."""

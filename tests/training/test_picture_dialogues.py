@@ -105,7 +105,7 @@ def test_training_with_a_frozen_text_model_changes_only_the_tower(
 ) -> None:
     model, plan = add_tower(text_model), PicturePlan(steps=2, tokens=512, warmup=1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    run = PictureRun(plan, model, extend_tokenizer(text_tokenizer), True, tmp_path / "state.pt")
+    run = PictureRun(plan, model, extend_tokenizer(text_tokenizer), "text", tmp_path / "state.pt")
     run.train()
     after, known = model.state_dict(), text_model.config.vocab_size
     table = "model.language_model.embed_tokens.weight"
@@ -113,7 +113,7 @@ def test_training_with_a_frozen_text_model_changes_only_the_tower(
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert not [name for name in changed if "language_model" in name and name != table]
     assert "model.visual.blocks.0.attn.qkv.weight" in changed
-    again = PictureRun(plan, add_tower(text_model), extend_tokenizer(text_tokenizer), True, tmp_path / "state.pt")
+    again = PictureRun(plan, add_tower(text_model), extend_tokenizer(text_tokenizer), "text", tmp_path / "state.pt")
     assert again.step == 2 and torch.equal(again.rows, run.rows)
 
 

@@ -51,13 +51,13 @@ class Scene:
     digit: int | None = None
 
 
-def draw_scene(random: np.random.Generator, digits: float = DIGIT_SHARE) -> Scene:
-    """Returns a random scene. `digits` is the share of digits."""
+def draw_scene(random: np.random.Generator, digits: float = DIGIT_SHARE, others: float = OTHER_SHARE) -> Scene:
+    """Returns a random scene. `digits` is the share of digits, `others` that of pictures without a known figure."""
     colour, ground = random.choice(list(COLOURS), size=2, replace=False)
     chance = random.random()
     if chance < digits:
         return Scene("digit", str(colour), str(ground), int(random.integers(10)))
-    if chance < digits + OTHER_SHARE:
+    if chance < digits + others:
         return Scene("other", str(colour), str(ground))
     return Scene(SHAPES[random.integers(3)], str(colour), str(ground))
 

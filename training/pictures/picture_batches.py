@@ -17,6 +17,8 @@ SQUARE_SHARE = 0.75
 SQUARE = (8, 8)
 GRIDS = ((8, 10), (10, 8), (8, 12), (12, 8), (6, 12), (12, 6))
 """Rows and columns of patches that the processor makes of pictures that are not square."""
+STRIPS = tuple((2, length) for length in (24, 32, 44, 60, 80, 100, 120, 136))
+"""Rows and columns of patches of pictures that are 6 to 200 times as wide as high. Nothing in them is recognizable."""
 UNKNOWN = -100
 """Label of what a picture does not have; `cross_entropy` ignores it."""
 LABEL_SIZES = {"colour": len(COLOURS), "ground": len(COLOURS), "shape": len(SHAPES), "digit": 10}

@@ -13,7 +13,7 @@ import numpy as np
 
 from training import generator, phrases
 from training.chat import ChatMessage, Dialogue, ToolDefinition, answer_message, call_message, user_message
-from training.pictures.drawing import DIGIT_SHARE, Scene, draw_scene
+from training.pictures.drawing import DIGIT_SHARE, OTHER_SHARE, Scene, draw_scene
 from training.pictures.soft_words import describe_scene
 from training.skills import codex_tools, text_skills
 from training.tool_definitions import make_tool, mix_tools, tool_thought
@@ -123,20 +123,25 @@ def make_tools(words: WordSampler, crowd: float) -> list[ToolDefinition]:
 
 
 def make_picture_dialogue(
-    seed: str, surroundings: float = 1.0, evaluation: bool = False, digits: float = DIGIT_SHARE
+    seed: str,
+    surroundings: float = 1.0,
+    evaluation: bool = False,
+    digits: float = DIGIT_SHARE,
+    others: float = OTHER_SHARE,
 ) -> PictureDialogue:
     """Returns a dialogue whose last answer is learned: mostly a description, else another skill after a picture.
 
-    `surroundings` is the share of dialogues with tools or a system text, `digits` that of digits among the pictures.
+    `surroundings` is the share of dialogues with tools or a system text, `digits` that of digits among the
+    pictures, `others` that of pictures without a known figure.
     """
     words = WordSampler(seed, evaluation=evaluation)
     random = np.random.default_rng(words.random.getrandbits(63))
-    scenes = [draw_scene(random, digits)]
+    scenes = [draw_scene(random, digits, others)]
     make_messages = make_view if words.flip_coin(0.4) else make_question
     skill, messages = "view" if make_messages is make_view else "picture", make_messages(words, scenes[0])
     draw = words.random.random()
     if draw < 0.12:
-        scenes.append(draw_scene(random, digits))
+        scenes.append(draw_scene(random, digits, others))
         messages += (make_view if words.flip_coin(0.4) else make_question)(words, scenes[1])
     elif draw < 0.25 and not evaluation:
         make_other = words.random.choice((text_skills.make_repetition, text_skills.make_sum, text_skills.make_greeting))

@@ -29,16 +29,19 @@ from training import chat, generator
 from training.batches import Batch, TrainingBatches, pad_rows
 from training.muon import Muon
 from training.pictures.convert import VISION_TOKENS, save_model
-from training.pictures.drawing import Scene, draw_picture
-from training.pictures.picture_batches import GRIDS, SQUARE, SQUARE_SHARE
+from training.pictures.drawing import DIGIT_SHARE, OTHER_SHARE, Scene, draw_picture
+from training.pictures.picture_batches import GRIDS, SQUARE, SQUARE_SHARE, STRIPS
 from training.pictures.picture_dialogues import PictureDialogue, make_picture_dialogue
 from training.pictures.tower import MERGE, PATCH, cut_patches, encode_pictures
 from training.pictures.train_tower import load_state, save_state, set_rate
+from training.train import cast_forward
 
 log = logging.getLogger(__name__)
 
 DIALOGUES_PER_CHUNK = 512
 """Number of dialogues that are drawn and sorted by length together. All their pictures have one size."""
+STRIPS_PER_CHUNK = 48
+"""The same number for pictures that are a strip."""
 TextBatch = tuple[Batch, Tensor, tuple[int, int], list[Scene]]
 """Token ids with their loss mask, the patches of all pictures in order, rows and columns of patches, and the scenes."""
 
@@ -53,6 +56,12 @@ class PicturePlan:
     """Maximum number of tokens in a batch, padding included."""
     surroundings: float = 0.1
     """Share of dialogues with what clients send around a request: tools and system texts. They are long."""
+    strips: float = 0.0
+    """Share of chunks whose pictures are many times as wide as high, or as high as wide."""
+    old_tokens: int | None = None
+    """Maximum number of tokens in a batch of an earlier course; by default the same as for the pictures."""
+    keep: float = 0.0
+    """Weight of the initial weights in the final mean of initial and trained weights, from 0 to 1."""
     rate: float = 2e-3
     decay: float = 0.7
     warmup: int = 40
@@ -80,18 +89,24 @@ def encode_dialogue(tokenizer: Tokenizer, example: PictureDialogue, soft_tokens:
 class PictureDialogues(IterableDataset[TextBatch]):
     """Endless stream of batches of dialogues with pictures, from chunk number `first` on."""
 
-    def __init__(self, tokenizer: str, seed: int, tokens: int, surroundings: float, first: int = 0) -> None:
+    def __init__(
+        self, tokenizer: str, seed: int, tokens: int, surroundings: float, first: int = 0, strips: float = 0.0
+    ) -> None:
         self.tokenizer, self.seed, self.tokens = tokenizer, seed, tokens
-        self.surroundings, self.first = surroundings, first
+        self.surroundings, self.first, self.strips = surroundings, first, strips
 
     def build_chunk(self, tokenizer: Tokenizer, number: int) -> list[TextBatch]:
         """Builds the batches of one chunk, in random order."""
         random = np.random.default_rng([self.seed, number])
         grid = SQUARE if random.random() < SQUARE_SHARE else GRIDS[random.integers(len(GRIDS))]
+        digits, others = DIGIT_SHARE, OTHER_SHARE
+        if random.random() < self.strips:
+            grid, digits, others = STRIPS[random.integers(len(STRIPS))], 0.0, 1.0
+            grid = grid if random.random() < 0.7 else (grid[1], grid[0])
         count = grid[0] * grid[1] // MERGE**2
         examples = [
-            make_picture_dialogue(f"{self.seed} pictures {number} {n}", self.surroundings)
-            for n in range(DIALOGUES_PER_CHUNK)
+            make_picture_dialogue(f"{self.seed} pictures {number} {n}", self.surroundings, digits=digits, others=others)
+            for n in range(DIALOGUES_PER_CHUNK if others < 1 else STRIPS_PER_CHUNK)
         ]
         rows = [(encode_dialogue(tokenizer, example, count), example) for example in examples]
         rows.sort(key=lambda row: len(row[0][0]))
@@ -160,12 +175,14 @@ def build_optimizers(model: Any, rows: Tensor) -> list[torch.optim.Optimizer]:
 class PictureRun:
     """One run: the model, the vision tokens' rows, the optimizers and the number of steps done."""
 
-    def __init__(self, plan: PicturePlan, model: Any, text_tokenizer: Tokenizer, is_frozen: bool, state: Path) -> None:
+    def __init__(self, plan: PicturePlan, model: Any, text_tokenizer: Tokenizer, frozen: str, state: Path) -> None:
         self.plan, self.model, self.tokenizer, self.state = plan, model, text_tokenizer, state
         self.step = 0
         table = model.model.language_model.embed_tokens.weight
         self.rows = table[-len(VISION_TOKENS) :].detach().clone().requires_grad_()
-        model.model.language_model.requires_grad_(not is_frozen)
+        model.model.language_model.requires_grad_(frozen != "text")
+        model.model.visual.requires_grad_(frozen != "tower")
+        self.initial_weights = {name: value.clone() for name, value in model.state_dict().items()}
         self.optimizers = build_optimizers(model, self.rows)
         if state.exists():
             self.step = load_state(state, model, self.optimizers)
@@ -180,32 +197,43 @@ class PictureRun:
 
     def train(self, old_course: str | None = None) -> None:
         """Runs the plan's remaining steps. With `old_course`, each step also learns one of its batches."""
+        plan = self.plan
         source = PictureDialogues(
-            self.tokenizer.to_str(), self.plan.seed, self.plan.tokens, self.plan.surroundings, 1000 * self.step
+            self.tokenizer.to_str(), plan.seed, plan.tokens, plan.surroundings, 1000 * self.step, plan.strips
         )
         batches = DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=8)
         old_batches = self._load_old_batches(old_course) if old_course else repeat(None)
-        losses, exact, start = [], [], time.process_time()
+        losses, old_losses, exact, start = [], [0.0], [], time.process_time()
         steps = range(self.step, self.plan.steps)
         for step, batch, old_batch in zip(steps, batches, old_batches, strict=False):
-            features = encode_pictures(self.model.model.visual, batch[1], *batch[2])
-            loss, share = compute_loss(self.model, self.rows, batch, features)
+            with cast_forward("cpu"):
+                features = encode_pictures(self.model.model.visual, batch[1], *batch[2])
+                loss, share = compute_loss(self.model, self.rows, batch, features)
             torch.autograd.backward(loss)
             if old_batch is not None:
-                torch.autograd.backward(compute_text_loss(self.model, old_batch))
+                with cast_forward("cpu"):
+                    old_loss = compute_text_loss(self.model, old_batch)
+                torch.autograd.backward(old_loss)
+                old_losses.append(old_loss.item())
             self._update(step)
             losses.append(loss.item())
             exact.append(share)
             if (step + 1) % 25 == 0 or step + 1 == self.plan.steps:
-                message = "step %d, loss %.4f, exact %.3f, %.0f s of CPU"
-                recent = slice(-25, None)
-                log.info(
-                    message, step + 1, np.mean(losses[recent]), np.mean(exact[recent]), time.process_time() - start
-                )
+                message = "step %d, loss %.4f, exact %.3f, old course's loss %.4f, %.0f s of CPU"
+                means = [np.mean(values[-25:]) for values in (losses, exact, old_losses)]
+                log.info(message, step + 1, *means, time.process_time() - start)
                 self.save()
 
+    def blend_weights(self) -> None:
+        """Replaces the weights by the mean of those before and after the run, as `PicturePlan.keep` says."""
+        weights = self.model.state_dict()
+        self.model.load_state_dict(
+            {name: value.lerp(self.initial_weights[name], self.plan.keep) for name, value in weights.items()}
+        )
+
     def _load_old_batches(self, course: str) -> Iterator[Batch]:
-        source = TrainingBatches(self.tokenizer.to_str(), self.plan.seed + self.step, self.plan.tokens, course=course)
+        tokens = self.plan.old_tokens or self.plan.tokens
+        source = TrainingBatches(self.tokenizer.to_str(), self.plan.seed + self.step, tokens, course=course)
         return iter(DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=8))
 
     def _update(self, step: int) -> None:
@@ -233,26 +261,29 @@ def main() -> None:
     parser.add_argument("--from", type=Path, dest="source", required=True, help="folder of a qwen3_vl model")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--state", type=Path, required=True, help="file of the run's state")
-    parser.add_argument("--frozen", action="store_true", help="train the tower only")
+    parser.add_argument("--freeze", choices=["text", "tower"], default="", help="part that is not trained")
     parser.add_argument("--old-course", choices=list(generator.COURSES), help="course to repeat beside the pictures")
     parser.add_argument("--seed", type=int, default=PicturePlan.seed)
     parser.add_argument("--steps", type=int, default=PicturePlan.steps)
     parser.add_argument("--rate", type=float, default=PicturePlan.rate)
     parser.add_argument("--tokens", type=int, default=PicturePlan.tokens)
+    parser.add_argument("--old-tokens", type=int, help="tokens in a batch of the old course")
     parser.add_argument("--surroundings", type=float, default=PicturePlan.surroundings)
+    parser.add_argument("--strips", type=float, default=0.0, help="share of pictures that are a strip")
+    parser.add_argument("--keep", type=float, default=0.0, help="weight of the initial weights in the mean")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(options.threads)
-    plan = PicturePlan(
-        options.seed, options.steps, options.tokens, surroundings=options.surroundings, rate=options.rate
-    )
+    names = ("seed", "steps", "tokens", "old_tokens", "surroundings", "strips", "keep", "rate")
+    plan = PicturePlan(**{name: getattr(options, name) for name in names})
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(options.source, dtype=torch.float32)
     text_tokenizer = Tokenizer.from_file(str(options.source / "tokenizer.json"))
     torch.manual_seed(plan.seed)
-    run = PictureRun(plan, model.train(), text_tokenizer, options.frozen, options.state)
+    run = PictureRun(plan, model.train(), text_tokenizer, options.freeze, options.state)
     run.train(options.old_course)
     run.save()
+    run.blend_weights()
     options.out.mkdir(parents=True, exist_ok=True)
     save_model(model, text_tokenizer, options.out)
 
