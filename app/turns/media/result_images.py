@@ -31,6 +31,7 @@ _logger = structlog.get_logger(__name__)
 MAX_RESULT_BYTES = 32 << 20
 """Size of all pictures in the results of one turn, which has them in memory while it runs."""
 MAX_STORE_WAIT_S = 30.0
+"""Time for which a turn waits until the store has a picture of a result. Without it, later turns have a placeholder."""
 TOO_MANY = "the conversation has too many images"
 TOO_LARGE = "the images of this response have too many bytes"
 NO_ROOM = "the context has no room for it"
