@@ -6,6 +6,7 @@ from typing import cast
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.store.writer_lease import HeartbeatWatch
 
 
 class LogStore:
@@ -14,6 +15,7 @@ class LogStore:
     def __init__(self) -> None:
         self._logs: dict[tuple[str, str], EventLog] = {}
         self._used: set[tuple[str, str]] = set()
+        self.servers = HeartbeatWatch("", lease_s=math.inf)
 
     def add_log(self, log: EventLog) -> None:
         self._logs[log.owner, log.id] = log

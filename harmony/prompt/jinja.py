@@ -8,6 +8,7 @@ clock. A template that a request brings runs in another process besides (`app.sa
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property, wraps
 from typing import Any
@@ -65,7 +66,7 @@ class ChatTemplate:
         max_steps: int = limits.MAX_STEPS,
     ) -> str:
         """Runs the template. Raises `RenderError` at a limit, `RefusedError` if the template fails or raises itself."""
-        token = limits.start_budget(max_steps)
+        token, given = limits.start_budget(max_steps), _given_lists.set(_GivenLists(context))
         try:
             return _join_pieces(self._template.generate(**context, strftime_now=now.strftime), max_chars)
         except RenderError:
@@ -75,7 +76,36 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: any error in it is the template's
             raise RefusedError(_REFUSED.format((str(error) or type(error).__name__)[:300]), "input") from error
         finally:
+            _given_lists.reset(given)
             limits.end_budget(token)
+
+
+class _GivenLists:
+    """The lists in the variables of a rendering. They are looked for once a template tries to change a list."""
+
+    def __init__(self, context: Mapping[str, Any]) -> None:
+        self._context = context
+        self._ids: set[int] | None = None
+
+    def has(self, value: list[Any]) -> bool:
+        """Tells whether a list came with the variables; otherwise the template made it."""
+        if self._ids is None:
+            self._ids = _find_containers(self._context)
+        return id(value) in self._ids
+
+
+_given_lists: ContextVar[_GivenLists] = ContextVar("given_lists")
+
+
+def _find_containers(context: Mapping[str, Any]) -> set[int]:
+    """Returns the ids of all lists and dicts inside the variables."""
+    found, waiting = set[int](), list[Any](context.values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list | tuple | dict) and id(value) not in found:
+            found.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+    return found
 
 
 def _join_pieces(pieces: Iterable[str], longest: int) -> str:
@@ -100,11 +130,13 @@ class _LimitedSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Lets a template append to its lists and take from them, as some for llama.cpp do.
+        """Lets a template append to lists that it made and take from them, as some for llama.cpp do.
 
-        Every list that a template sees was made for this rendering.
+        The lists of its variables stay as they are: a prompt may be rendered again from the same ones.
         """
-        return (attr in _LIST_CHANGES and type(obj) is list) or super().is_safe_attribute(obj, attr, value)
+        if attr in _LIST_CHANGES and type(obj) is list and not _given_lists.get().has(obj):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         limits.check_binop(operator, left, right)

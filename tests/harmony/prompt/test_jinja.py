@@ -55,9 +55,9 @@ def test_common_template_features_render(source: str, text: str) -> None:
         "{{ ('a' * 9999999).join(xs * 9999) }}",
         "{{ '%1000000000d' % 3 }}",
         "{{ 9 ** 99999999 }}",
-        "{% set _ = xs.append(xs) %}{{ xs }}",
-        "{% set _ = xs.append(xs) %}{{ xs | tojson }}",
-        "{% for x in xs %}{{ xs.append(x) }}{% endfor %}",
+        "{% set ys = ['a'] %}{% set _ = ys.append(ys) %}{{ ys }}",
+        "{% set ys = ['a'] %}{% set _ = ys.append(ys) %}{{ ys | tojson }}",
+        "{% set ys = ['a'] %}{% for y in ys %}{{ ys.append(y) }}{% endfor %}",
     ],
 )
 def test_unbounded_templates_are_stopped(source: str) -> None:
@@ -69,6 +69,9 @@ def test_unbounded_templates_are_stopped(source: str) -> None:
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
+        "{{ xs.append(1) }}",
+        "{{ [xs][0].pop() }}",
+        "{% set ys = [xs] %}{{ ys.pop().append(1) }}",
         "{{ xs.extend(xs) }}",
         "{{ xs.clear() }}",
         "{{ {}.update(a=1) }}",
