@@ -70,6 +70,16 @@ def test_invalid_chat_request_raises_code_and_param(
         assert (caught.value.code, caught.value.param) == (code, param)
 
 
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}]
+)
+def test_required_call_for_which_no_tool_is_offered_is_told(case_server: RunningServer, choice: Any) -> None:
+    with open_sdk(case_server) as (client, _), pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**RESPONSES_BODY, tools=[{"type": "web_search"}], tool_choice=choice)
+    assert caught.value.param == "tool_choice"
+    assert "No tool that 'tool_choice' allows is offered" in caught.value.message
+
+
 def test_api_key_is_required_if_one_is_set(start_server: StartServer) -> None:
     server = start_server(HELLO_SCRIPT, api_keys=("secret",))
     with open_sdk(server, "wrong") as (client, _):

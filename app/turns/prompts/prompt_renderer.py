@@ -207,7 +207,13 @@ def _add_grammar(model: ServedModel, prompt: TurnPrompt) -> TurnPrompt:
         return prompt
     grammar = model.format.build_grammar(prompt.prompt, prompt_input)
     if grammar is None:
-        raise ApiError(400, "unsupported_parameter", "This model's dialect does not support tool calls.", "tool_choice")
+        message = "This model's dialect does not support tool calls."
+        if not prompt_input.callable_tools:
+            message = (
+                "No tool that 'tool_choice' allows is offered to the model: the server runs none of its type, or "
+                "its list has none. Send a function in 'tools', or the 'tool_choice' 'auto'."
+            )
+        raise ApiError(400, "unsupported_parameter", message, "tool_choice")
     return msgspec.structs.replace(prompt, grammar=grammar)
 
 
