@@ -67,7 +67,8 @@ def list_keys(file: Path) -> None:
     with _report_errors(file):
         found = read_key_file(file)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("id", "owner", "role", "models", "expires", "limits"):
+    table.add_column("id", no_wrap=True, min_width=max((len(key.id) for key in found), default=0))  # `revoke` takes it
+    for column in ("owner", "role", "models", "expires", "limits"):
         table.add_column(column, overflow="fold")
     for key in found:
         table.add_row(*map(escape, _describe(key)))

@@ -35,6 +35,14 @@ def test_new_key_is_printed_once_and_kept_as_a_digest(tmp_path: Path) -> None:
     assert key not in listed and entry.digest.hex()[:16] not in listed
 
 
+def test_id_of_a_listed_key_is_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    run("add", str(file), "--owner", "team-a", "--requests-per-minute", "5", "--tokens-per-day", "5000000")
+    run("add", str(file), "--owner", "a" * 64, "--model", "m" * 60, "--role", "operator", "--expires", "2027-01-31")
+    listed = run("list", str(file)).stdout.splitlines()
+    assert all(any(line.startswith(f"{key.id} ") for line in listed) for key in read_key_file(file)), listed
+
+
 def test_add_keeps_comments_tables_and_other_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     before = f'# ours\n[[key]] # first\nowner = "a"\nsha256 = "{key_digest("sk-a").hex()}"\n\n[owners.a]\ntokens_per_day = 5\n'
