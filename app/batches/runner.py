@@ -156,10 +156,13 @@ class BatchRunner:
         return next((encoder.engine for encoder in self._models.encoders if name in encoder.names), None)
 
     async def _run_line(self, queue: LineQueue[BatchRun], line: BatchLine) -> None:
-        """Runs a line and stores its reply, which may be an error."""
+        """Runs a line and stores its reply, which may be an error. Without a key of its owner, it waits again."""
         run = queue.run
         try:
             reply = await self._get_reply(run, line)
+            if reply is None:
+                queue.lines.appendleft(line)
+                return
         except Exception:  # noqa: BLE001  # a bug, which must not stop the other lines
             _log.exception("line of a batch failed", batch=run.batch.id, line=line.number)
             reply = error_reply(internal_error())
@@ -168,8 +171,11 @@ class BatchRunner:
         except BatchLostError:
             self._tasks[run.batch.id].cancel()
 
-    async def _get_reply(self, run: BatchRun, line: BatchLine) -> LineReply:
-        """Returns the reply to a line; while the server is busy or a part of it is away, the line is sent again."""
+    async def _get_reply(self, run: BatchRun, line: BatchLine) -> LineReply | None:
+        """Returns the reply to a line; while the server is busy or a part of it is away, the line is sent again.
+
+        Returns None once the owner has no API key any more.
+        """
         try:
             content = await run.read_line(line)
             body = await run_parser(len(content), _read_line_body, content)
@@ -178,15 +184,14 @@ class BatchRunner:
         except ApiError as error:
             return error_reply(error)
         tries = 0
-        while True:
-            key = self._find_key(run, line.model)
-            if key is not None:
-                reply = await self._send(run, body, key)
-                tries += 1
-                if not _is_temporary(reply, tries):
-                    self._meter.count_reply(key, reply.status)
-                    return reply
+        while (key := self._find_key(run, line.model)) is not None:
+            reply = await self._send(run, body, key)
+            tries += 1
+            if not _is_temporary(reply, tries):
+                self._meter.count_reply(key, reply.status)
+                return reply
             await asyncio.sleep(min(0.25 * 2 ** min(tries, 10), MAX_RETRY_PAUSE_S))
+        return None
 
     async def _send(self, run: BatchRun, body: bytes, key: ApiKey) -> LineReply:
         """Returns the reply to a line as a request of this key, whatever the endpoint."""

@@ -120,7 +120,8 @@ class TrackedLogs:
             log.append_stored(news.entries)
         if news.has_writer:
             return
-        if news.is_readable and not is_terminal(log.entries):
+        is_deleted = news.is_readable and not is_terminal(log.entries)
+        if is_deleted:
             log.restore_unconfirmed()
         if not is_terminal(log.entries):
             events = [entry.event for entry in log.entries]
@@ -128,7 +129,7 @@ class TrackedLogs:
             missing = failure_events(events, code="server_error", message=reason)
             log.append_stored([LogEntry.from_event(event) for event in missing])
         log.end_stored()
-        if self.remote.pop((log.owner, log.id), None) is not None:
+        if self.remote.pop((log.owner, log.id), None) is not None and not is_deleted:
             self.recent.add(log)
 
     @_on_event_loop

@@ -87,6 +87,7 @@ def test_kill_during_the_summary_freezes_the_compaction(tmp_path: Path, *, backg
         process.wait()
         stream.close()
     with run_server(tmp_path, [SUMMARY, *ANSWERS]) as (client, _):
+        wait_with_progress(lambda: client.responses.retrieve(killed_id).status != "in_progress", "it does not end")
         killed = client.responses.retrieve(killed_id)
         assert killed.status == "failed" and killed.error is not None and killed.error.code == "server_restarted"
         (item,) = killed.output

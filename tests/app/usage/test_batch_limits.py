@@ -144,6 +144,32 @@ def test_lines_wait_while_their_owner_has_no_key(
     assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
 
 
+def test_line_that_loses_its_key_between_two_tries_holds_no_place(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(reloader, "STABLE_S", 0.0)
+    file = tmp_path / "keys.toml"
+    other = '[[key]]\nowner = "b"\nkey = "sk-other"\n'
+    own = f'[[key]]\nowner = "a"\nkey = "{KEY}"\n'
+    file.write_text(own + other)
+    refused = [
+        {"name": f"refused {number}", "output": [{"refuse": "no", "code": "server_is_overloaded"}]}
+        for number in range(2)
+    ]
+    models = scripted_registry([*refused, *SCRIPT])
+    server = start_server(models, file_keys=read_key_file(file), key_file=file, file_store=True)
+    batches, open_lines = BatchClient(server, KEY), server.context.batches._open_lines
+    batch_id = batches.start(make_lines([{"model": "scripted", "input": "Hi"}]))
+    wait_with_progress(lambda: sum(open_lines.values()) == 1, "no line runs")
+    file.write_text(other)
+    reload_keys(server)
+    wait_with_progress(lambda: sum(open_lines.values()) == 0, "the line holds its place")
+    file.write_text(own + other)
+    reload_keys(server)
+    assert batches.await_status(batch_id)["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+
+
 @pytest.mark.parametrize("code", ["server_is_overloaded", "engine_unavailable"])
 def test_line_that_the_engine_refuses_is_counted_once(start_server: StartServer, code: str) -> None:
     refused = [{"name": f"refused {number}", "output": [{"refuse": "no", "code": code}]} for number in range(3)]
