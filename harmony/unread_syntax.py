@@ -1,6 +1,6 @@
 """Finds calls and reasoning that a chat template writes and its dialect does not read.
 
-The dialect of a family that nobody has seen yet is a guess. A template shows how its model writes calls, so a call that
+The dialect of an unknown model family is a guess. A template shows how its model writes calls, so a call that
 it writes is read back: if that fails, those of the model would be text, and a line at the start says so.
 """
 

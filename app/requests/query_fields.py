@@ -1,4 +1,4 @@
-"""Fields of a query string: single values, flags, integers, times. Text that is none of a field's values is a 400."""
+"""Fields of a query string: single values, flags, integers, times. A value that a field does not have is a 400."""
 
 import re
 from collections.abc import Mapping

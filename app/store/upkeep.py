@@ -114,7 +114,7 @@ class StoreUpkeep:
     ) -> bool:
         """Deletes responses, files and batches older than `retention_s`, excess responses, and what has expired.
 
-        Also deletes the records of used approvals that have expired, so that nobody can use them again, and the places
+        Also deletes the records of used approvals that have expired, which no request can use again, and the places
         of entries that were deleted long ago. Returns whether no responses are left to delete.
         """
         oldest = int(max(now - retention_s, 0))
