@@ -11,6 +11,7 @@ import pytest
 from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.batches import runner
+from antiphon.app.batches.line_request import LineReply
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.keys import reloader
 from antiphon.app.keys.key_file import parse_key_file, read_key_file
@@ -111,14 +112,19 @@ def test_budget_binds_the_lines_of_every_endpoint(
 def test_lines_wait_while_their_owner_has_no_key(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[None] = []
-    find_batches = BatchRunner._find_batches
+    looks, sent = list[None](), list[None]()
+    find_batches, send_line = BatchRunner._find_batches, runner.send_line
 
     async def look(runner: BatchRunner) -> None:
         await find_batches(runner)
         looks.append(None)
 
+    async def send(*values: Any) -> LineReply:
+        sent.append(None)
+        return await send_line(*values)
+
     monkeypatch.setattr(BatchRunner, "_find_batches", look)
+    monkeypatch.setattr(runner, "send_line", send)
     monkeypatch.setattr(runner, "POLL_INTERVAL_S", 0.05)
     monkeypatch.setattr(reloader, "STABLE_S", 0.0)
     file = tmp_path / "keys.toml"
@@ -138,6 +144,7 @@ def test_lines_wait_while_their_owner_has_no_key(
     seen = len(looks)
     wait_with_progress(lambda: len(looks) > seen + 2, "the runner does not look again")
     assert server.context.turn_manager.num_running == 0
+    assert len(sent) == 1, "the other lines wait"
     file.write_text(own + other)
     reload_keys(server)
     batch = batches.await_status(batch_id)
