@@ -1,11 +1,13 @@
 """A store for tests of turns that have no server: it keeps the logs as they are, and needs no thread."""
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.store.write_ops import StoreChange
 from antiphon.app.store.writer_lease import HeartbeatWatch
 
 
@@ -27,8 +29,11 @@ class LogStore:
             self._used.update((owner, nonce) for nonce in nonces)
         return are_unused
 
-    async def release_approvals(self, owner: str, nonces: Sequence[str]) -> None:
+    def release_approvals(self, owner: str, nonces: Sequence[str]) -> StoreChange:
         self._used -= {(owner, nonce) for nonce in nonces}
+        change = StoreChange(lambda _: None, asyncio.get_running_loop().create_future())
+        change.succeed()
+        return change
 
     def add_completion(self, _completion: object, _messages: object, logs: Sequence[EventLog]) -> None:
         for log in logs:

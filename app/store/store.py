@@ -29,7 +29,7 @@ from antiphon.app.store.history.claimed_responses import ClaimedResponses
 from antiphon.app.store.history.reads import HistoryReads
 from antiphon.app.store.outage import is_overdue
 from antiphon.app.store.tracked_logs import TrackedLogs
-from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, StoreTimings
+from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, StoreChange, StoreTimings
 from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import AnyInput
 
@@ -265,9 +265,9 @@ class ResponseStore:
         now = time.time()
         return await self.change(lambda database: database.use_approvals(owner, nonces, now))
 
-    async def release_approvals(self, owner: str, nonces: Sequence[str]) -> None:
-        """Makes approvals good again that the caller has used for nothing."""
-        await self.change(lambda database: database.release_approvals(owner, nonces))
+    def release_approvals(self, owner: str, nonces: Sequence[str]) -> StoreChange:
+        """Makes approvals good again that were used for nothing: no later than what is written after this call."""
+        return self._logs.enqueue_change(lambda database: database.release_approvals(owner, nonces))
 
     async def read_blob(self, owner: str, sha256: bytes) -> bytes | None:
         """Returns the content of a blob that a response or a conversation of the owner refers to. A thread reads it."""

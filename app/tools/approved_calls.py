@@ -4,21 +4,24 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import structlog
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError, clip_text
+from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approvals import NONCE_HEX_DIGITS, ApprovalError, ApprovalSigner
-from antiphon.app.tools.hosted_turn import ApprovedCall
+from antiphon.app.tools.hosted_turn import ApprovedCall, HostedTurn
 from antiphon.events.hosted_inputs import InputApprovalRequest, InputApprovalResponse
 from antiphon.harmony.prompt.hosted_items import find_newest_answers, find_run_ids
 from antiphon.state.segments import Call
 
 NO_REQUEST = "No approval request found with id '{id}'."
 ANSWERED_BEFORE = "Approval request '{id}' was answered before. Each one is answered once: leave the answer out."
+STAY_USED = "answers to requests for approval may stay used"
 _log = structlog.get_logger(__name__)
 
 
@@ -89,8 +92,9 @@ class ApprovalReader:
 class AnswerClaim:
     """Claims the answers of one request in the store, so that no other request can use them.
 
-    A claim is made before the first event. It is released if the turn is refused before that, since clients send a
-    refused request again. A claim whose server is killed is never released: a call runs at most once.
+    A claim is made before the first event. It is released if the turn is refused before that, or fails or is cancelled
+    later, since clients send such a request again; an approval whose call has begun to run stays claimed. A claim whose
+    server is killed is never released: a call runs at most once.
     """
 
     def __init__(self, store: ResponseStore, owner: str) -> None:
@@ -116,9 +120,26 @@ class AnswerClaim:
             return
         try:
             if await claim:
-                await self._store.release_approvals(self.owner, self._nonces)
+                await self._store.release_approvals(self.owner, self._nonces).wait_done()
         except ApiError as error:  # the caller has an error of its own to report
-            _log.warning("answers to requests for approval may stay used", error=str(error))
+            _log.warning(STAY_USED, error=str(error))
+
+    def release_failed(self, log: EventLog, answers: Sequence[ApprovalAnswer], tools: HostedTurn | None) -> None:
+        """Makes the answers of a turn good again that has failed or was cancelled, except for calls that have begun.
+
+        Call it before the last event is written: the store commits both in this order, so that a client which has read
+        that the turn failed can answer again. A turn that goes on elsewhere has no last event here.
+        """
+        if log.stats is None or log.stats.status not in ("failed", "cancelled") or log.is_lost:
+            return
+        run = frozenset[str]() if tools is None else tools.run_approvals
+        if unused := [answer.nonce for answer in answers if answer.request_id not in run]:
+            self._store.release_approvals(self.owner, unused).done.add_done_callback(_report_unreleased)
+
+
+def _report_unreleased(released: "asyncio.Future[Any]") -> None:
+    if not released.cancelled() and (error := released.exception()) is not None:
+        _log.warning(STAY_USED, error=str(error))
 
 
 def _find_requests(spec: TurnSpec) -> dict[str, InputApprovalRequest]:

@@ -59,6 +59,8 @@ class HostedTurn:
         self._max_calls, self._num_calls, self._tool_time_s = max_calls, 0, 0.0
         self.trace: TurnTrace | None = None
         """Trace of the turn, to which its calls belong; None if nothing is traced."""
+        self.run_approvals: set[str] = set()
+        """Ids of the requests for approval whose calls have begun to run."""
         self.num_rounds = 0
         """Number of rounds that have ended with calls."""
 
@@ -100,6 +102,8 @@ class HostedTurn:
         """Runs a call. A failure is an outcome, too: the model reads it, and the turn goes on."""
         if call.is_invented:
             return fail_invented_call(call)
+        if call.approval_request_id is not None:
+            self.run_approvals.add(call.approval_request_id)
         kind: ServerToolKind = call.kind  # type: ignore[assignment]  # the machine runs no others
         started_at = asyncio.get_running_loop().time()
         try:

@@ -159,7 +159,9 @@ class TurnManager:
                 stats = create_stats(each.base_response, origin, times, self.clock())
                 stats.trace = self._tracing.begin(origin, background=bool(each.base_response.background))
                 stats.counts_input, stats.counts_request = choice.number == 0, not turns
-                turns.append(self._create_turn(model, choice, each, stored_input, slot, stats, origin))
+                turn = self._create_turn(model, choice, each, stored_input, slot, stats, origin)
+                turn.release_answers = partial(claim.release_failed, turn.log, each.answers, choice.tools)
+                turns.append(turn)
                 if choice.number == 0:
                     self._meter.charge_prompt(stats, choice.prompt.prompt.num_tokens)
         except BaseException as error:
@@ -298,6 +300,7 @@ class TurnManager:
         self.store.adopt_log(log)
         turn = Turn(log, rebuilt.processor, model.engine, job, self._timeouts)
         turn.is_continued = True
+        turn.release_answers = partial(AnswerClaim(self.store, owner).release_failed, log, stored.answers, None)
         turn.stats.trace = self._tracing.begin(NO_ORIGIN, background=True)
         self._track_turn(model, turn, rebuilt.processor, slot)
 

@@ -10,6 +10,7 @@ an event in the log. In every case, a log with events ends with a terminal event
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -60,8 +61,8 @@ class Turn:
         self.stats = log.stats = processor.stats
         self.compacted: CompactedTurn | None = None
         """The turn after its compaction; None if it has not been compacted."""
-        self.media = NO_MEDIA
-        """Images of the prompt, for which the engine may ask until the turn has ended."""
+        self.media = NO_MEDIA  # images of the prompt, for which the engine may ask until the turn has ended
+        self.release_answers: Callable[[], None] = lambda: None  # called before the last event is written
         self.is_continued = False  # true if another process began the turn; the processor is where that one was
         self._compaction, self._rounds, self._grammar_param = compaction, rounds, grammar_param
         self._processor, self.engine, self._job, self._timeouts = processor, engine, job, timeouts
@@ -278,6 +279,7 @@ class Turn:
                 self.stats.trace.note_events(events, now, self._processor.num_generated_tokens)
             if self._processor.is_ended:
                 self._processor.finish_stats(now)  # before the store writes the last step
+                self.release_answers()
             self.log.append_step(events, self._processor.take_detail(now))
 
     def _reject(self, error: ApiError) -> None:

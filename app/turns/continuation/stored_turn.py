@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.requests.turn_spec import TokenDetailRequest, TurnSpec
+from antiphon.app.requests.turn_spec import ApprovalAnswer, TokenDetailRequest, TurnSpec
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Job
 from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall
@@ -36,6 +36,8 @@ class ContinuableTurn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_strings: tuple[str, ...] = ()
     single_call: bool = False
     encrypt_reasoning: bool = False
+    answers: tuple[ApprovalAnswer, ...] = ()
+    """Denials in the input, which can be sent again if the turn fails."""
     output_settings: OutputSettings = OutputSettings()
     key_id: str = ""
     """Id of the API key that the turn is counted for; empty if it had none."""
@@ -131,6 +133,7 @@ def encode_turn(
         in_wrapper=prompt.prompt.in_wrapper,
         stop_strings=spec.stop_strings,
         single_call=spec.single_call,
+        answers=spec.answers,
         encrypt_reasoning=spec.encrypt_reasoning,
         output_settings=output_settings,
         key_id=key_id,

@@ -60,7 +60,7 @@ async def test_released_approval_is_good_again_for_its_owner(place: StorePlace) 
     async with place.open() as store:
         for owner in ("me", "you"):
             assert await store.use_approvals(owner, [NONCE])
-        await store.release_approvals("me", [NONCE])
+        await store.release_approvals("me", [NONCE]).wait_done()
         assert await store.use_approvals("me", [NONCE]) and not await store.use_approvals("you", [NONCE])
 
 

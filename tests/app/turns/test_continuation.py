@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
 from antiphon.app.turns.continuation import stored_turn
 from antiphon.app.turns.continuation.replay import ProcessorRebuild, split_steps
 from antiphon.app.turns.manager import TurnManager
@@ -100,3 +100,20 @@ def test_stored_turn_knows_where_its_prompt_ends(end: dict[str, bool]) -> None:
     spec = TurnSpec(base_response=response, prompt_input=prompt_input, sampling=Sampling())
     data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings())
     assert stored_turn.decode_turn(data).build_prompt() == RenderedPrompt((1, 2), "", **end)  # type: ignore[arg-type] # as above
+
+
+def test_stored_turn_keeps_the_denials_that_can_be_sent_again_if_it_fails() -> None:
+    prompt_input = PromptInput()
+    prompt = TurnPrompt(
+        format=load_case_format("hermes"),
+        owner="",
+        prompt_input=prompt_input,
+        now=datetime(2026, 11, 21, tzinfo=UTC),
+        rendered_tokens=(1, 2),
+        prompt=RenderedPrompt((1, 2), "ab"),
+    )
+    response = Response(id="resp_x", created_at=0, model="x", status="queued")
+    answers = (ApprovalAnswer("mcpr_1", "n" * 32),)
+    spec = TurnSpec(base_response=response, prompt_input=prompt_input, sampling=Sampling(), answers=answers)
+    data = stored_turn.encode_turn(spec, prompt, Job(id="j", tokens=(1, 2)), OutputSettings())
+    assert stored_turn.decode_turn(data).answers == answers
