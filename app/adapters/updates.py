@@ -8,7 +8,7 @@ from typing import Any
 
 from antiphon.app.adapters.registration import describe_adapter
 from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.base.errors import ApiError, clip_text, from_engine, invalid_value, missing_field
+from antiphon.app.base.errors import NO_RETRY, ApiError, clip_text, from_engine, invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.models.status import keep_loaded
 from antiphon.engine.process.adapters import WorkerAdapters
@@ -56,13 +56,13 @@ class AdapterUpdates:
         adapters = self._find_adapters(base)
         if self._models.get_encoder(name) is not None or (current is not None and not current.adapter):
             message = f"The name '{clip_text(name)}' belongs to another model. Choose another name."
-            raise ApiError(409, "model_name_in_use", message, "lora_name")
+            raise ApiError(409, "model_name_in_use", message, "lora_name", headers=NO_RETRY)
         if current is not None and not replace:
             message = (
                 f"The lora adapter '{clip_text(name)}' has already been loaded. "
                 "Set 'load_inplace' to true to load it again."
             )
-            raise ApiError(409, "adapter_already_loaded", message, "lora_name")
+            raise ApiError(409, "adapter_already_loaded", message, "lora_name", headers=NO_RETRY)
         if current is not None:
             self._check_owner(name, owner)
         else:
@@ -113,7 +113,7 @@ class AdapterUpdates:
                 f"{owned} adapters were loaded with this API key, and {len(self._owners)} with all keys, of at most "
                 f"{MAX_ADAPTERS_OF_OWNER} and {MAX_ADAPTERS}. Unload one first."
             )
-            raise ApiError(409, "too_many_adapters", message, "lora_name")
+            raise ApiError(409, "too_many_adapters", message, "lora_name", headers=NO_RETRY)
 
     def _find_folder(self, path: str) -> tuple[str, str, str]:
         """Returns the folder that a client's path names, the one of `--lora-dir` that it is in, and its path as shown.
@@ -149,7 +149,7 @@ class AdapterUpdates:
             raise missing_field("base_model_name")
         if current is not None and current.adapter and current.parent != base.names[0]:
             message = f"The lora adapter '{clip_text(current.adapter)}' belongs to '{current.parent}'. Unload it first."
-            raise ApiError(409, "adapter_already_loaded", message, "lora_name")
+            raise ApiError(409, "adapter_already_loaded", message, "lora_name", headers=NO_RETRY)
         return base
 
     def _find_adapters(self, model: ServedModel) -> WorkerAdapters:

@@ -22,6 +22,11 @@ RATE_LIMIT = "rate_limit_error"
 RETRY_AFTER_S = 1
 """Seconds in the `Retry-After` header: a slot is free again within about a second of the end of another turn."""
 
+NO_RETRY = (("x-should-retry", "false"),)
+"""Headers of an error that clients retry by its status (409, 429), though it lasts until a client changes something.
+
+OpenAI's SDKs read it."""
+
 
 class ApiError(Exception):
     """Error response to a request. `param` is the path of the offending field, such as `input[0].role`."""

@@ -17,6 +17,7 @@ EXPOSED_HEADERS = (
     "x-request-id",
     "request-id",
     "retry-after",
+    "x-should-retry",
     "openai-processing-ms",
     "www-authenticate",
     "allow",

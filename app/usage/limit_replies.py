@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import RATE_LIMIT, ApiError
+from antiphon.app.base.errors import NO_RETRY, RATE_LIMIT, ApiError
 from antiphon.app.http.asgi import HeaderPairs
 
 LimitUnit = Literal["requests", "tokens"]
@@ -111,6 +111,4 @@ def quota_error(limit: int, window: str, ends_at: float) -> ApiError:
     """Returns the error of a budget that is used up. A retry does not help before `ends_at`, in seconds since 1970."""
     end = _format_time(int(ends_at))
     message = f"You exceeded your current quota: {limit} tokens a {window}. The next {window} begins at {end}."
-    return ApiError(
-        429, "insufficient_quota", message, kind="insufficient_quota", headers=(("x-should-retry", "false"),)
-    )
+    return ApiError(429, "insufficient_quota", message, kind="insufficient_quota", headers=NO_RETRY)

@@ -11,7 +11,7 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response, Stream
 
-from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, invalid_value, not_found
+from antiphon.app.base.errors import ANTHROPIC_HEADER, NO_RETRY, ApiError, clip_text, invalid_value, not_found
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.projections.files import anthropic_file_body, anthropic_file_id, file_body
@@ -94,7 +94,7 @@ async def delete_file(request: AnyRequest, file_id: FromPath[str]) -> Response[A
     store, file = server_context(request).store, await _require_file(request, file_id)
     if not await store.change(lambda database: database.delete_unused_file(file.id)):
         message = f"The file '{file.id}' is the input of a batch that has not ended. Cancel the batch first."
-        raise ApiError(409, "file_in_use", message)
+        raise ApiError(409, "file_in_use", message, headers=NO_RETRY)
     if _is_anthropic(request):
         return json_reply({"id": anthropic_file_id(file.id), "type": "file_deleted"})
     return json_reply({"id": file.id, "object": "file", "deleted": True})

@@ -114,6 +114,7 @@ def test_adapters_come_and_go(server: RunningServer, folders: dict[str, Path]) -
 
     again = load(server, "late", folders["new"])
     assert (again.status_code, again.json()["error"]["code"]) == (409, "adapter_already_loaded")
+    assert again.headers["x-should-retry"] == "false"
     assert complete(server, "late") == first
     assert load(server, "late", folders["new"], load_inplace=True).status_code == 200
     assert complete(server, "late") != first
@@ -172,6 +173,7 @@ def test_number_of_adapters_is_limited(
     assert load(server, "late", "new", load_inplace=True).status_code == 200
     full = load(server, "new", "new")
     assert (full.status_code, full.json()["error"]["code"]) == (409, "too_many_adapters")
+    assert full.headers["x-should-retry"] == "false"
     assert load(server, "new", "new", OTHER_KEY).status_code == others
     assert unload(server, "late").status_code == 200
     if others == 200:
@@ -229,6 +231,7 @@ def test_paths_of_other_folders_are_refused_alike(path: str, server: RunningServ
 def test_updates_that_fail_name_the_field(body: dict[str, Any], status: int, param: str, server: RunningServer) -> None:
     reply = post(server, "load_lora_adapter", body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), reply.text
+    assert reply.headers.get("x-should-retry") == ("false" if status == 409 else None), "SDKs retry a 409"
 
 
 @pytest.mark.parametrize("number", [-1, 10**30])

@@ -198,6 +198,7 @@ def test_input_of_a_running_batch_cannot_be_deleted(client: BatchClient) -> None
     batch_id = client.create(file_id).json()["id"]
     reply = client.delete(f"/files/{file_id}")
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "file_in_use")
+    assert reply.headers["x-should-retry"] == "false"
     client.post(f"/batches/{batch_id}/cancel")
     client.await_status(batch_id)
     assert client.delete(f"/files/{file_id}").status_code == 200

@@ -46,6 +46,7 @@ def test_number_is_limited(server: RunningServer, monkeypatch: pytest.MonkeyPatc
         ids.append(reply.json()["id"])
     refused = create(alice)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert refused.headers["x-should-retry"] == "false", "waiting alone frees no place"
     assert f"3 {kind} of this API key" in refused.json()["error"]["message"]
     assert create(bob).status_code == 200
     assert alice.post(f"/{kind}/{ids[0]}/cancel").status_code == 200

@@ -61,7 +61,7 @@ def check_readable(reply: httpx.Response, origin: str = APP) -> None:
     exposed = set(reply.headers["access-control-expose-headers"].lower().split(", "))
     sent = {name for name in reply.headers if not name.startswith("access-control-")}
     assert sent - SAFELISTED - CONNECTION <= exposed
-    assert {"x-request-id", "retry-after", "openai-processing-ms"} <= exposed
+    assert {"x-request-id", "retry-after", "x-should-retry", "openai-processing-ms"} <= exposed
 
 
 @pytest.mark.parametrize("path", ["/responses", "/chat/completions", "/models", "/responses/resp_1", "/nothing"])
