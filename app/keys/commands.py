@@ -3,17 +3,21 @@
 import contextlib
 import re
 import time
+import tomllib
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from antiphon.app.base.api_keys import ApiKey, ApiKeyError
-from antiphon.app.keys.file_edits import TomlValue, add_key, create_key, edit_file, remove_keys
+from antiphon.app.keys.file_edits import NewKeyError, TomlValue, add_key, create_key, edit_file, remove_keys
 from antiphon.app.keys.key_file import LIMIT_NAMES, is_toml, parse_key_file, read_key_file
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)?)?")
+_OPTIONS = {"models": "model"}
+"""Options by the field of the file that they set, where the names differ."""
 RELOAD_NOTE = "Servers that use the file notice it within seconds."
 _file_argument = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 
@@ -44,12 +48,15 @@ def add(file: Path, **options: Any) -> None:
     if options["models"]:
         fields["models"] = options["models"]
     fields |= {name: options[name] for name in (*LIMIT_NAMES, "store_gib") if options[name] is not None}
+    if options["expires"] is not None:
+        fields["expires"] = _read_date(options["expires"])
     key = create_key()
     with _report_errors(file), edit_file(file) as texts:
         converts = bool(texts[0].strip()) and not is_toml(texts[0])
-        texts[0] = add_key(texts[0], file, key, fields)
-        if options["expires"] is not None:  # a date has no quotes in TOML
-            texts[0] = _add_expiry(texts[0], file, options["expires"])
+        edited = add_key(texts[0], file, key, fields)
+        if parse_key_file(edited, file)[-1].is_expired(time.time()):
+            raise NewKeyError("expires", f"{options['expires']!r} is in the past")
+        texts[0] = edited
     if converts:
         click.echo(f"{file}: the keys of its lines have tables with their digests now.", err=True)
     click.echo(f"The key is shown only here. {RELOAD_NOTE}", err=True)
@@ -100,6 +107,9 @@ def _report_errors(file: Path) -> Iterator[None]:
     """Turns errors of the file into one line."""
     try:
         yield
+    except NewKeyError as error:
+        option = _OPTIONS.get(error.field, error.field).replace("_", "-")
+        raise click.BadParameter(error.fault, param_hint=f"--{option}") from None
     except ApiKeyError as error:
         raise click.ClickException(str(error)) from None
     except UnicodeDecodeError:
@@ -108,15 +118,15 @@ def _report_errors(file: Path) -> Iterator[None]:
         raise click.ClickException(f"{file}: {error.strerror or error}") from None
 
 
-def _add_expiry(text: str, file: Path, date: str) -> str:
-    """Returns the text with a date in its last table."""
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)?)?", date):
-        raise click.BadParameter(
-            f"{date!r} is no date such as 2027-01-31, or 2027-01-31T12:00:00Z", param_hint="--expires"
-        )
-    edited = f"{text}expires = {date}\n"
-    parse_key_file(edited, file)
-    return edited
+def _read_date(text: str) -> date:
+    """Returns the date, or the date and time, that an option has. Raises `click.BadParameter`."""
+    try:
+        if _DATE.fullmatch(text):
+            found: date = tomllib.loads(f"expires = {text}")["expires"]
+            return found
+    except ValueError:  # such as the 30th of February
+        pass
+    raise click.BadParameter(f"{text!r} is no date such as 2027-01-31, or 2027-01-31T12:00:00Z", param_hint="--expires")
 
 
 def _describe(key: ApiKey) -> tuple[str, ...]:

@@ -3,18 +3,28 @@
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 
 from antiphon.app.base.api_keys import ApiKey, ApiKeyError, key_digest, require_valid_key
-from antiphon.app.keys.key_file import is_toml, list_headers, parse_key_file
+from antiphon.app.keys.key_file import KeyTableError, is_toml, list_headers, parse_key_file
 
 KEY_PREFIX = "sk-antiphon-"
 KEY_BYTES = 32
-TomlValue = str | int | float | Sequence[str]
+TomlValue = str | int | float | date | Sequence[str]
+
+
+class NewKeyError(ValueError):
+    """A field that a new key cannot have: its name, and the fault."""
+
+    def __init__(self, field: str, fault: str) -> None:
+        super().__init__(f"{field}: {fault}")
+        self.field, self.fault = field, fault
 
 
 def create_key() -> str:
@@ -23,8 +33,9 @@ def create_key() -> str:
 
 
 def add_key(text: str, path: Path, key: str, fields: Mapping[str, TomlValue]) -> str:
-    """Returns the text of a file with a table for a key more. Raises `ApiKeyError` for fields that it cannot have.
+    """Returns the text of a file with a table for a key more. Raises `NewKeyError` for fields that it cannot have.
 
+    Raises `ApiKeyError` if the file has a fault of its own.
     The keys of a file with one key a line get tables of their own, with digests, since a file has one of both forms.
     """
     text = text if not text.strip() or is_toml(text) else "".join(_convert_lines(text, path))
@@ -32,7 +43,13 @@ def add_key(text: str, path: Path, key: str, fields: Mapping[str, TomlValue]) ->
     table.append(f'sha256 = "{key_digest(key).hex()}"')
     before = text.rstrip("\n")
     edited = "\n".join([*([before, ""] if before else []), *table, ""])
-    parse_key_file(edited, path)
+    try:
+        parse_key_file(edited, path)
+    except KeyTableError as error:
+        field, _, fault = error.fault.partition(": ")
+        if error.line <= before.count("\n") + 1 or field not in fields:
+            raise
+        raise NewKeyError(field, fault) from None
     return edited
 
 
@@ -130,7 +147,7 @@ def _list_trailing_comments(block: list[str]) -> list[str]:
 
 def _format_value(value: TomlValue) -> str:
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, int | float):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has JSON's escapes
+    if isinstance(value, int | float | date):
         return str(value)
     return f"[{', '.join(_format_value(each) for each in value)}]"

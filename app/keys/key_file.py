@@ -39,6 +39,17 @@ _PLAIN_OWNER = re.compile(rf"[0-9a-f]{{{OWNER_DIGITS}}}")
 _TOML_START = re.compile(r"\[\[?\s*[\"']?(?:key|owners)\b")
 
 
+class KeyTableError(ApiKeyError):
+    """A fault in a table of the file. `line` is that of its header, from 1.
+
+    `fault` begins with the field, if it is in one: "owner: expected a name of letters".
+    """
+
+    def __init__(self, place: "_KeyTablePlace", fault: str) -> None:
+        super().__init__(f"{place.path}, line {place.line}, {place.header}: {fault}")
+        self.line, self.fault = place.line, fault
+
+
 class _KeyTablePlace(NamedTuple):
     """A table of the file: its header, and the line of the header, from 1."""
 
@@ -46,8 +57,8 @@ class _KeyTablePlace(NamedTuple):
     header: str
     line: int
 
-    def fault(self, message: str) -> ApiKeyError:
-        return ApiKeyError(f"{self.path}, line {self.line}, {self.header}: {message}")
+    def fault(self, message: str) -> KeyTableError:
+        return KeyTableError(self, message)
 
 
 def read_key_file(path: Path, pace: Pace[Any] = run_through) -> tuple[ApiKey, ...]:

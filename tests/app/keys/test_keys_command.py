@@ -12,6 +12,9 @@ from antiphon.app.cli import main
 from antiphon.app.keys.file_edits import remove_keys
 from antiphon.app.keys.key_file import parse_key_file, read_key_file
 
+FAR_DATE = "2999-01-31"
+"""A date in the future: the command compares it with the clock."""
+
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["keys", *arguments])
@@ -20,7 +23,7 @@ def run(*arguments: str) -> Result:
 def test_new_key_is_printed_once_and_kept_as_a_digest(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     result = run(
-        "add", str(file), "--owner", "team-a", "--model", "coder", "--max-concurrent", "2", "--expires", "2027-01-31"
+        "add", str(file), "--owner", "team-a", "--model", "coder", "--max-concurrent", "2", "--expires", FAR_DATE
     )
     assert result.exit_code == 0, result.output
     key = result.stdout.strip()
@@ -38,7 +41,7 @@ def test_new_key_is_printed_once_and_kept_as_a_digest(tmp_path: Path) -> None:
 def test_id_of_a_listed_key_is_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     run("add", str(file), "--owner", "team-a", "--requests-per-minute", "5", "--tokens-per-day", "5000000")
-    run("add", str(file), "--owner", "a" * 64, "--model", "m" * 60, "--role", "operator", "--expires", "2027-01-31")
+    run("add", str(file), "--owner", "a" * 64, "--model", "m" * 60, "--role", "operator", "--expires", FAR_DATE)
     listed = run("list", str(file)).stdout.splitlines()
     assert all(any(line.startswith(f"{key.id} ") for line in listed) for key in read_key_file(file)), listed
 
@@ -96,20 +99,34 @@ def test_revoke_in_a_plain_file(tmp_path: Path) -> None:
         (("revoke", "FILE"), "name the ids"),
         (("revoke", "MISSING", "key_1"), "there is no such file"),
         (("list", "MISSING"), "cannot read API keys"),
-        (("add", "FILE", "--owner", "a b"), "owner: expected a name"),
-        (("add", "FILE", "--requests-per-minute", "0"), "requests_per_minute: expected a positive integer"),
-        (("add", "FILE", "--expires", "tomorrow"), "is no date"),
-        (("add", "FILE", "--expires", "2027-02-30"), "is no TOML"),
+        (("add", "FILE", "--owner", "a b"), "Invalid value for --owner: expected a name"),
+        (("add", "FILE", "--owner", "a\nb\x7f"), "Invalid value for --owner: expected a name"),
+        (("add", "FILE", "--owner", "a", "--model", ""), "Invalid value for --model: expected a list of names"),
+        (("add", "FILE", "--owner-digest", "0" * 64), "Invalid value for --owner-digest: needs an owner"),
+        (
+            ("add", "FILE", "--owner", "c", "--owner-digest", "7" * 64),
+            "for --owner-digest: another owner takes it over",
+        ),
+        (("add", "FILE", "--store-gib", "-1"), "Invalid value for --store-gib: expected a positive number"),
+        (("add", "FILE", "--requests-per-minute", "0"), "for --requests-per-minute: expected a positive integer"),
+        (("add", "FILE", "--expires", "tomorrow"), "Invalid value for --expires: 'tomorrow' is no date"),
+        (("add", "FILE", "--expires", "2027-02-30"), "Invalid value for --expires: '2027-02-30' is no date"),
+        (("add", "FILE", "--expires", "0001-01-01T00:00:00+12:00"), "Invalid value for --expires"),
+        (("add", "FILE", "--expires", "2020-01-31"), "for --expires: '2020-01-31' is in the past"),
+        (("add", "FILE", "--expires", "2020-01-31T12:00:00Z"), "is in the past"),
         (("add", "NOWHERE"), "No such file or directory"),
     ],
 )
 def test_fault_leaves_the_file_as_it_was(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     file = tmp_path / "keys.toml"
-    file.write_text('[[key]]\nowner = "a"\nkey = "sk-a"\n[[key]]\nowner = "b"\nkey = "sk-b"\n')
+    file.write_text(
+        '[[key]]\nowner = "a"\nkey = "sk-a"\n[[key]]\nowner = "b"\nkey = "sk-b"\nowner_digest = "' + 64 * "7" + '"\n'
+    )
     before = file.read_text()
     paths = {"FILE": file, "MISSING": tmp_path / "missing", "NOWHERE": tmp_path / "no" / "keys"}
     result = run(*(str(paths.get(argument, argument)) for argument in arguments))
     assert result.exit_code != 0 and message in " ".join(result.output.split()), result.output
+    assert ", line " not in result.output, "the file is in order"
     assert file.read_text() == before
     assert list(tmp_path.iterdir()) == [file], "a file is left over"
 
