@@ -12,9 +12,9 @@ import sys
 import tempfile
 import time
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, get_args
+from typing import BinaryIO, NoReturn, get_args
 
 import msgspec
 import uvloop
@@ -26,13 +26,14 @@ from antiphon.app.assembly.models import create_models
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import Settings
 from antiphon.app.batches.batch_run import RunnerLimits
+from antiphon.app.batches.line_scanner import LineScanner
 from antiphon.app.batches.output_files import NUMBER_DIGITS
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
 from antiphon.app.context import ServerContext, create_context
 from antiphon.app.requests.batches.body import BatchEndpoint
 from antiphon.app.serve_options import ServeError, ServeOptions
-from antiphon.app.store.batches.records import ENDED_STATUSES, PIECE_BYTES, StoredBatch, StoredFile
+from antiphon.app.store.batches.records import ENDED_STATUSES, PIECE_BYTES, LineError, StoredBatch, StoredFile
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.manager import new_id
@@ -75,6 +76,7 @@ def run_batch_file(options: ServeOptions, settings: Settings, source: Path, targ
 
 async def _run(options: ServeOptions, settings: Settings, source: Path, target: Path, spawn: SpawnWorker) -> int:
     endpoint = _read_endpoint(source)
+    _check_lines(source, endpoint)
     with tempfile.TemporaryDirectory(prefix="antiphon-batch-") as folder, _open_target(target) as output:
         store = SqliteStore(Path(folder) / "batch.db")
         try:
@@ -106,6 +108,28 @@ def _read_endpoint(source: Path) -> str:
     if url not in ENDPOINTS:
         raise ServeError(f"{source}: line 1: the url must be one of {', '.join(ENDPOINTS)}")
     return url
+
+
+def _check_lines(source: Path, endpoint: str) -> None:
+    """Checks every line as the runner does later, before a model is loaded. Raises `ServeError` after their faults."""
+    scanner = LineScanner(endpoint, sys.maxsize)
+    try:
+        with source.open("rb") as content:
+            while not scanner.is_done and (piece := content.read(PIECE_BYTES)):
+                scanner.feed(piece)
+                scanner.lines.clear()
+    except OSError as error:
+        raise ServeError(f"{source}: {error.strerror or error}") from None
+    if errors := scanner.finish():
+        _refuse_lines(errors)
+
+
+def _refuse_lines(errors: Sequence[LineError]) -> NoReturn:
+    """Prints the faults of lines and raises `ServeError`."""
+    for error in errors:
+        place = f"line {error.line}: " if error.line is not None else ""
+        print(show_line(f"{place}{error.message}"), file=sys.stderr)  # noqa: T201  # the output of the command
+    raise ServeError(f"the input has {len(errors)} faulty lines; nothing was run")
 
 
 @contextlib.contextmanager
@@ -182,11 +206,8 @@ async def _await_end(context: ServerContext, batch: StoredBatch) -> tuple[Stored
                 found = await store.read(lambda database: database.batches.find_batch(OWNER, batch_id))
                 batch = found if found is not None else batch
             progress.update(bar, completed=batch.completed + batch.failed, total=batch.total or None)
-    for error in batch.errors:
-        place = f"line {error.line}: " if error.line is not None else ""
-        print(show_line(f"{place}{error.message}"), file=sys.stderr)  # noqa: T201  # the output of the command
-    if batch.errors:
-        raise ServeError(f"the input has {len(batch.errors)} faulty lines; nothing was run")
+    if batch.errors:  # the file has changed since it was checked
+        _refuse_lines(batch.errors)
     return batch, interrupted.is_set()
 
 

@@ -73,15 +73,20 @@ FAULTS: dict[str, tuple[bytes | None, str]] = {
     "no JSON": (b"nope\n", "in.jsonl: line 1 is not a request"),
     "another URL": (make_lines([BODY], "/v1/messages"), "in.jsonl: line 1: the url must be one of /v1/responses"),
     "faulty line": (make_lines([BODY]) + b"nope\n", "line 2: This line is not a valid request"),
+    "missing field": (make_lines([BODY]) + b'{"custom_id": "x"}\n', "line 2: Missing required parameter: 'method'"),
+    "same id": (make_lines([BODY]) * 2, "line 2: The 'custom_id' 'r0' occurs more than once"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_of_the_input_is_told(name: str, tmp_path: Path) -> None:
+def test_fault_of_the_input_is_told_before_the_model_is_loaded(name: str, tmp_path: Path) -> None:
     content, message = FAULTS[name]
-    done = run_command(tmp_path, content)
+    command = list_command(tmp_path, content)
+    (tmp_path / "script.toml").write_text("[[reply", encoding="utf-8")  # the model cannot be loaded
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False)
     assert done.returncode == 2 and message in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr and "script.toml" not in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize("existing", [b"replies of an earlier run\n" * 100, None], ids=["existing", "new"])
