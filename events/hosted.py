@@ -184,7 +184,7 @@ class McpListTools(Item, frozen=True, kw_only=True, tag="mcp_list_tools"):
     tools: tuple[Any, ...]
     error: Any = UNSET
     left_out: tuple[Any, ...] | UnsetType = UNSET
-    """Tools of the server that cannot be offered, each with its `name` and the `reason`."""
+    """Tools that the request allows and that cannot be offered, each with its `name` and the `reason`."""
 
 
 class McpApprovalRequest(Item, frozen=True, kw_only=True, tag="mcp_approval_request"):

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import UNSET, Struct, structs
 
 from antiphon.app.base.encryption import Sealer
-from antiphon.app.base.errors import ApiError, invalid_value
+from antiphon.app.base.errors import ApiError, clip_text, invalid_value
 from antiphon.app.base.settings import Settings
 from antiphon.app.base.tool_rules import needs_approval
 from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, refused_approval
@@ -44,6 +44,7 @@ MAX_SERVERS = 8
 """Number of tool servers that one request may name."""
 MAX_TOOLS = 128
 """Number of tools of all its servers."""
+UNLISTED = "the server lists no tool of this name"
 
 
 class HostPolicy(Struct, frozen=True, kw_only=True):
@@ -218,7 +219,7 @@ class ToolHost:
         )
         if not request.can_ask and any(each.needs_approval for each in offered):
             raise refused_approval(request, forced_by=server.label if forced else "")
-        return _Listing(request, tool, server, offered, selected, listed.left_out)
+        return _Listing(request, tool, server, offered, selected, _select_left_out(request, listed))
 
     async def _call_tool(
         self, servers: Mapping[str, ToolServer], label: str, name: str, arguments: dict[str, Any]
@@ -237,6 +238,23 @@ def _defer_tools(request: ServerToolsRequest, listings: Sequence[_Listing]) -> l
         for each in deferred
     ]
     return units
+
+
+def _select_left_out(request: ServerToolRequest, listed: ToolList) -> tuple[LeftOutTool, ...]:
+    """Returns the tools that the client allows and that are not offered, also those that the server does not list.
+
+    A tool that the client does not allow is not left out by this server.
+    """
+    known = {each.name for each in listed.tools} | {each.sent_name for each in listed.left_out}
+    unlisted = sorted((request.allowed.names or frozenset()) - known - set(request.hidden_tools))
+    return (
+        *(
+            each
+            for each in listed.left_out
+            if request.allowed.matches(each.sent_name, each.read_only) and each.sent_name not in request.hidden_tools
+        ),
+        *(LeftOutTool(clip_text(name), UNLISTED) for name in unlisted),
+    )
 
 
 def _told_lists(items: Sequence[AnyInput], listings: Sequence[_Listing]) -> list[McpListTools]:

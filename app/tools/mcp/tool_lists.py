@@ -36,6 +36,10 @@ class LeftOutTool(Struct, frozen=True):
 
     name: str
     reason: str
+    sent_name: str = ""
+    """The whole name that the server lists; empty if it is none."""
+    read_only: bool = False
+    """The server's hint."""
 
 
 class ToolList(Struct, frozen=True):
@@ -82,13 +86,22 @@ class ListBuilder:
             try:
                 self._add_tool(self._read_tool(tool))
             except ValueError as error:
-                sent = tool.get("name") if isinstance(tool, dict) else None
-                name = _clean_text(sent)[: self._limits.max_name_chars] if isinstance(sent, str) else ""
-                self._left_out.append(LeftOutTool(name or f"tool {number}", str(error)))
+                self._left_out.append(self._describe_left_out(tool, number, str(error)))
 
     def build(self) -> ToolList:
         """Returns the list."""
         return ToolList(tuple(self._tools.values()), self._ttl_s, tuple(self._left_out))
+
+    def _describe_left_out(self, tool: Any, number: int, reason: str) -> LeftOutTool:
+        fields = tool if isinstance(tool, dict) else {}
+        sent, annotations = fields.get("name"), fields.get("annotations")
+        sent = sent if isinstance(sent, str) else ""
+        return LeftOutTool(
+            _clean_text(sent)[: self._limits.max_name_chars] or f"tool {number}",
+            reason,
+            sent,
+            isinstance(annotations, dict) and annotations.get("readOnlyHint") is True,
+        )
 
     def _check_cursor(self, cursor: str) -> None:
         if cursor in self._cursors:

@@ -1,5 +1,8 @@
 """A tool that cannot be offered costs none of the others, and the client and the operator are told of it."""
 
+from typing import Any
+
+import pytest
 from structlog.testing import capture_logs
 
 from antiphon.kit.checker.stream import check_sse
@@ -17,6 +20,7 @@ from tests.clients.hosted.tool_servers import (
 )
 
 SCRIPT: list[Json] = [
+    {"name": "hello", "when": ["Hi"], "output": ["Hello."]},
     {"name": "end", "when": ["The result of"], "output": ["Done."]},
     {"name": "read", "output": [write_call("read", {"text": "a"})]},
 ]
@@ -37,3 +41,34 @@ def test_one_odd_tool_among_fifty() -> None:
     told = [(each["label"], each["tool"]) for each in logs if each["event"] == "a tool is not offered"]
     assert told == [("kit", "odd"), ("kit", "two words")], "once, as long as it stays the same"
     assert not [finding for finding in check_sse(reply.content) if finding.level == "error"]
+
+
+LISTED = "the server lists no tool of this name"
+READ_ONLY = {"annotations": {"readOnlyHint": True}}
+LONG = "x" * 200
+
+
+@pytest.mark.parametrize(
+    ("allowed", "offered", "left_out"),
+    [
+        (None, ["read"], ["odd", "two words", "peek", "tool 5", LONG[:128]]),
+        (["read"], ["read"], []),
+        (["read", "odd"], ["read"], ["odd"]),
+        (["odd", LONG], [], ["odd", LONG[:128]]),
+        ([], [], []),
+        ({"read_only": True}, ["read"], ["two words", "peek", LONG[:128]]),
+        ({"tool_names": ["odd", "peek"], "read_only": True}, [], ["peek"]),
+        (["read", "tool 5"], ["read"], ["tool 5"]),
+        (["tool", "read", "a"], ["read"], ["a", "tool"]),
+    ],
+    ids=str,
+)
+def test_only_tools_that_the_client_allows_are_told(allowed: Any, offered: list[str], left_out: list[str]) -> None:
+    tools = [READ, ODD, {**READ, "name": "two words"}, {**ODD, "name": "peek", **READ_ONLY}, {"inputSchema": {}}]
+    with serve_tools(tools=[*tools, {**READ, "name": LONG}]) as traffic, serve_hosted(SCRIPT, traffic) as server:
+        response = run(server, {"input": "Hi", "tools": [tool(allowed_tools=allowed)]})
+    [listed] = find_items(response, "mcp_list_tools")
+    assert [each["name"] for each in listed["tools"]] == offered
+    assert [each["name"] for each in listed.get("left_out", [])] == left_out
+    unlisted = {each["name"] for each in listed.get("left_out", []) if each["reason"] == LISTED}
+    assert unlisted == ({"a", "tool", "tool 5"} & set(left_out) if allowed else set())
