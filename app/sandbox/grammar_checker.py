@@ -11,6 +11,7 @@ import msgspec
 
 from antiphon.app.sandbox.messages import PROBE_BYTES, CheckRequest, GrammarKind, MemoryProbe
 from antiphon.app.sandbox.sandbox_process import SandboxError, SandboxProcess
+from antiphon.app.sandbox.schema_integers import find_large_bound, find_large_value
 
 MAX_GRAMMAR_CHARS = 400_000
 """Characters of one schema or grammar. The largest tool schemas in use have tens of thousands."""
@@ -49,6 +50,8 @@ class GrammarChecker:
                 self._faults.move_to_end(request)
                 return cached
         fault = await asyncio.get_running_loop().run_in_executor(self._executor, self._ask_worker, request)
+        if fault and kind == "schema":
+            fault = find_large_bound(source) or fault
         with self._lock:
             self._faults[request] = fault
             if len(self._faults) > MAX_CACHED_CHECKS:
@@ -84,7 +87,7 @@ def _exceeded_bound(kind: GrammarKind, source: str) -> str:
         return f"it has {count} rules; at most {MAX_GRAMMAR_RULES} are supported"
     if kind == "schema" and (count := source.count('"$ref"')) > MAX_SCHEMA_REFERENCES:
         return f"it has {count} references; at most {MAX_SCHEMA_REFERENCES} are supported"
-    return ""
+    return find_large_value(source) if kind == "schema" else ""
 
 
 GRAMMAR_CHECKER = GrammarChecker()
