@@ -14,6 +14,7 @@ from websockets.streams import StreamReader
 
 from antiphon.kit.checker.stream import StreamChecker
 from antiphon.kit.conformance.exchanges import decode_event
+from antiphon.kit.findings import Finding, quote
 from antiphon.kit.proxy.messages import HeaderList, IncomingRequest, find_header
 from antiphon.kit.proxy.traffic_check import ExchangeReport
 
@@ -22,6 +23,7 @@ CREATE_TYPE = "response.create"
 LANE_KEY = "stream_id"
 """Names the lane of a request, of its events and of its errors. Lanes run at once; without it, all are one lane."""
 DEFAULT_WINDOW_BITS = 15
+MAX_QUOTED_CHARS = 60
 
 
 class _CheckedLane:
@@ -62,6 +64,7 @@ class WebSocketChecker:
         self._from_server: _WebSocketReader | None = None
         self._remark = ""
         self._lanes: defaultdict[str, _CheckedLane] = defaultdict(_CheckedLane)
+        self._has_stray_event = False
 
     def on_handshake(self, status: int, headers: HeaderList) -> None:
         """Prepares to read frames with the extensions that both sides agreed on."""
@@ -80,7 +83,7 @@ class WebSocketChecker:
                 self._find_lane(message).waiting.append((request, time.monotonic()))
 
     def on_server_data(self, data: bytes) -> None:
-        """Checks the events of the lanes' turns. An event outside a turn is part of no stream."""
+        """Checks the events of the lanes' turns. One with a sequence number is part of a stream, and needs a turn."""
         for event in self._read_messages(self._from_server, data):
             lane = self._find_lane(event)
             if (
@@ -92,6 +95,8 @@ class WebSocketChecker:
                     lane.waiting.popleft()
             elif lane.checker is not None or lane.begin_turn(event):
                 self._check_event(lane, event)
+            elif _is_of_a_stream(event) and not self._has_stray_event:
+                self._report_stray_event(event)
 
     def on_close(self) -> None:
         """Ends the turns that run or wait, and reports a connection without turns."""
@@ -116,6 +121,18 @@ class WebSocketChecker:
         if (response.get("incomplete_details") or {}).get("reason") == "steered":
             lane.steered_id = response.get("id")
         self._end_turn(lane, "complete")
+
+    def _report_stray_event(self, event: Json) -> None:
+        """Reports the first event of a connection that belongs to no turn: those after it have the same fault."""
+        self._has_stray_event = True
+        lane_id = event.get(LANE_KEY)
+        place = f"the stream_id {quote(lane_id, MAX_QUOTED_CHARS)}" if lane_id is not None else "no stream_id"
+        finding = Finding(
+            code="websocket-lane",
+            expected="the stream_id of a request that is open",
+            actual=f"{quote(event.get('type'), MAX_QUOTED_CHARS)} with {place}",
+        )
+        self._send_report("websocket turn", "complete", (finding,), time.monotonic(), 1)
 
     def _end_turn(self, lane: _CheckedLane, ending: Any) -> None:
         checker, lane.checker = lane.checker, None
@@ -153,6 +170,11 @@ class WebSocketChecker:
             self._remark = f"frames that cannot be read: {error}"
             return []
         return [event for text in texts if (event := decode_event(text)) is not None]
+
+
+def _is_of_a_stream(event: Json) -> bool:
+    """Tells whether an event belongs to a turn. Those of a steer have a number, too, and may come after the turn."""
+    return "sequence_number" in event and not str(event.get("type")).startswith("response.steer.")
 
 
 class _WebSocketReader:

@@ -246,6 +246,33 @@ def test_broken_turn_of_a_websocket_is_found() -> None:
     }
 
 
+@pytest.mark.parametrize("sent", ["b", None, 5], ids=["of another lane", "missing", "no string"])
+def test_event_of_a_websocket_in_a_lane_without_a_turn_is_found(sent: Any) -> None:
+    """A server that mixes up lanes: no request of the lane that its events name is open."""
+    stream_id = {} if sent is None else {"stream_id": sent}
+
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        for number, kind in enumerate(("created", "in_progress")):
+            event = {"type": f"response.{kind}", "sequence_number": number, "response": {}, **stream_id}
+            connection.send(json.dumps(event))
+
+    with websocket_serve(answer, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with run_checked_proxy(f"http://127.0.0.1:{server.socket.getsockname()[1]}") as proxy:
+            with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
+                client.send('{"type": "response.create", "input": "Hi", "stream_id": "a"}')
+                assert len(list(client)) == 2
+            stray, turn = proxy.wait_reports(2)
+        server.shutdown()
+        thread.join()
+    (finding,) = stray.findings
+    assert (finding.code, finding.level, finding.count) == ("websocket-lane", "error", 1)
+    assert "response.created" in finding.actual and ('"b"' in finding.actual) == (sent == "b")
+    assert (turn.kind, turn.ending, turn.num_events) == ("websocket turn", "client_left", 0)
+
+
 def test_refused_websocket_is_passed_on() -> None:
     with serve(SCRIPT, enable_websocket=False) as server, run_checked_proxy(server.url) as proxy:
         headers = {
