@@ -130,6 +130,19 @@ def test_thousand_steers_of_one_response(server: RunningServer) -> None:
         check_stream(client.streams("b")[0])
 
 
+@pytest.mark.parametrize("key", KEYS, ids=["same key", "another key"])
+def test_steers_of_a_response_take_no_place_of_another(server: RunningServer, key: str) -> None:
+    """Another lane and another connection can still steer their responses."""
+    with open_with_key(server) as many, open_with_key(server, key) as other:
+        running = begin(many, "a", "Forever", "response.output_text.delta")
+        for _ in range(MAX_STEERS + 1):
+            steer(many, running)
+        assert take_failed(many, "a") == "too_many_pending_steers"
+        for client in (many, other):
+            steer(client, begin(client, "b", "Silence"))
+            assert text_of(client.finish("b", 2)) == "Left."
+
+
 def test_client_that_stops_reading_with_sixteen_lanes_is_disconnected() -> None:
     """All of its turns end, and another client is served all the while."""
     flood = {"name": "flood", "when": ["Flood"], "output": ["x" * 1_000_000, {"stall": True}], "tokens_per_chunk": 4000}

@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.app.base.errors import storage_unavailable
 from antiphon.app.store.history.usage_tables import COLUMNS, UsageCounts, UsageQuery, UsageRow
+from antiphon.app.store.upkeep import USAGE_RETENTION_S, StoreUpkeep
 from antiphon.app.usage.recorder import HOUR_S, KEPT_HOURS, KEPT_MINUTES, UsageRecorder
 from tests.app.store.store_helpers import StorePlace, open_test_store
 
@@ -110,6 +111,32 @@ async def test_memory_holds_the_current_hour_and_the_last_minutes(tmp_path: Path
         assert sum(row.counts.requests for row in recorder.list_minutes()) == KEPT_MINUTES + 1
         rows = await recorder.read_periods(UsageQuery(start=NOW, end=NOW + 100 * HOUR_S, period_s=HOUR_S))
         assert sum(row.counts.requests for row in rows) == 500
+
+
+async def test_sums_are_deleted_after_400_days(place: StorePlace) -> None:
+    async with place.open() as store:
+        ages_s = {"new": 0, "kept": USAGE_RETENTION_S, "old": USAGE_RETENTION_S + HOUR_S}
+        rows = [UsageRow(NOW - age_s, owner, "k", "m", counts(1)) for owner, age_s in ages_s.items()]
+        await store.change(lambda database: database.usage.save_rows("w", rows))
+        database = place.open_database()
+        StoreUpkeep(database, "w", lambda *_: True).delete_expired(NOW, retention_s=NOW, max_bytes=1 << 30)
+        database.close()
+        query = UsageQuery(start=0, end=NOW + HOUR_S, period_s=HOUR_S, by=("owner",))
+        found = await store.read(lambda database: database.usage.sum_periods(query))
+        assert [row.owner for row in found] == ["kept", "new"]
+
+
+async def test_hour_has_one_row_for_each_key_and_model(place: StorePlace) -> None:
+    """Repeated requests add to a row. Rows of one owner take none from another."""
+    async with place.open() as store:
+        recorder = UsageRecorder(store, Clock())
+        for number in range(12):
+            recorder.add("many", f"k{number % 2}", f"m{number % 3}", counts(1))
+            await recorder.flush()
+        recorder.add("one", "k", "m0", counts(1))
+        await recorder.flush()
+        rows = place.read_rows("SELECT owner, count(*), CAST(sum(requests) AS BIGINT) FROM usage_hours GROUP BY owner")
+        assert sorted(map(tuple, rows)) == [("many", 6, 12), ("one", 1, 1)]
 
 
 async def test_random_turns_by_every_group(place: StorePlace) -> None:

@@ -201,3 +201,15 @@ def test_an_image_whose_bytes_are_gone_is_a_placeholder(server: RunningServer) -
     compacted = respond(server, items, store=False).json()
     text = said(respond(server, [*compacted["output"], user("And now?")], store=False))
     assert text == "0 images"
+
+
+def test_picture_above_the_share_of_an_owner_is_refused(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal says that a retry helps, and it does."""
+    pictures = [make_png(32, 32, (number, 1, 2)) for number in range(8)]
+    items = [user("What is this?", *map(image_part, pictures))]
+    with monkeypatch.context() as patch:
+        patch.setattr("antiphon.app.media.media_queue.MAX_WAITING_OF_OWNER", 1)
+        refused = respond(server, items)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_busy")
+    assert int(refused.headers["retry-after"]) > 0
+    assert said(respond(server, items)).startswith("8 images: ")

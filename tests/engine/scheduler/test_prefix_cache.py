@@ -27,7 +27,7 @@ def insert_entry(cache: PrefixCache, tokens: list[int], key: tuple[str, str] = C
     return kv
 
 
-def find_match_length(cache: PrefixCache, tokens: list[int], key: tuple[str, str] = CACHE_KEY) -> int:
+def find_match_length(cache: PrefixCache, tokens: list[int], key: tuple[str, ...] = CACHE_KEY) -> int:
     return cache.longest_match(key, array("i", tokens), len(tokens))[1]
 
 
@@ -335,6 +335,20 @@ def test_capacity_never_exceeds_max_cache_tokens() -> None:
     assert 600 < peak <= 700
     assert all(tokens[job.id] == generate_without_reuse(job) for job in jobs)
     assert is_idle(core) and len(core._cache_manager.prefix_cache) > 1
+
+
+def test_prefixes_of_one_owner_leave_room_for_another() -> None:
+    """The prefixes fill the cache. A job of another owner drops those that were used longest ago, and no others."""
+    core, _ = build_core_with_fake_model(max_cache_tokens=700)
+    for n in range(8):
+        generate_tokens(core, make_job(make_tokens(150, n), max_tokens=4, owner="many"))
+    cache = core._cache_manager.prefix_cache
+    assert 500 < cache.capacity_tokens <= 700
+    job = make_job(make_tokens(150, 20), max_tokens=4, owner="one")
+    assert generate_tokens(core, job) == generate_without_reuse(job)
+    kept = [bool(find_match_length(cache, make_tokens(150, n), ("many", "", 0))) for n in range(8)]
+    assert kept == sorted(kept) and any(kept) and sum_capacities(core) <= 700
+    assert find_match_length(cache, make_tokens(150, 20), ("one", "", 0)) >= 150
 
 
 def test_default_capacity_of_ended_sequences_is_one_context() -> None:
