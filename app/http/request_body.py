@@ -102,7 +102,10 @@ def _check_upload_head(headers: Mapping[str, str], content_type: str) -> None:
 
 
 class BodyMemory:
-    """Memory of the bodies of all requests that have not been answered, whether they are complete or not."""
+    """Memory of the bodies of all requests that have not been answered, whether they are complete or not.
+
+    Requests that wait on WebSockets are part of it.
+    """
 
     def __init__(self, max_body_bytes: int) -> None:
         self.max_bytes = MAX_BODIES * max_body_bytes
@@ -110,27 +113,40 @@ class BodyMemory:
 
 
 class BodyReservation:
-    """Memory of one request's body, no bytes yet."""
+    """Memory of one request's body, or of all requests that wait on a connection; no bytes yet."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory, self._bytes = memory, 0
 
     def add(self, count: int) -> None:
-        """Adds bytes that have arrived. Raises `ApiError` 429 for a large body if all bodies take too much memory.
+        """Adds bytes that have arrived. Raises `ApiError` 429 for a large body if all bodies take too much memory."""
+        if not self.try_add(count):
+            raise body_memory_error(("connection", "close"))
+
+    def try_add(self, count: int) -> bool:
+        """Adds bytes, in any case. Returns False if the body is large, and all bodies take too much memory.
 
         Small ones are always read, so that clients that leave large bodies unfinished do not keep others out.
         """
         self._bytes += count
         self._memory.used_bytes += count
-        if self._bytes > SMALL_BODY_BYTES and self._memory.used_bytes > self._memory.max_bytes:
-            error = from_engine(overloaded_error())
-            headers = (*error.headers, ("connection", "close"))
-            raise ApiError(error.status, error.code, MEMORY_MESSAGE, kind=error.type, headers=headers)
+        return self._bytes <= SMALL_BODY_BYTES or self._memory.used_bytes <= self._memory.max_bytes
+
+    def remove(self, count: int) -> None:
+        """Gives the memory of some bytes back."""
+        self._bytes -= count
+        self._memory.used_bytes -= count
 
     def release(self) -> None:
         """Gives the memory back: the request is being answered. Only the first call has an effect."""
         self._memory.used_bytes -= self._bytes
         self._bytes = 0
+
+
+def body_memory_error(*headers: tuple[str, str]) -> ApiError:
+    """Returns the error 429 of a request for which there is no memory, with more headers."""
+    error = from_engine(overloaded_error())
+    return ApiError(error.status, error.code, MEMORY_MESSAGE, kind=error.type, headers=(*error.headers, *headers))
 
 
 def limit_body(receive: AsgiReceive, max_bytes: int, encoding: str | None, reservation: BodyReservation) -> AsgiReceive:

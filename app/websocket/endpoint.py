@@ -26,6 +26,7 @@ from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.middleware import WEBSOCKET_PATH
+from antiphon.app.http.request_body import BodyReservation
 from antiphon.app.http.request_state import RequestState, request_state
 from antiphon.app.keys.key_checks import refresh_key
 from antiphon.app.projections.responses import encode_entry
@@ -102,7 +103,7 @@ class _Connection:
     ) -> None:
         self._context, self._send, self._on_turn_done = context, send, on_turn_done
         self._key, self._owner, self._request_id, self._trace = state.key, state.owner, state.request_id, state.trace
-        self._lanes = LaneScheduler(self._run_turn, self._on_idle)
+        self._lanes = LaneScheduler(self._run_turn, self._on_idle, BodyReservation(context.body_memory))
         self._running: dict[str, SteeredResponse] = {}
         """Responses that are being generated, by id."""
         self._ended: dict[str, EndedResponse] = {}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from antiphon.app.base.errors import ApiError
+from antiphon.app.http.request_body import BodyReservation, body_memory_error
 from antiphon.app.websocket.frames import CreateFrame, lane_suffix
 from antiphon.app.websocket.history import LaneResponse
 from antiphon.app.websocket.steering import SteeredResponse
@@ -45,16 +46,21 @@ class WaitingTurn:
         self.lane, self.frame, self.previous = lane, frame, previous
         self.steers: SteeredResponse | None = None
         """The response whose steers this turn reads; None for a request of the client."""
+        self.reserved_bytes = 0
+        """Its part of the memory that requests take, while it waits."""
 
 
 RunTurn = Callable[[WaitingTurn], Coroutine[Any, Any, None]]
 
 
 class LaneScheduler:
-    """Starts the requests of all lanes of a connection, in the order in which they arrived."""
+    """Starts the requests of all lanes of a connection, in the order in which they arrived.
 
-    def __init__(self, run_turn: RunTurn, on_idle: Callable[[], None]) -> None:
-        self._run_turn, self._on_idle = run_turn, on_idle
+    `reservation` is the memory of those that wait: a client may open any number of connections.
+    """
+
+    def __init__(self, run_turn: RunTurn, on_idle: Callable[[], None], reservation: BodyReservation) -> None:
+        self._run_turn, self._on_idle, self._reservation = run_turn, on_idle, reservation
         self._lanes: dict[str | None, Lane] = {None: Lane(None)}
         self._waiting: deque[WaitingTurn] = deque()
         self._waiting_bytes = 0
@@ -81,15 +87,22 @@ class LaneScheduler:
         return next((each for each in latest if each is not None and each.response_id == response_id), None)
 
     def add(self, lane: Lane, frame: CreateFrame) -> None:
-        """Adds a request. Raises `ApiError` 429 if too many wait."""
+        """Adds a request. Raises `ApiError` 429 if too many wait, here or on all connections."""
         turn = WaitingTurn(lane, frame, self.find_response(frame.body.get("previous_response_id")))
         self._waiting.append(turn)
         self._waiting_bytes += frame.num_bytes
         self._start_turns()
-        if turn in self._waiting and (len(self._waiting) > MAX_WAITING or self._waiting_bytes > MAX_WAITING_BYTES):
+        if turn not in self._waiting:
+            return
+        turn.reserved_bytes = frame.num_bytes
+        has_memory = self._reservation.try_add(frame.num_bytes)
+        if len(self._waiting) > MAX_WAITING or self._waiting_bytes > MAX_WAITING_BYTES:
             self._remove(turn)
             message = f"Too many requests wait on this connection: at most {MAX_WAITING}, {MAX_WAITING_BYTES} bytes."
             raise ApiError(429, "rate_limit_exceeded", message)
+        if not has_memory:
+            self._remove(turn)
+            raise body_memory_error()
 
     def add_successor(self, lane: Lane, response: SteeredResponse) -> None:
         """Adds the turn that reads the steers of a response. It is the next one of its lane."""
@@ -107,6 +120,7 @@ class LaneScheduler:
     async def cancel_all(self) -> None:
         """Cancels all requests: the connection has ended."""
         self._waiting.clear()
+        self._reservation.release()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -132,6 +146,7 @@ class LaneScheduler:
     def _remove(self, turn: WaitingTurn) -> None:
         self._waiting.remove(turn)
         self._waiting_bytes -= turn.frame.num_bytes
+        self._reservation.remove(turn.reserved_bytes)
 
     async def _run(self, turn: WaitingTurn) -> None:
         try:
