@@ -129,7 +129,7 @@ def _refuse_lines(errors: Sequence[LineError]) -> NoReturn:
     for error in errors:
         place = f"line {error.line}: " if error.line is not None else ""
         print(show_line(f"{place}{error.message}"), file=sys.stderr)  # noqa: T201  # the output of the command
-    raise ServeError(f"the input has {len(errors)} faulty lines; nothing was run")
+    raise ServeError(f"the input has faulty lines ({len(errors)}); nothing was run")
 
 
 @contextlib.contextmanager

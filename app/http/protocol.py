@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import h11
+import structlog
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.base.settings import Settings
 from antiphon.app.http.admission import AdmissionController, AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
@@ -22,6 +23,8 @@ from antiphon.app.http.headers import new_request_id
 from antiphon.app.http.request_body import body_too_large, find_max_bytes, is_upload
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
+
+_log = structlog.get_logger(__name__)
 
 MAX_CHUNK_BYTES = 2**63 - 1
 """Largest chunk size that is a plausible number of bytes. A larger one is an invalid request, not a large body."""
@@ -85,6 +88,17 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         self.on_response_complete()
 
     def _parse_data(self, data: bytes) -> None:
+        """Parses bytes. A fault of the server is logged and answered.
+
+        Otherwise the event loop would close the connection without a reply; uvloop logs no `OSError` then.
+        """
+        try:
+            self._pass_data(data)
+        except Exception:  # noqa: BLE001  # any fault is answered
+            _log.exception("unhandled exception while a request was received")
+            self._abort_with_error(internal_error())
+
+    def _pass_data(self, data: bytes) -> None:
         """Passes bytes to h11. Changes the deadline only on progress: complete headers or a complete body."""
         super().data_received(data)
         if self._upgraded:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.http.protocol import ChunkedResponse
@@ -45,6 +47,23 @@ def test_connection_is_reused_after_a_stream(server: RunningServer) -> None:
             assert status == 200 and body.endswith(b"data: [DONE]\n\n")
             http_client.send_request("/health")
             assert http_client.read_reply() == (200, b'{"status":"ok"}')
+
+
+@pytest.mark.parametrize("error", [TimeoutError("late"), ValueError("odd")], ids=["an OSError", "another"])
+def test_fault_while_bytes_are_parsed_is_answered_and_logged(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """uvloop closes the connection for any exception, and logs none that is an `OSError`."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(H11Protocol, "data_received", fail)
+    with capture_logs() as logs, connect(server) as client:
+        client.sendall(build_stream_request())
+        reply = read_to_end(client)
+    assert reply.startswith(b"HTTP/1.1 500 ") and b'"code":"server_error"' in reply
+    assert [(line["event"], line["log_level"]) for line in logs] == [("unhandled exception while a request was received", "error")]
 
 
 def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:

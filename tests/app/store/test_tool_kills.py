@@ -142,7 +142,11 @@ class Judge:
     async def _read_ended(self, url: str, response_id: str) -> Json:
         """Returns the response at the end of its stream, which the checker finds legal."""
         target = f"{url}/responses/{response_id}"
-        reply = await self._client.get(f"{target}?stream=true", timeout=MAX_TAKEOVER_S)
+        try:
+            async with asyncio.timeout(HANG_TIMEOUT_S):  # the client's own is for each read, and pings end it
+                reply = await self._client.get(f"{target}?stream=true", timeout=MAX_TAKEOVER_S)
+        except TimeoutError:
+            raise AssertionError(f"{response_id} has not ended") from None
         lines = [line for line in reply.text.splitlines() if line.startswith("data: {")]
         response = check_stream([json.loads(line.removeprefix("data: ")) for line in lines])
         assert (await self._client.get(target)).json() == response

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -126,7 +127,8 @@ class CountingServers(Struct, frozen=True):
         program = SERVER_PROGRAM.replace("ROOT", repr(str(ROOT)))
         files = [str(self.folder / name) for name in ("key", "script.json")]
         command = [sys.executable, "-c", program, self.store, self.tool_url, *files]
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        environment = os.environ | {"PYTHONFAULTHANDLER": "1"}  # a signal that ends the process prints its stack
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=environment)
         assert process.stdout is not None
         killed: list[bool] = []
 
