@@ -63,7 +63,9 @@ def test_fault_while_bytes_are_parsed_is_answered_and_logged(
         client.sendall(build_stream_request())
         reply = read_to_end(client)
     assert reply.startswith(b"HTTP/1.1 500 ") and b'"code":"server_error"' in reply
-    assert [(line["event"], line["log_level"]) for line in logs] == [("unhandled exception while a request was received", "error")]
+    assert [(line["event"], line["log_level"]) for line in logs] == [
+        ("unhandled exception while a request was received", "error")
+    ]
 
 
 def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
