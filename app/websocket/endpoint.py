@@ -38,6 +38,7 @@ from antiphon.app.requests.turn_spec import ParsedRequest, as_prefill
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turns.stored_history import StoredHistory
 from antiphon.app.websocket.frames import STEER, read_create_frame, read_stream_id, write_error, write_event
+from antiphon.app.websocket.held_memory import ConnectionHold, HeldMemory
 from antiphon.app.websocket.history import LaneHistory, LaneResponse
 from antiphon.app.websocket.lanes import MAX_HELD, Lane, LaneScheduler, WaitingTurn
 from antiphon.app.websocket.steering import (
@@ -76,16 +77,18 @@ class WebSocketEndpoint:
         on_turn_done: Callable[[AccessRecord], None] = lambda _: None,
     ) -> None:
         self._context, self._lifetime, self._on_turn_done = context, lifetime, on_turn_done
+        self._memory = HeldMemory()
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Runs one connection, from the handshake to its end."""
         await send({"type": "websocket.accept"})
-        connection = _Connection(self._context, request_state(scope), send, self._on_turn_done)
+        connection = _Connection(self._context, request_state(scope), send, self._on_turn_done, self._memory)
         expiry = asyncio.get_running_loop().call_later(self._lifetime, connection.expire)
         try:
             with contextlib.suppress(ClientGoneError), self._context.metrics.requests.count_stream("websocket"):
                 while not connection.closed and (message := await receive())["type"] != "websocket.disconnect":
-                    await connection.receive_message(message)
+                    if message["type"] == "websocket.receive":
+                        await connection.receive_message(message)
         finally:
             expiry.cancel()
             await connection.cancel_turns()
@@ -100,10 +103,13 @@ class _Connection:
         state: RequestState,
         send: AsgiSend,
         on_turn_done: Callable[[AccessRecord], None],
+        memory: HeldMemory,
     ) -> None:
         self._context, self._send, self._on_turn_done = context, send, on_turn_done
         self._key, self._owner, self._request_id, self._trace = state.key, state.owner, state.request_id, state.trace
-        self._lanes = LaneScheduler(self._run_turn, self._on_idle, BodyReservation(context.body_memory))
+        reservation, hold = BodyReservation(context.body_memory), ConnectionHold(memory, self._owner)
+        self._lanes = LaneScheduler(self._run_turn, self._on_idle, reservation, hold, self._on_steers_dropped)
+        self._returns = set[asyncio.Task[None]]()  # tasks that give dropped steers back
         self._running: dict[str, SteeredResponse] = {}
         """Responses that are being generated, by id."""
         self._ended: dict[str, EndedResponse] = {}
@@ -114,8 +120,6 @@ class _Connection:
 
     async def receive_message(self, message: AsgiMessage) -> None:
         """Handles a frame from the client."""
-        if message["type"] != "websocket.receive":
-            return
         if message.get("text") is None:
             text = "Binary frames are not supported. Send one JSON object per text frame."
             await self._send_error(ApiError(400, "invalid_frame", text))
@@ -215,6 +219,7 @@ class _Connection:
         if ended.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
             items = (*parsed.earlier_items, *spec.input_items, *output_as_input(ended.output))
             lane.latest = LaneResponse(ended.id, log.base_response.store, items)
+            await lane.latest.count_items(previous, len(parsed.earlier_items), frame.num_bytes)
         if response.steers:
             await self._settle_steers(lane, response, ended)
 
@@ -256,9 +261,19 @@ class _Connection:
             if len(lane.held_steers) > MAX_HELD:
                 oldest = lane.held_steers.pop(next(iter(lane.held_steers)))
                 await self._fail_steers(oldest, SteerError("too_many_pending_steers", "Too many steers wait."))
+            response.forget_request()
             if not self._lanes.is_awaited(lane, response.response_id):
                 for steer in response.steers:
                     await self._send_text(write_pending(steer, response, required))
+
+    def _on_steers_dropped(self, response: SteeredResponse) -> None:
+        self._returns.add(task := asyncio.create_task(self._return_steers(response), name="websocket-steers"))
+        task.add_done_callback(self._returns.discard)
+
+    async def _return_steers(self, response: SteeredResponse) -> None:
+        with contextlib.suppress(ClientGoneError):
+            message = "The WebSocket connections of this server keep too much, so the steer was dropped."
+            await self._fail_steers(response, SteerError("too_many_pending_steers", message))
 
     async def _fail_steers(self, response: SteeredResponse, error: SteerError) -> None:
         for steer in response.steers:

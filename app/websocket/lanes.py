@@ -8,11 +8,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.http.request_body import BodyReservation, body_memory_error
 from antiphon.app.websocket.frames import CreateFrame, lane_suffix
+from antiphon.app.websocket.held_memory import ConnectionHold
 from antiphon.app.websocket.history import LaneResponse
 from antiphon.app.websocket.steering import SteeredResponse
 
@@ -51,16 +54,26 @@ class WaitingTurn:
 
 
 RunTurn = Callable[[WaitingTurn], Coroutine[Any, Any, None]]
+OnSteersDropped = Callable[[SteeredResponse], None]
 
 
 class LaneScheduler:
     """Starts the requests of all lanes of a connection, in the order in which they arrived.
 
-    `reservation` is the memory of those that wait: a client may open any number of connections.
+    `reservation` is the memory of those that wait, `hold` that of what lanes keep: a client may open any number of
+    connections. `on_steers_dropped` is called for steers that can be kept no longer.
     """
 
-    def __init__(self, run_turn: RunTurn, on_idle: Callable[[], None], reservation: BodyReservation) -> None:
+    def __init__(
+        self,
+        run_turn: RunTurn,
+        on_idle: Callable[[], None],
+        reservation: BodyReservation,
+        hold: ConnectionHold,
+        on_steers_dropped: OnSteersDropped,
+    ) -> None:
         self._run_turn, self._on_idle, self._reservation = run_turn, on_idle, reservation
+        self._hold, self._on_steers_dropped = hold, on_steers_dropped
         self._lanes: dict[str | None, Lane] = {None: Lane(None)}
         self._waiting: deque[WaitingTurn] = deque()
         self._waiting_bytes = 0
@@ -82,9 +95,11 @@ class LaneScheduler:
         return lane
 
     def find_response(self, response_id: object) -> LaneResponse | None:
-        """Returns the response with this id if it is the latest of a lane."""
+        """Returns the response with this id if it is the latest of a lane. It counts as used now."""
         latest = (lane.latest for lane in self._lanes.values())
-        return next((each for each in latest if each is not None and each.response_id == response_id), None)
+        found = next((each for each in latest if each is not None and each.response_id == response_id), None)
+        self._hold.touch(found)
+        return found
 
     def add(self, lane: Lane, frame: CreateFrame) -> None:
         """Adds a request. Raises `ApiError` 429 if too many wait, here or on all connections."""
@@ -127,11 +142,14 @@ class LaneScheduler:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
+        self._hold.keep_only(())
 
     def _start_turns(self) -> None:
         for turn in self._list_ready():
             self._remove(turn)
             turn.lane.is_running = True
+            for response in turn.lane.held_steers.values():  # the turn may read them, so they cannot be dropped now
+                self._hold.remove(response)
             task = asyncio.create_task(self._run(turn), name=f"websocket-{turn.lane.stream_id or 'default'}")
             self._tasks.add(task)
 
@@ -156,6 +174,25 @@ class LaneScheduler:
             task = asyncio.current_task()
             if task is not None:
                 self._tasks.discard(task)
+            self._count_lane(turn.lane)
             self._start_turns()
+            self._forget_unused()
             if self.is_idle:
                 self._on_idle()
+
+    def _count_lane(self, lane: Lane) -> None:
+        """Counts what a lane keeps after a turn, which may drop the oldest of it."""
+        if (latest := lane.latest) is not None and latest.items is not None:
+            self._hold.add(latest, latest.num_bytes, latest.drop_items)
+        for response in list(lane.held_steers.values()):
+            self._hold.add(response, response.num_bytes, partial(self._drop_steers, lane, response))
+
+    def _drop_steers(self, lane: Lane, response: SteeredResponse) -> None:
+        del lane.held_steers[response.response_id]
+        self._on_steers_dropped(response)
+
+    def _forget_unused(self) -> None:
+        """Counts no history and no steers any more that neither a lane nor a request that waits refers to."""
+        kept = {turn.previous for turn in self._waiting} | {lane.latest for lane in self._lanes.values()}
+        steers = (lane.held_steers.values() for lane in self._lanes.values())
+        self._hold.keep_only({*kept, *chain.from_iterable(steers)})

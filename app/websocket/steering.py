@@ -73,8 +73,7 @@ class SteeredResponse:
         """Adds a steer. Raises `SteerError`."""
         if not self._accepts_steers:
             raise SteerError("steering_not_supported", "This response cannot be steered.")
-        size = sum(steer.num_bytes for steer in self.steers) + num_bytes
-        if len(self.steers) == MAX_STEERS or size > MAX_STEER_BYTES:
+        if len(self.steers) == MAX_STEERS or self.num_bytes + num_bytes > MAX_STEER_BYTES:
             raise SteerError("too_many_pending_steers", f"At most {MAX_STEERS} steers may wait for a response.")
         steer = Steer(
             id=f"steer_{secrets.token_hex(16)}",
@@ -87,6 +86,15 @@ class SteeredResponse:
         return steer
 
     @property
+    def num_bytes(self) -> int:
+        """Size of all steers, as they were sent."""
+        return sum(steer.num_bytes for steer in self.steers)
+
+    def forget_request(self) -> None:
+        """Lets go of the body of the request, which may be large: the steers wait for another request."""
+        self.frame = structs.replace(self.frame, body={}, num_bytes=0)
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages of all steers, in the order in which they were sent."""
         return [message for steer in self.steers for message in steer.messages]
@@ -94,7 +102,7 @@ class SteeredResponse:
     def create_successor(self) -> CreateFrame:
         """Returns the request that continues the response with its steers and its settings."""
         body = {**self.frame.body, "previous_response_id": self.response_id, "input": []}
-        return structs.replace(self.frame, body=body, num_bytes=sum(steer.num_bytes for steer in self.steers))
+        return structs.replace(self.frame, body=body, num_bytes=self.num_bytes)
 
 
 def read_steer(frame: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
