@@ -163,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluate the embedded model.")
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
     parser.add_argument("--per-skill", type=int, default=200)
-    parser.add_argument("--skill", action="append", choices=[*generator.SKILLS, *generator.NEW_SKILLS])
+    parser.add_argument("--skill", action="append", choices=list(generator.SKILLS))
     parser.add_argument("--json", action="store_true", help="print counts as JSON instead of a table")
     parser.add_argument("--misses", type=int, default=0, help="wrong answers to print per skill, default 0")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

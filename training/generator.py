@@ -13,6 +13,7 @@ from training import phrases, wordings
 from training.chat import ChatMessage, Dialogue, answer_message, tool_messages, user_message
 from training.fixed_texts import EMPTY
 from training.skills import (
+    form_skills,
     memory_skills,
     patch_skills,
     question_skills,
@@ -46,14 +47,11 @@ SKILLS: dict[str, Maker] = {
     "shell": shell_skills.make_shell_turn,
     "built-in shell": patch_skills.make_commands_turn,
     "apply patch": patch_skills.make_patch_turn,
-}
-"""Evaluated skills, by name."""
-NEW_SKILLS: dict[str, Maker] = {
     "lookup": question_skills.make_lookup_call,
     "json report": question_skills.make_json_report,
     "no picture": question_skills.make_picture_refusal,
 }
-"""Skills of the tenth course, by name. The shipped weights do not have them."""
+"""Evaluated skills, by name."""
 
 MIXTURE: dict[Maker, float] = {
     text_skills.make_greeting: 3,
@@ -165,22 +163,25 @@ PATCH: dict[Maker, float] = {
 
 QUESTIONS: dict[Maker, float] = {
     **PATCH,
-    question_skills.make_lookup_call: 60,
+    text_skills.make_repetition: 8,
+    text_skills.make_sum: 12,
+    tool_skills.make_one_call: 18,
+    tool_skills.make_parallel_calls: 24,
+    tool_skills.make_report: 8,
+    question_skills.make_lookup_call: 45,
     question_skills.make_lookup_refusal: 10,
-    question_skills.make_json_report: 55,
-    question_skills.make_picture_refusal: 20,
-    question_skills.make_form: 150,
+    question_skills.make_json_report: 40,
+    question_skills.make_picture_refusal: 16,
+    form_skills.make_form: 70,
 }
-"""Sampling weights of the tenth course: what newcomers ask first, and nearly as often all before."""
+"""Sampling weights of the tenth course: what newcomers ask first, and twice as often all before."""
 
 FIRST_QUESTIONS: dict[Maker, float] = {
-    question_skills.make_lookup_call: 60,
-    question_skills.make_lookup_refusal: 12,
-    question_skills.make_json_report: 50,
-    question_skills.make_picture_refusal: 25,
-    question_skills.make_form: 45,
+    **{maker: weight for maker, weight in QUESTIONS.items() if maker is not form_skills.make_form},
+    tool_skills.make_one_call: 40,
+    question_skills.make_picture_refusal: 32,
 }
-"""Sampling weights of the tenth course's end: the new skills alone, beside batches of the ninth course."""
+"""Sampling weights of the tenth course's end: the same without forms, and more of the skills with errors left."""
 
 COURSES = {
     "everything": MIXTURE,
@@ -272,5 +273,5 @@ def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everyth
 def evaluation_dialogue(skill: str, number: int) -> Dialogue:
     """Returns the numbered evaluation dialogue of a skill: words of the held-out side only, always with thinking."""
     words = WordSampler(f"evaluation {skill} {number}", evaluation=True)
-    dialogue = add_surroundings(words, (SKILLS | NEW_SKILLS)[skill](words, 1.0))
+    dialogue = add_surroundings(words, SKILLS[skill](words, 1.0))
     return replace(dialogue, thinking=True)

@@ -241,14 +241,14 @@ def test_prompts_above_the_capacity_are_refused_together() -> None:
 def test_embedded_model_completes_a_prompt() -> None:
     engine = ProcessEngine(MODEL_DIR, EngineOptions(threads=1), spawn=ThreadWorker)
     model = ServedModel(names=("antiphon",), engine=engine, format=load_format(MODEL_DIR).format, created=0)
-    prompt = "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    prompt = "<|im_start|>user\nRepeat exactly: green tea<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     with serve(ModelRegistry([model])) as running, open_sdk(running) as (sdk, _):
         request: dict[str, Any] = {"model": "antiphon", "prompt": prompt, "temperature": 0, "max_tokens": 40}
         [choice] = sdk.completions.create(**request).choices
-        assert choice.text == "Hello! I am Antiphon's embedded model." and choice.finish_reason == "stop"
+        assert choice.text == "green tea" and choice.finish_reason == "stop"
         scored = sdk.completions.create(**request, echo=True, logprobs=1)
         [choice] = scored.choices
-        assert choice.text == f"{prompt}Hello! I am Antiphon's embedded model." and choice.logprobs is not None
+        assert choice.text == f"{prompt}green tea" and choice.logprobs is not None
         assert scored.usage is not None and len(choice.logprobs.tokens or ()) == scored.usage.total_tokens
         [choice] = sdk.completions.create(**request | {"max_tokens": 0}, echo=True, logprobs=1).choices
         assert choice.text == prompt and choice.logprobs is not None
@@ -256,8 +256,8 @@ def test_embedded_model_completes_a_prompt() -> None:
             choice.logprobs.token_logprobs
             == (scored.choices[0].logprobs.token_logprobs or [])[: len(choice.logprobs.tokens or ())]
         )
-        assert read_stream(sdk, **request)[0] == {0: "Hello! I am Antiphon's embedded model."}
+        assert read_stream(sdk, **request)[0] == {0: "green tea"}
         [choice] = sdk.completions.create(**request, extra_body={"guided_choice": ["yes", "no"]}).choices
         assert choice.text in ("yes", "no")
         [choice] = sdk.completions.create(**request, extra_body={"min_tokens": 30, "stop_token_ids": [0]}).choices
-        assert len(choice.text) > len("Hello! I am Antiphon's embedded model.")
+        assert len(choice.text) > len("green tea")

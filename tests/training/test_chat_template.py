@@ -172,7 +172,7 @@ def test_unusual_contents_are_accepted(content: Any, role: str) -> None:
     )
 
 
-@pytest.mark.parametrize("course", ["everything", "patch", "first questions"])
+@pytest.mark.parametrize("course", ["everything", "patch", "questions", "first questions"])
 def test_training_and_template_render_answers_alike(course: str) -> None:
     for number in range(200):
         dialogue = generator.training_dialogue(f"template {number}", course=course)

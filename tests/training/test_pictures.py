@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.engine.embedded import MODEL_DIR
 from training.pictures import drawing
+from training.pictures.convert import read_tower
 from training.pictures.drawing import COLOURS, SHAPES, Scene, draw_picture, draw_scene
-from training.pictures.fit_readout import fit_readout
+from training.pictures.fit_readout import fit_readout, load_tower
 from training.pictures.picture_batches import GRIDS, UNKNOWN, draw_batch, label_scenes
 from training.pictures.soft_words import SoftWords, index_soft_tokens, list_slots
 from training.pictures.strokes import DIGIT_STROKES
@@ -91,11 +93,17 @@ def test_tower_learns_and_continues_from_its_state(tmp_path: Path) -> None:
     train_tower(plan, out, stop=4)
     assert torch.load(out, weights_only=True)["step"] == 4
     model = train_tower(plan, out)
+    assert torch.equal(load_tower(out, 48).probes["ground"].weight, model.probes["ground"].weight)
     assert torch.load(out, weights_only=True)["step"] == 40
     patches, grid, scenes = draw_batch(99, 0, 64)
     with torch.inference_mode():
         right = (model(patches, grid)[0]["ground"].argmax(-1) == label_scenes(scenes)["ground"]).float().mean()
     assert right > 0.25, "two times the chance of one in eight"
+
+
+def test_tower_of_a_folder_is_loaded_for_another_readout() -> None:
+    loaded, weights = load_tower(MODEL_DIR, 192).tower.state_dict(), read_tower(MODEL_DIR)
+    assert set(loaded) == set(weights) and all(torch.equal(loaded[name], weights[name]) for name in weights)
 
 
 def test_readout_writes_the_states_better_than_it_did_before() -> None:

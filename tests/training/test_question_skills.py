@@ -11,7 +11,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from training import chat, generator
 from training.chat import Dialogue
 from training.fixed_texts import NO_PICTURE
-from training.skills import question_skills
+from training.skills import form_skills
 from training.tool_definitions import name_of
 from training.word_sampler import WordSampler, is_held_out
 
@@ -24,7 +24,7 @@ def tokenizer() -> Tokenizer:
 
 
 def make_dialogues(skill: str) -> list[Dialogue]:
-    return [generator.NEW_SKILLS[skill](WordSampler(f"questions {number}"), 1.0) for number in range(NUM_DIALOGUES)]
+    return [generator.SKILLS[skill](WordSampler(f"questions {number}"), 1.0) for number in range(NUM_DIALOGUES)]
 
 
 def called_function(message: chat.ChatMessage) -> tuple[str, dict[str, Any]]:
@@ -59,7 +59,7 @@ def test_question_about_a_missing_picture_is_told_so() -> None:
 def test_form_is_json_with_its_fields_in_order() -> None:
     kinds = {"string": str, "integer": int, "boolean": bool, "array": list}
     for number in range(NUM_DIALOGUES):
-        dialogue = question_skills.make_form(WordSampler(f"questions {number}"), 1.0)
+        dialogue = form_skills.make_form(WordSampler(f"questions {number}"), 1.0)
         values = json.loads(dialogue.messages[-1]["content"])
         assert list(values) == list(dialogue.fields)
         assert all(type(values[name]) is kinds[kind] for name, kind in dialogue.fields.items())
@@ -67,7 +67,7 @@ def test_form_is_json_with_its_fields_in_order() -> None:
 
 def test_only_the_values_of_a_form_are_learned(tokenizer: Tokenizer) -> None:
     for number in range(NUM_DIALOGUES):
-        dialogue = question_skills.make_form(WordSampler(f"questions {number}"), 1.0)
+        dialogue = form_skills.make_form(WordSampler(f"questions {number}"), 1.0)
         ids, mask = chat.encode_dialogue(tokenizer, dialogue)
         context = tokenizer.encode(
             chat.render_prompt(dialogue.messages[:-1], dialogue.tools, dialogue.thinking), add_special_tokens=False

@@ -62,13 +62,20 @@ def draw_scene(random: np.random.Generator, digits: float = DIGIT_SHARE, others:
     return Scene(SHAPES[random.integers(3)], str(colour), str(ground))
 
 
-def draw_picture(random: np.random.Generator, scene: Scene, height: int = 64, width: int = 64) -> Picture:
-    """Returns a picture of a scene. In half of the pictures, the figure is up to 22 % wider or narrower."""
+def draw_picture(
+    random: np.random.Generator, scene: Scene, height: int = 64, width: int = 64, blank: float = 0.0
+) -> Picture:
+    """Returns a picture of a scene. In half of the pictures, the figure is up to 22 % wider or narrower.
+
+    `blank` is the share of plain grounds of one shade among the pictures without a known figure, beside those drawn.
+    """
     xs, ys = make_coordinates(height, width)
     if random.random() < 0.5:
         xs *= np.float32(random.uniform(0.8, 1.22))
     canvas = np.empty((height, width, 3), np.float32)
     canvas[:] = vary_colour(random, scene.ground)
+    if scene.shape == "other" and blank and random.random() < blank:
+        return np.broadcast_to(np.clip(canvas.round(), 0, 255), canvas.shape).astype(np.uint8)
     if scene.shape == "other":
         OTHERS[random.integers(len(OTHERS))](random, canvas, scene, xs, ys)
     else:

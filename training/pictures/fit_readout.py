@@ -3,7 +3,7 @@
     python -m training.pictures.fit_readout --tower FILE --words TABLE --out FILE2
 
 The last layer is linear, so its best weights for given activations are found directly. They are better than what
-gradient steps reach, and a table that was trained further needs no new tower.
+gradient steps reach, and a table that was trained further or for another text model needs no new tower.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.pictures.convert import read_tower
 from training.pictures.picture_batches import PictureBatches
 from training.pictures.soft_words import SoftWords, index_soft_tokens, load_words
 from training.pictures.tower import MERGE, encode_pictures
@@ -60,10 +61,20 @@ def fit_readout(model: ProbedTower, words: SoftWords, seed: int, num_batches: in
     return sum(errors) / len(errors)
 
 
+def load_tower(path: Path, hidden: int) -> ProbedTower:
+    """Returns the tower in a state file of `train_tower`, or in a model's folder, which has no probes."""
+    model = ProbedTower(hidden)
+    if path.is_dir():
+        model.tower.load_state_dict(read_tower(path))
+    else:
+        model.load_state_dict(torch.load(path, weights_only=True)["model"])
+    return model
+
+
 def main() -> None:
     """Parses the command line and fits."""
     parser = argparse.ArgumentParser(description="Fit the tower's last matrix to a table of soft words.")
-    parser.add_argument("--tower", type=Path, required=True, help="state file of train_tower")
+    parser.add_argument("--tower", type=Path, required=True, help="state file of train_tower, or a folder")
     parser.add_argument("--words", type=Path, required=True, help="table of train_words")
     parser.add_argument("--out", type=Path, required=True, help="file of the new state")
     parser.add_argument("--seed", type=int, default=1234)
@@ -73,12 +84,10 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(options.threads)
     words = load_words(options.words)
-    state = torch.load(options.tower, weights_only=True)
-    model = ProbedTower(words.table.shape[1])
-    model.load_state_dict(state["model"])
+    model = load_tower(options.tower, words.table.shape[1])
     error = fit_readout(model, words, options.seed, options.batches)
     log.info("mean squared error %.4f", error)
-    torch.save({"model": model.state_dict(), "step": state["step"]}, options.out)
+    torch.save({"model": model.state_dict()}, options.out)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,12 @@ from training.train import cast_forward
 
 log = logging.getLogger(__name__)
 
-DIALOGUES_PER_CHUNK = 512
+DIALOGUES_PER_CHUNK = 128
 """Number of dialogues that are drawn and sorted by length together. All their pictures have one size."""
-STRIPS_PER_CHUNK = 48
+STRIPS_PER_CHUNK = 32
 """The same number for pictures that are a strip."""
+BLANK_STRIP_SHARE = 0.5
+"""Share of plain grounds among the strips."""
 TextBatch = tuple[Batch, Tensor, tuple[int, int], list[Scene]]
 """Token ids with their loss mask, the patches of all pictures in order, rows and columns of patches, and the scenes."""
 
@@ -60,6 +62,8 @@ class PicturePlan:
     """Share of chunks whose pictures are many times as wide as high, or as high as wide."""
     old_tokens: int | None = None
     """Maximum number of tokens in a batch of an earlier course; by default the same as for the pictures."""
+    picture_weight: float = 1.0
+    """Weight of the pictures' loss beside that of an earlier course, which is 1."""
     keep: float = 0.0
     """Weight of the initial weights in the final mean of initial and trained weights, from 0 to 1."""
     rate: float = 2e-3
@@ -119,8 +123,9 @@ class PictureDialogues(IterableDataset[TextBatch]):
         return [self._finish_batch(random, group, grid) for group in groups if group]
 
     def _finish_batch(self, random: np.random.Generator, group: list[Any], grid: tuple[int, int]) -> TextBatch:
+        blank = BLANK_STRIP_SHARE if grid in STRIPS or grid[::-1] in STRIPS else 0.0
         scenes = [scene for _, example in group for scene in example.scenes]
-        pictures = np.stack([draw_picture(random, scene, grid[0] * PATCH, grid[1] * PATCH) for scene in scenes])
+        pictures = np.stack([draw_picture(random, scene, grid[0] * PATCH, grid[1] * PATCH, blank) for scene in scenes])
         return pad_rows([row for row, _ in group]), cut_patches(pictures), grid, scenes
 
     def __iter__(self) -> Iterator[TextBatch]:
@@ -179,7 +184,7 @@ class PictureRun:
         self.plan, self.model, self.tokenizer, self.state = plan, model, text_tokenizer, state
         self.step = 0
         table = model.model.language_model.embed_tokens.weight
-        self.rows = table[-len(VISION_TOKENS) :].detach().clone().requires_grad_()
+        self.rows = table[-len(VISION_TOKENS) :].detach().clone().requires_grad_(frozen != "text")
         model.model.language_model.requires_grad_(frozen != "text")
         model.model.visual.requires_grad_(frozen != "tower")
         self.initial_weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -209,7 +214,7 @@ class PictureRun:
             with cast_forward("cpu"):
                 features = encode_pictures(self.model.model.visual, batch[1], *batch[2])
                 loss, share = compute_loss(self.model, self.rows, batch, features)
-            torch.autograd.backward(loss)
+            torch.autograd.backward(plan.picture_weight * loss)
             if old_batch is not None:
                 with cast_forward("cpu"):
                     old_loss = compute_text_loss(self.model, old_batch)
@@ -270,12 +275,13 @@ def main() -> None:
     parser.add_argument("--old-tokens", type=int, help="tokens in a batch of the old course")
     parser.add_argument("--surroundings", type=float, default=PicturePlan.surroundings)
     parser.add_argument("--strips", type=float, default=0.0, help="share of pictures that are a strip")
+    parser.add_argument("--picture-weight", type=float, default=PicturePlan.picture_weight)
     parser.add_argument("--keep", type=float, default=0.0, help="weight of the initial weights in the mean")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(options.threads)
-    names = ("seed", "steps", "tokens", "old_tokens", "surroundings", "strips", "keep", "rate")
+    names = ("seed", "steps", "tokens", "old_tokens", "surroundings", "strips", "picture_weight", "keep", "rate")
     plan = PicturePlan(**{name: getattr(options, name) for name in names})
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(options.source, dtype=torch.float32)
     text_tokenizer = Tokenizer.from_file(str(options.source / "tokenizer.json"))

@@ -38,7 +38,7 @@ def train_words(plan: PicturePlan, text_model: Any, text_tokenizer: Tokenizer, n
     change = torch.zeros_like(start).requires_grad_()
     rows = model.model.language_model.embed_tokens.weight[-len(VISION_TOKENS) :].clone().requires_grad_()
     optimizer = torch.optim.AdamW([change, rows], betas=(0.9, 0.95), weight_decay=0.0)
-    source = PictureDialogues(known.to_str(), plan.seed, plan.tokens, plan.surroundings)
+    source = PictureDialogues(known.to_str(), plan.seed, plan.tokens, plan.surroundings, strips=plan.strips)
     batches = DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=8)
     results, begun = [], time.process_time()
     for step, batch in zip(range(plan.steps), batches, strict=False):
@@ -74,14 +74,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.02)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--surroundings", type=float, default=PicturePlan.surroundings)
+    parser.add_argument("--strips", type=float, default=0.0, help="share of pictures that are a strip")
     parser.add_argument("--noise", type=float, default=0.0, help="added to the soft tokens, in spreads")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(options.threads)
-    plan = PicturePlan(
-        options.seed, options.steps, options.tokens, surroundings=options.surroundings, rate=options.rate, warmup=10
-    )
+    names = ("seed", "steps", "tokens", "surroundings", "strips", "rate")
+    plan = PicturePlan(**{name: getattr(options, name) for name in names}, warmup=10)
     save_words(train_words(plan, *load_text_model(options.source), noise=options.noise), options.out)
 
 

@@ -1,4 +1,4 @@
-"""The skills of first questions: a clock's tool and its JSON, a picture that is not there, and a form to fill in.
+"""The skills of first questions: a clock's tool and its JSON, and a picture that is not there.
 
 The lists of wordings are shared by training and evaluation. Only the words in the braces are split.
 """
@@ -50,33 +50,6 @@ PICTURE_QUESTIONS = [
     "what number is in the picture",
 ]
 """Questions about a picture, which does not come with them."""
-SENTENCES = [
-    "{} is {number} years old.",
-    "{} is {number}.",
-    "{} bought {number} {word}.",
-    "{} lives in {}.",
-    "{} lives in {}. Extract the {a} and the {b}.",
-    "{} is {number} years old and lives in {}.",
-    "{} and {} visit the {word} {word} together.",
-    "{} met {} at {number}.",
-    "{} sold the {word} to {} for {number}.",
-    "extract the {a}: {} has {number}.",
-]
-"""Sentences with names and at most one number, from which a form is filled in."""
-LEADS = [
-    "",
-    "",
-    "",
-    "fill in the form: ",
-    "extract the {a}: ",
-    "extract the {a} and the {b}: ",
-    "read this: ",
-]
-"""Texts before the values of a form."""
-UNKNOWN = "unknown"
-"""Text of a form's field that the request has no value for."""
-MISSING: dict[str, Any] = {"string": UNKNOWN, "integer": 0, "boolean": False, "array": []}
-"""Value of a form's field that the request does not give, by type."""
 
 
 def make_zone(words: WordSampler) -> str:
@@ -89,8 +62,19 @@ def make_zone(words: WordSampler) -> str:
     return words.pick_name() if draw < 0.75 else phrases.make_value(words)
 
 
+def make_clock_tools(words: WordSampler) -> list[ToolDefinition]:
+    """Returns the two tools of `mcp-server-time`, behind the label that the operator gave to the server, if any."""
+    prefix = words.random.choice(("time__", "time__", "", f"{words.made_up()}__"))
+    return [
+        tool_definitions.make_tool(f"{prefix}get_current_time", ["timezone"]),
+        tool_definitions.make_tool(f"{prefix}convert_time", ["source_timezone", "time", "target_timezone"]),
+    ]
+
+
 def make_lookup_tools(words: WordSampler, noun: str, param: str) -> list[ToolDefinition]:
     """Returns the tools of a server: one that looks the noun up and, in most cases, one that converts it."""
+    if not words.evaluation and (noun, param) == ("time", "timezone") and words.flip_coin(0.6):
+        return make_clock_tools(words)
     verb = words.pick_word(words.verbs)
     parts = [verb, words.pick_word(KINDS), noun] if words.flip_coin(0.6) else [verb, noun]
     prefix = ""
@@ -111,7 +95,8 @@ def make_lookup(words: WordSampler, size: float) -> tool_skills.Request:
         noun, param = "time", "timezone"
     offered = make_lookup_tools(words, noun, param)
     value = make_zone(words)
-    text = words.random.choice(LOOKUPS).replace("{noun}", noun).replace("{param}", param.replace("_", " "))
+    shown = "time zone" if param == "timezone" and words.flip_coin(0.4) else param.replace("_", " ")
+    text = words.random.choice(LOOKUPS).replace("{noun}", noun).replace("{param}", shown)
     text = text_skills.style_request(words, text.replace("{value}", value), "????. ")
     count = words.random.choice((0, 0, 1, 2, round(6 * size)))
     tools = tool_definitions.mix_tools(words, offered, count, {noun}) if count else offered
@@ -152,13 +137,29 @@ def make_json_value(words: WordSampler) -> Any:
     return number(10 ** words.random.randint(1, 4))
 
 
+def make_clock_output(words: WordSampler) -> dict[str, Any]:
+    """Returns what `mcp-server-time` returns as the current time."""
+    year, month, day = (words.random.randrange(*bounds) for bounds in ((2000, 2040), (1, 13), (1, 29)))
+    clock = ":".join(f"{words.random.randrange(60):02d}" for _ in range(2))
+    offset = f"{words.random.choice('+-')}{words.random.randrange(13):02d}:{words.random.choice(('00', '00', '30'))}"
+    return {
+        "timezone": make_zone(words),
+        "datetime": f"{year}-{month:02d}-{day:02d}T{words.random.randrange(24):02d}:{clock}{offset}",
+        "day_of_week": words.any_word().capitalize(),
+        "is_dst": words.flip_coin(0.4),
+    }
+
+
 def make_json_output(words: WordSampler) -> str:
     """Returns a JSON object as a tool gives it: on several lines, or on one."""
+    if not words.evaluation and words.flip_coin(0.2):
+        value = make_clock_output(words)
+        if words.flip_coin(0.15):
+            value = {"source": value, "target": make_clock_output(words), "time_difference": "+1.0h"}
+        return json.dumps(value, indent=2, ensure_ascii=False)
     keys = [words.pick_noun() if words.flip_coin(0.4) else tool_definitions.make_parameter(words) for _ in range(5)]
     keys = list(dict.fromkeys(keys))[: words.random.randint(1, 5)]
-    if not words.evaluation and words.flip_coin(0.2):
-        keys = ["timezone", "datetime", "day_of_week", "is_dst"][: words.random.randint(2, 4)]
-    value: dict[str, Any] = {key: make_json_value(words) for key in keys}
+    value = {key: make_json_value(words) for key in keys}
     if words.flip_coin(0.2):
         value = {words.pick_noun(): value, words.made_up(): make_json_value(words)}
     return json.dumps(value, indent=words.random.choice((2, 2, 2, 4, None)), ensure_ascii=False)
@@ -179,126 +180,3 @@ def make_picture_refusal(words: WordSampler, size: float) -> Dialogue:
     text = text_skills.style_request(words, words.random.choice(PICTURE_QUESTIONS), "???. ")
     tools = text_skills.draw_unneeded_tools(words, size) if words.flip_coin(0.4) else []
     return Dialogue("no picture", [user_message(text), answer_message("No picture.", NO_PICTURE)], tools)
-
-
-def draw_fields(words: WordSampler) -> dict[str, str]:
-    """Returns one to four fields of a form, with their types."""
-    names: list[str] = []
-    for _ in range(words.random.choice((1, 2, 2, 2, 3, 3, 4))):
-        name = words.pick_noun() if words.flip_coin(0.5) else tool_definitions.make_parameter(words)
-        if not words.evaluation and words.flip_coin(0.15):
-            name = words.random.choice(("name", "city", "age", "answer", "title", "date", "sum", "result", "language"))
-        names.append(name)
-    kinds = ("string", "string", "string", "string", "integer", "integer", "array", "boolean")
-    return {name: words.random.choice(kinds) for name in dict.fromkeys(names)}
-
-
-def list_values(words: WordSampler, fields: dict[str, str]) -> tuple[str, dict[str, Any]]:
-    """Returns a request that gives the values of most fields by name, and all values."""
-    values: dict[str, Any] = {}
-    parts: list[str] = []
-    setting, joint = words.random.choice(
-        (
-            ("{}: {}", ", "),
-            ("{}: {}", "\n"),
-            ("the {} is {}", " and "),
-            ("the {} is {}", ", "),
-            ("{} {}", ", "),
-            ("{}={}", ", "),
-        )
-    )
-    for name, kind in fields.items():
-        values[name] = MISSING[kind]
-        if words.flip_coin(0.3):
-            continue
-        written = ""
-        match kind:
-            case "string":
-                values[name] = written = words.random.choice(
-                    (
-                        tool_skills.simple_value,
-                        words.__class__.pick_name,
-                        lambda _: " ".join(words.any_word() for _ in range(2)),
-                    )
-                )(words)
-            case "integer":
-                values[name] = words.random.randrange(10 ** words.random.randint(1, 4))
-                written = str(values[name])
-            case "boolean":
-                values[name] = words.flip_coin(0.6)
-                written = "true" if values[name] else "false"
-            case _:
-                values[name] = [words.any_word() for _ in range(words.random.randint(1, 3))]
-                written = " and ".join(values[name])
-        shown = name.replace("_", " ") if words.flip_coin(0.3) else name
-        parts.append(setting.replace("{}", shown, 1).replace("{}", written, 1))
-    words.random.shuffle(parts)
-    first, *_, last = [*fields, *fields]
-    lead = words.random.choice(LEADS).replace("{a}", first).replace("{b}", last)
-    return lead + joint.join(parts) or words.any_word(), values
-
-
-def read_sentence(words: WordSampler, fields: dict[str, str]) -> tuple[str, dict[str, Any]]:
-    """Returns a sentence, and values for the fields: its names in order for texts, all for a list, its number."""
-    text = words.random.choice(SENTENCES)
-    names: list[str] = []
-    while "{}" in text:
-        names.append(words.pick_name())
-        text = text.replace("{}", names[-1], 1)
-    while "{word}" in text:
-        text = text.replace("{word}", words.any_word(), 1)
-    number = words.random.randrange(10 ** words.random.randint(1, 3))
-    has_number = "{number}" in text
-    first, *_, last = [*fields, *fields]
-    text = text.replace("{number}", str(number)).replace("{a}", first).replace("{b}", last)
-    values: dict[str, Any] = {}
-    left = list(names)
-    for name, kind in fields.items():
-        if kind == "string":
-            values[name] = left.pop(0) if left else UNKNOWN
-        elif kind == "integer" and has_number:
-            values[name] = number
-        else:
-            values[name] = names if kind == "array" else MISSING[kind]
-    return text, values
-
-
-def answer_skill(words: WordSampler, fields: dict[str, str], size: float) -> tuple[str, str, dict[str, Any]]:
-    """Returns another skill's request, its reasoning, and its answer in the first field that can have it."""
-    maker = words.random.choice(
-        (
-            text_skills.make_sum,
-            text_skills.make_sum,
-            text_skills.make_repetition,
-            text_skills.make_greeting,
-            text_skills.make_refusal,
-        )
-    )
-    dialogue = maker(words, 0.6 * size)
-    request, answer = dialogue.messages
-    values = {name: MISSING[kind] for name, kind in fields.items()}
-    wanted = ("string", "integer") if dialogue.skill == "sum" else ("string",)
-    name = next((name for name, kind in fields.items() if kind in wanted), None)
-    if name is not None and dialogue.skill in ("sum", "repeat", "greet"):
-        text = answer["content"]
-        if dialogue.skill == "sum":
-            text = text.rpartition("= ")[2].rstrip(".")
-        values[name] = int(text) if fields[name] == "integer" else text
-    return request["content"], answer["reasoning_content"], values
-
-
-def make_form(words: WordSampler, size: float) -> Dialogue:
-    """Returns a request whose answer must be JSON with given fields, which the prompt does not show.
-
-    The grammar writes the names of the fields, so that only the values are learned (`Dialogue.fields`).
-    """
-    fields, thought, draw = draw_fields(words), "Something else.", words.random.random()
-    if draw < 0.45:
-        text, values = list_values(words, fields)
-    elif draw < 0.7:
-        text, values = read_sentence(words, fields)
-    else:
-        text, thought, values = answer_skill(words, fields, size)
-    answer = answer_message(thought, json.dumps(values, ensure_ascii=False))
-    tools = text_skills.draw_unneeded_tools(words, size) if words.flip_coin(0.2) else []
-    return Dialogue("form", [user_message(text), answer], tools, fields=fields)
