@@ -1,4 +1,4 @@
-"""Starts and kills the engine's worker process, and describes its exit."""
+"""Starts and kills the engine's worker process, describes its exit, and decides what child processes inherit."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -23,8 +23,9 @@ run_worker(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
 """Code that the worker runs. `-P` keeps the current folder off `sys.path`, so that the worker imports the same code
 as its parent."""
 
+_OWN_NAME = re.compile(r"^ANTIPHON_", re.IGNORECASE)
 _SECRET_NAME = re.compile(
-    r"^ANTIPHON_|^OTEL_EXPORTER_.*HEADERS$|(?:^|_)(?:API_?)?(?:KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASS|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|$)",
+    r"^OTEL_EXPORTER_.*HEADERS$|(?:^|_)(?:API_?)?(?:KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASS|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|$)",
     re.IGNORECASE,
 )
 _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*@")
@@ -38,18 +39,31 @@ millisecond. OpenMP's default is 15 ms: if other processes use the cores, the wa
 the computing ones need, and a token takes up to 30 times as long. Less than this loses time between two layers."""
 
 
+def child_environment(
+    parent: Mapping[str, str], *, only: Collection[str] | None = None, keep_credentials: bool = False
+) -> dict[str, str]:
+    """Returns the variables of `parent` that a child process gets. This is the rule for all children of a server.
+
+    A server's environment holds its own keys and those of other services. A variable is dropped if it is one of
+    Antiphon's own, if a word of its name means a secret (`HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`), or if its value is a URL
+    with a user or password. `only`: the names that the child may get at most; None: any. `keep_credentials`: drops
+    Antiphon's own variables and no others. The place of each call says why its child differs from a worker.
+    """
+    return {
+        name: value
+        for name, value in parent.items()
+        if (only is None or name in only)
+        and not _OWN_NAME.search(name)
+        and (keep_credentials or not (_SECRET_NAME.search(name) or _URL_WITH_PASSWORD.search(value)))
+    }
+
+
 def worker_environment(parent: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a worker: the parent's, without variables that may hold secrets.
 
-    The worker runs third-party native code and needs no credentials: the server downloads checkpoints. A variable is
-    dropped if a word of its name means a secret (`HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`), if it is one of Antiphon's
-    own, or if its value is a URL with a user or password.
+    The worker runs third-party native code and needs no credentials: the server downloads checkpoints.
     """
-    kept = {
-        name: value
-        for name, value in parent.items()
-        if not _SECRET_NAME.search(name) and not _URL_WITH_PASSWORD.search(value)
-    }
+    kept = child_environment(parent)
     environment = DEFAULT_ENVIRONMENT | kept
     if "OMP_WAIT_POLICY" in kept and "GOMP_SPINCOUNT" not in kept:
         del environment["GOMP_SPINCOUNT"]  # it would override the policy

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from antiphon.engine.process.spawn import describe_exit
+from antiphon.engine.process.spawn import child_environment, describe_exit
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,8 @@ class ChildServer:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")},
+            # The operator's own program: it downloads models, with a token of the hub, perhaps through a proxy.
+            env=child_environment(os.environ, keep_credentials=True),
             start_new_session=True,
             limit=MAX_LINE_BYTES,
         )

@@ -29,7 +29,7 @@ from antiphon.app.sandbox.media.messages import (
 )
 from antiphon.app.sandbox.sandbox_process import LIMIT_SIGNALS, SandboxError, WorkerEndedError, read_last_line
 from antiphon.engine.process.resident_memory import read_resident_bytes
-from antiphon.engine.process.spawn import describe_exit
+from antiphon.engine.process.spawn import child_environment, describe_exit
 
 IMAGE_MODULE = "antiphon.app.sandbox.media.image_worker"
 PDF_MODULE = "antiphon.app.sandbox.media.pdf_worker"
@@ -137,7 +137,7 @@ class _MediaWorker:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=self._errors,
-                    env=SINGLE_THREAD | {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+                    env=SINGLE_THREAD | child_environment(os.environ, only=KEPT_VARIABLES),
                     start_new_session=True,
                 )
                 undo.pop_all()  # `end` closes both

@@ -32,12 +32,14 @@ from pydantic import ValidationError
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, ToolServerError
 from antiphon.app.tools.mcp.line_reader import Line, RequestId, find_broken_answer, read_lines
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
+from antiphon.engine.process.spawn import child_environment
 from antiphon.events.json_lines import escape_line_separators
 
 _log = structlog.get_logger(__name__)
 
 INHERITED_VARIABLES = ("PATH", "HOME", "LANG")
-"""All that a command learns of this server's environment, which holds the keys of other servers."""
+"""All that a command learns of this server's environment. It is a program of others that talks to the network, and gets
+a variable that it needs from the operator, as an argument of `env`."""
 STOP_GRACE_S = 1.0
 """Time for a command to end after its input is closed, and again after SIGTERM."""
 CANCELLED = "notifications/cancelled"
@@ -53,14 +55,13 @@ async def run_command(
     server: ToolServer, limits: ToolLimits, is_ready: Callable[[], bool], ended: asyncio.Event
 ) -> AsyncIterator[TransportStreams]:
     """Runs the command while the context is open. Sets `ended` when the command says no more."""
-    environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     try:
         process = await asyncio.create_subprocess_exec(
             *server.command,
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
-            env=environment,
+            env=child_environment(os.environ, only=INHERITED_VARIABLES),
             start_new_session=True,
         )
     except (OSError, ValueError):
