@@ -1,29 +1,31 @@
-"""The ASGI application: routes behind the request guard, with its checks of capacity and limits."""
+"""The ASGI application: the table of all endpoints, and their handlers behind the request guard."""
 
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from litestar import Litestar
+from litestar.connection import ASGIConnection
 from litestar.datastructures import State
+from litestar.handlers import BaseRouteHandler
 
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import MESSAGES_PATH
+from antiphon.app.base.errors import ApiError
 from antiphon.app.context import ServerContext
-from antiphon.app.http.admission import GENERATION_PATHS
-from antiphon.app.http.asgi import AsgiScope, HeaderPairs
+from antiphon.app.http.asgi import HeaderPairs
+from antiphon.app.http.endpoints.endpoint import Endpoint, declared_endpoint
+from antiphon.app.http.endpoints.table import EndpointTable
 from antiphon.app.http.middleware import RequestGuard
-from antiphon.app.page.endpoint import PageEndpoint
+from antiphon.app.http.request_state import request_state
+from antiphon.app.page.endpoint import PAGE_ENDPOINTS, PageEndpoint
 from antiphon.app.replies.faulty_replies import FaultyReplies
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
-from antiphon.app.routes.table import ROUTE_HANDLERS
+from antiphon.app.routes.table import ENDPOINTS, ROUTE_HANDLERS
 from antiphon.app.scripted.faults import connect_script_faults
-from antiphon.app.websocket.endpoint import CONNECTION_LIFETIME_S, WebSocketEndpoint
+from antiphon.app.websocket.endpoint import CONNECTION_LIFETIME_S, SOCKET_ENDPOINT, WebSocketEndpoint
 
-LIMITED_PATHS = frozenset(
-    {*GENERATION_PATHS, "/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"}
-)
-"""Paths on which a POST counts as a request of its API key."""
+ENDPOINT_TABLE = EndpointTable((*ENDPOINTS, SOCKET_ENDPOINT, *PAGE_ENDPOINTS))
 
 
 def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], None] = lambda _: None) -> RequestGuard:
@@ -33,7 +35,8 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
     """
     app = Litestar(
         route_handlers=ROUTE_HANDLERS,
-        state=State({"context": context}),
+        guards=[require_same_endpoint],
+        state=State({"context": context, "endpoints": ENDPOINT_TABLE}),
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=None,  # the request guard limits it
         openapi_config=None,
@@ -42,7 +45,7 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
     )
 
     if context.batches is not None:
-        context.batches.connect(app)
+        context.batches.connect(app, ENDPOINT_TABLE)
     tracer = context.tracer
 
     def on_done(record: AccessRecord) -> None:
@@ -58,29 +61,39 @@ def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], 
     break_replies = FaultyReplies if connect_script_faults(context.models) else lambda routes: routes
     guard = RequestGuard(
         break_replies(app),
+        ENDPOINT_TABLE,
         context.settings,
-        on_done,
-        check_capacity=_create_capacity_check(context),
+        on_request_done=on_done,
         websocket_app=break_replies(WebSocketEndpoint(context, CONNECTION_LIFETIME_S, on_turn_done)),
         body_memory=context.body_memory,
         page=PageEndpoint(version("antiphon"), enabled=context.settings.enable_page),
         keys=context.keys,
     )
+    guard.check_capacity = _create_capacity_check(context)
     guard.count_reply = context.meter.count_reply
     if tracer is not None:
         guard.begin_trace = tracer.begin_request
     return guard
 
 
-def _create_capacity_check(context: ServerContext) -> Callable[[AsgiScope, ApiKey], HeaderPairs]:
+def require_same_endpoint(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Raises `ApiError` 404 for another handler than the one whose rights the request guard has checked.
+
+    It is a guard of Litestar, which runs after its routing, for every handler. The two tables never differ, as a test
+    shows; if they did, this refuses the request.
+    """
+    if declared_endpoint(handler) is not request_state(connection.scope).match.endpoint:
+        raise ApiError(404, "unknown_url", "Unknown request URL. GET /openapi.json lists those that are served.")
+
+
+def _create_capacity_check(context: ServerContext) -> Callable[[Endpoint, ApiKey], HeaderPairs]:
     """Returns the check of a request whose body has not been read: it returns headers, or raises `ApiError` 429."""
 
-    def check_capacity(scope: AsgiScope, key: ApiKey) -> HeaderPairs:
-        path = scope["path"]
-        if path in GENERATION_PATHS:
+    def check_capacity(endpoint: Endpoint, key: ApiKey) -> HeaderPairs:
+        if endpoint.starts is not None:
             context.capacity.check_any()
-        if path in LIMITED_PATHS:
-            return context.meter.begin_request(key, api="anthropic" if path == MESSAGES_PATH else "openai")
+        if endpoint.counts:
+            return context.meter.begin_request(key, api="anthropic" if endpoint.shape == "anthropic" else "openai")
         return ()
 
     return check_capacity

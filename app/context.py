@@ -12,6 +12,7 @@ from antiphon.app.base.encryption import Sealer, open_sealer
 from antiphon.app.base.settings import Settings
 from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.batches.runner import BatchRunner
+from antiphon.app.http.endpoints.table import EndpointTable
 from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.inspection.recorder import TurnRecorder
@@ -97,6 +98,12 @@ def server_context(request: AnyRequest) -> ServerContext:
     """Returns the context of the server that received the request."""
     context: ServerContext = request.app.state["context"]
     return context
+
+
+def endpoint_table(request: AnyRequest) -> EndpointTable:
+    """Returns the endpoints of the server that received the request."""
+    table: EndpointTable = request.app.state["endpoints"]
+    return table
 
 
 def request_owner(request: AnyRequest) -> str:

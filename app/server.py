@@ -72,7 +72,9 @@ class AntiphonServer(uvicorn.Server):
     ) -> None:
         settings = context.settings
         admission = AdmissionController(
-            context.capacity.total_free_slots, partial(guard.reject_head, error=from_engine(overloaded_error()))
+            guard.table.list_starting(),
+            context.capacity.total_free_slots,
+            partial(guard.reject_head, error=from_engine(overloaded_error())),
         )
         ssl_context = load_ssl_context(settings)
         super().__init__(
@@ -80,7 +82,7 @@ class AntiphonServer(uvicorn.Server):
                 app or guard,
                 host=settings.host,
                 port=settings.port,
-                http=http_protocol_class(settings, admission),
+                http=http_protocol_class(settings, admission, guard.table),
                 ws=websocket_protocol_class(settings) if settings.enable_websocket else "none",
                 ssl_context_factory=(lambda *_: ssl_context) if ssl_context else None,
                 ws_max_size=settings.max_body_bytes,

@@ -26,7 +26,7 @@ from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, TokenizerCheck
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from bench import scripted_server
 from bench.stream_client import StreamClient, read_to_end
 
@@ -52,7 +52,7 @@ def build_registry(port: int) -> ModelRegistry:
         grammar_probe=None,
     )
     info = EngineInfo(max_model_len=0, vocab_size=VOCABULARY, device="remote", eos_ids=eos_ids)
-    engine = RemoteEngine(RemoteOptions(endpoints=(Endpoint(host="127.0.0.1", port=port),)), model, info)
+    engine = RemoteEngine(RemoteOptions(endpoints=(RemoteEndpoint(host="127.0.0.1", port=port),)), model, info)
     remote = ServedModel(names=("remote",), engine=engine, format=model_format, created=0)
     return ModelRegistry([*scripted.served, remote])
 

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.app.requests.responses.input_items import ITEM_TYPES
 from antiphon.app.requests.tools import SERVED_TYPES
 from antiphon.harmony.gptoss.header import HeaderParser
@@ -22,6 +21,7 @@ from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 from antiphon.harmony.tokens.special_tokens import SpecialTokens
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.kit.cassette import secret_shapes
+from tests.endpoint_bodies import BODIES
 from tests.pumping import METHODS, find_slow_input
 from tests.syntax import PACKAGES, ROOT, list_source_modules, module_name, parse_module
 

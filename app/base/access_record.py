@@ -32,3 +32,5 @@ class AccessRecord(Struct, frozen=True):
     owner: str = ""
     """Owner of the API key, and the public id of the key; empty without one."""
     key_id: str = ""
+    action: str = ""
+    """Name of its act in the audit log; empty if it has none, or no handler has run."""

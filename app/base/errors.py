@@ -1,14 +1,15 @@
 """Errors that the client receives over HTTP, before the first event of a response.
 
 The cause decides the shape: client errors are an `ApiError` with a 4xx status; engine errors are translated here once.
-Every body is `{"error": {"message", "type", "param", "code"}}`, always with all four keys, or under `/v1/messages`,
-and for Anthropic's clients under `/v1/files` and `/v1/models`, `{"type": "error", "error": {"type", "message"},
-"request_id"}`, or under `/api` `{"error": message}`, as Ollama has it.
+Every body is `{"error": {"message", "type", "param", "code"}}`, always with all four keys, or in Anthropic's shape
+`{"type": "error", "error": {"type", "message"}, "request_id"}`, or in Ollama's `{"error": message}`. The declaration of
+the endpoint says which.
 """
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Literal
 
 import msgspec
 
@@ -108,24 +109,18 @@ class OllamaError(ApiError):
         return msgspec.json.encode({"error": self.message})
 
 
-FILES_PATH, MODELS_PATH = "/v1/files", "/v1/models"
 ANTHROPIC_HEADER = "anthropic-version"
 """Header of Anthropic's clients. At the paths that both APIs have, it chooses theirs."""
-MESSAGES_PATH = "/v1/messages"
-OLLAMA_PATH = "/api"
+ErrorShape = Literal["openai", "anthropic", "by_header", "ollama"]
+"""API whose shape the errors of an endpoint have; `by_header`: Anthropic's for its clients, else OpenAI's."""
 
 
-def shape_error(error: ApiError, path: str, request_id: str, headers: Mapping[str, str]) -> ApiError:
-    """Returns the error in the shape of the API that the path belongs to. `headers` are those of the request."""
-    if _is_below(path, OLLAMA_PATH):
+def shape_error(error: ApiError, shape: ErrorShape, request_id: str, headers: Mapping[str, str]) -> ApiError:
+    """Returns the error in the shape of an API. `headers` are those of the request."""
+    if shape == "ollama":
         return OllamaError(error)
-    is_shared = _is_below(path, FILES_PATH) or _is_below(path, MODELS_PATH)
-    is_anthropic = _is_below(path, MESSAGES_PATH) or (is_shared and ANTHROPIC_HEADER in headers)
+    is_anthropic = shape == "anthropic" or (shape == "by_header" and ANTHROPIC_HEADER in headers)
     return AnthropicError(error, request_id) if is_anthropic else error
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(f"{root}/")
 
 
 class RefusedJobError(EngineError):

@@ -11,15 +11,7 @@ from antiphon.app.base.tracing.turn_trace import TurnTrace
 from antiphon.events.response import Response
 
 Api = Literal["responses", "chat", "completions", "messages", "compact"]
-API_PATHS: dict[Api, str] = {
-    "responses": "/v1/responses",
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "messages": "/v1/messages",
-    "compact": "/v1/responses/compact",
-}
-"""Path of the requests that start turns, by the API."""
-_APIS_BY_PATH = {path: api for api, path in API_PATHS.items()}
+"""API of the requests that start turns."""
 
 
 class TurnOrigin(Struct, frozen=True, kw_only=True):
@@ -41,11 +33,6 @@ class TurnOrigin(Struct, frozen=True, kw_only=True):
 
 NO_ORIGIN = TurnOrigin()
 """Origin of a turn that no request has started."""
-
-
-def find_api(path: str) -> Api:
-    """Returns the API that an HTTP path belongs to."""
-    return _APIS_BY_PATH.get(path, "responses")
 
 
 class TurnTimes(Struct, kw_only=True):

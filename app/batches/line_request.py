@@ -12,6 +12,7 @@ from msgspec import Struct
 from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiScope
+from antiphon.app.http.endpoints.table import Lookup
 from antiphon.app.http.headers import new_request_id
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState, TurnAdmission
 from antiphon.app.store.batches.records import TokenCounts
@@ -65,11 +66,11 @@ def error_reply(error: ApiError) -> LineReply:
     return LineReply(status=error.status, body=error.encoded_body, request_id=new_request_id())
 
 
-async def send_line(app: AsgiApp, path: str, body: bytes, key: ApiKey, admission: TurnAdmission) -> LineReply:
-    """Returns the reply to a POST of `body`. Cancels the request if it is cancelled itself."""
+async def send_line(app: AsgiApp, match: Lookup, body: bytes, key: ApiKey, admission: TurnAdmission) -> LineReply:
+    """Returns the reply to a POST of `body` to an endpoint without parameters. Cancels it if it is cancelled itself."""
     request_id = new_request_id()
     state = RequestState(
-        owner=key.owner, key=key, request_id=request_id, body_bytes=len(body), turn_admission=admission
+        match=match, owner=key.owner, key=key, request_id=request_id, body_bytes=len(body), turn_admission=admission
     )
     received = iter(({"type": "http.request", "body": body, "more_body": False},))
     status, parts = 500, list[bytes]()
@@ -88,7 +89,7 @@ async def send_line(app: AsgiApp, path: str, body: bytes, key: ApiKey, admission
             parts.append(message.get("body", b""))
 
     try:
-        await app(_build_scope(path, len(body), state), receive, send)
+        await app(_build_scope(match.template, len(body), state), receive, send)
     except ApiError as error:
         status, parts = error.status, [error.encoded_body]
     except Exception:  # noqa: BLE001  # a bug of the server, as in the request guard

@@ -21,6 +21,7 @@ from antiphon.app.batches.stored_files import FileGoneError
 from antiphon.app.batches.turn_gate import UNKNOWN_MODEL_PLACES, LinePermit, TurnGate
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.body_parsing import run_parser
+from antiphon.app.http.endpoints.table import EndpointTable
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.batches.body import check_line_body
 from antiphon.app.store.batches.records import BatchLine
@@ -62,9 +63,9 @@ class BatchRunner:
         self._wake = asyncio.Event()
         self._poll_task: asyncio.Task[None] | None = None
 
-    def connect(self, app: AsgiApp) -> None:
-        """Sets the application to which lines are requests."""
-        self._app = app
+    def connect(self, app: AsgiApp, table: EndpointTable) -> None:
+        """Sets the application to which lines are requests, and its endpoints."""
+        self._app, self._table = app, table
 
     def start(self) -> None:
         """Begins to run batches, after `connect`."""
@@ -198,7 +199,8 @@ class BatchRunner:
         permit = LinePermit(self._gate)
         try:
             self._meter.check_tokens(key)
-            return await send_line(self._app, run.batch.endpoint, body, key, permit)
+            match = self._table.find("POST", run.batch.endpoint)
+            return await send_line(self._app, match, body, key, permit)
         except ApiError as error:
             return error_reply(error)
         finally:

@@ -11,19 +11,16 @@ occupies a slot by leaving a request unfinished.
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.http.asgi import AsgiScope, HeaderPairs
+from antiphon.app.http.endpoints.table import Match
 
-GENERATION_PATHS = ("/v1/responses", "/v1/responses/compact", "/v1/chat/completions", "/v1/completions", "/v1/messages")
-"""Paths on which a POST opens a turn."""
-
-_HEAD_PATTERN = re.compile(rb"POST (/v1/[a-z/]+) HTTP/1\.1\r\n((?:[!-9;-~]+:[ -~]*\r\n)+)\r\n")
-_PATHS = frozenset(path.encode() for path in GENERATION_PATHS)
+_HEAD_PATTERN = re.compile(rb"POST ([!-~]+) HTTP/1\.1\r\n((?:[!-9;-~]+:[ -~]*\r\n)+)\r\n")
 _CONTENT_LENGTH = re.compile(rb"0|[1-9][0-9]{0,15}")
 _EXCLUDED_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 """Headers that make a request more than its head and `Content-Length` bytes."""
@@ -61,45 +58,55 @@ class RequestHead(Struct, frozen=True, eq=False):
 
     scope: AsgiScope
     """ASGI scope, with the fields that the request guard checks."""
+    match: Match
     content_length: int
     """Size of the body in bytes."""
 
 
-def parse_whole_request(data: bytes) -> RequestHead | None:
-    """Returns the head if `data` is exactly one generation request without unusual headers, else None."""
-    end = data.find(b"\r\n\r\n") + 4
-    head = _parse_head_cached(data[:end]) if end <= MAX_CACHED_HEAD_BYTES else _parse_head(data[:end])
-    return head if head is not None and head.content_length == len(data) - end else None
+class HeadParser:
+    """Reads generation requests from their bytes. `starting`: the endpoints that start turns, by their paths."""
 
+    def __init__(self, starting: Mapping[str, Match]) -> None:
+        self._starting = {path.encode(): match for path, match in starting.items()}
+        self._parse_head_cached = lru_cache(MAX_CACHED_HEADS)(self._parse_head)
 
-def _parse_head(data: bytes) -> RequestHead | None:
-    match = _HEAD_PATTERN.fullmatch(data)
-    if match is None or match[1] not in _PATHS:
-        return None
-    lines = (line.partition(b":") for line in match[2].split(b"\r\n")[:-1])
-    headers = [(name.lower(), value.strip()) for name, _, value in lines]
-    names = {name for name, _ in headers}
-    lengths = [value for name, value in headers if name == b"content-length"]
-    keep_alive = all(value.lower() == b"keep-alive" for name, value in headers if name == b"connection")
-    if len(lengths) != 1 or not _CONTENT_LENGTH.fullmatch(lengths[0]) or not keep_alive or names & _EXCLUDED_HEADERS:
-        return None
-    scope = {"type": "http", "method": "POST", "path": match[1].decode(), "headers": headers}
-    return RequestHead(scope, int(lengths[0]))
+    def parse(self, data: bytes) -> RequestHead | None:
+        """Returns the head if `data` is exactly one generation request without unusual headers, else None."""
+        end = data.find(b"\r\n\r\n") + 4
+        head = self._parse_head_cached(data[:end]) if end <= MAX_CACHED_HEAD_BYTES else self._parse_head(data[:end])
+        return head if head is not None and head.content_length == len(data) - end else None
 
-
-_parse_head_cached = lru_cache(MAX_CACHED_HEADS)(_parse_head)
+    def _parse_head(self, data: bytes) -> RequestHead | None:
+        parts = _HEAD_PATTERN.fullmatch(data)
+        match = self._starting.get(parts[1]) if parts is not None else None
+        if parts is None or match is None:
+            return None
+        lines = (line.partition(b":") for line in parts[2].split(b"\r\n")[:-1])
+        headers = [(name.lower(), value.strip()) for name, _, value in lines]
+        names = {name for name, _ in headers}
+        lengths = [value for name, value in headers if name == b"content-length"]
+        keep_alive = all(value.lower() == b"keep-alive" for name, value in headers if name == b"connection")
+        is_plain = keep_alive and not names & _EXCLUDED_HEADERS
+        if len(lengths) != 1 or not _CONTENT_LENGTH.fullmatch(lengths[0]) or not is_plain:
+            return None
+        scope = {"type": "http", "method": "POST", "path": parts[1].decode(), "headers": headers}
+        return RequestHead(scope, match, int(lengths[0]))
 
 
 class AdmissionController:
     """Admits or rejects generation requests.
 
-    `free_slots` returns the number of turns that could be opened now; `build_rejection` returns the error and
-    additional headers for an excess request.
+    `starting`: the endpoints that start turns, by their paths. `free_slots` returns the number of turns that could be
+    opened now; `build_rejection` returns the error and additional headers for an excess request.
     """
 
     def __init__(
-        self, free_slots: Callable[[], int], build_rejection: Callable[[RequestHead], tuple[ApiError, HeaderPairs]]
+        self,
+        starting: Mapping[str, Match],
+        free_slots: Callable[[], int],
+        build_rejection: Callable[[RequestHead], tuple[ApiError, HeaderPairs]],
     ) -> None:
+        self._parse = HeadParser(starting).parse
         self._free_slots, self._build_rejection = free_slots, build_rejection
         self._queue: deque[tuple[Accept, bytes, AdmissionPermit]] = deque()
         self._is_draining = self._has_rejected = False
@@ -110,7 +117,7 @@ class AdmissionController:
     def submit(self, data: bytes, accept: Accept, reject: Reject) -> None:
         """Rejects or queues a complete generation request; passes other bytes to `accept` immediately."""
         try:
-            request = parse_whole_request(data)
+            request = self._parse(data)
             rejection = self._build_rejection(request) if request and self._free_slots() <= self.num_admitted else None
         except Exception:  # noqa: BLE001  # after a server bug, the normal path handles the request
             request = rejection = None

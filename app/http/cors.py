@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 
 from antiphon.app.base.errors import ApiError, clip_text
-from antiphon.app.http.asgi import AsgiScope, HeaderPairs
+from antiphon.app.http.asgi import HeaderPairs
+from antiphon.app.http.endpoints.endpoint import Endpoint
 
 EXPOSED_HEADERS = (
     "x-request-id",
@@ -30,13 +31,6 @@ PREFLIGHT_MAX_AGE_S = 86_400
 """Time for which a browser may keep the answer to a preflight. Browsers have lower limits of their own."""
 ALLOWED_METHODS = b"GET, POST, DELETE"
 
-PAGE_PATH = re.compile(r"/(?:ui(?:/.*)?)?", re.DOTALL)
-"""Paths of the web page and of the root, which no other origin reads, whatever the server allows it."""
-
-INSPECTION_PATH = re.compile(r"/v1/inspect(?:/.*)?", re.DOTALL)
-"""Paths of what turns contain. No other origin reads them either, and with no API key they need the page's key."""
-ADMIN_PATH = re.compile(r"/v1/admin(?:/.*)?", re.DOTALL)
-"""Paths that change the server itself. No other origin uses them; they need the key of an operator."""
 OTHER_SITES = frozenset({"cross-site", "same-site"})
 """Values of `Sec-Fetch-Site` of requests that pages of other origins cause, also without CORS."""
 
@@ -108,45 +102,15 @@ def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
     return method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
 
 
-def is_page(scope: AsgiScope) -> bool:
-    """Tells whether a request is one for the web page, or for the root."""
-    return scope["type"] == "http" and PAGE_PATH.fullmatch(scope["path"]) is not None
-
-
-def is_inspection(scope: AsgiScope) -> bool:
-    """Tells whether a request is one for `/v1/inspect`."""
-    return scope["type"] == "http" and INSPECTION_PATH.fullmatch(scope["path"]) is not None
-
-
-def is_admin(scope: AsgiScope) -> bool:
-    """Tells whether a request is one for `/v1/admin`."""
-    return scope["type"] == "http" and ADMIN_PATH.fullmatch(scope["path"]) is not None
-
-
-def is_private(scope: AsgiScope) -> bool:
-    """Tells whether no page of another origin may send the request, whatever the server allows it."""
-    return is_inspection(scope) or is_admin(scope)
-
-
-def answers_head(path: str) -> bool:
-    """Tells whether a HEAD request is answered where a GET is: not where a GET may stream."""
-    return not path.startswith("/v1/responses/") and INSPECTION_PATH.fullmatch(path) is None
-
-
-def route_as_get(scope: AsgiScope) -> AsgiScope:
-    """Returns the scope that a HEAD request is routed with: that of a GET, whose body the connection leaves out."""
-    return {**scope, "method": "GET"} if scope.get("method") == "HEAD" and answers_head(scope["path"]) else scope
-
-
-def check_fetch_site(scope: AsgiScope, headers: Mapping[str, str]) -> None:
+def check_fetch_site(endpoint: Endpoint, headers: Mapping[str, str]) -> None:
     """Raises `ApiError` 403 if a page of another origin caused a request, for example as the address of a picture.
 
-    Outside the private paths, a request with an `Origin` is left to CORS, and a link may be followed: its page sees
-    nothing of the reply.
+    If the endpoint is not private, a request with an `Origin` is left to CORS, and a link may be followed: its page
+    sees nothing of the reply.
     """
     if headers.get("sec-fetch-site", "").lower() not in OTHER_SITES:
         return
-    if is_private(scope) or ("origin" not in headers and headers.get("sec-fetch-mode", "").lower() != "navigate"):
+    if endpoint.is_private or ("origin" not in headers and headers.get("sec-fetch-mode", "").lower() != "navigate"):
         raise ApiError(403, "origin_not_allowed", "Pages of other origins may not use this path.")
 
 

@@ -1,10 +1,10 @@
 """The request guard: pure ASGI middleware in front of all routes, which see only requests that pass its checks.
 
 The cheapest check runs first, and a client that is not allowed learns only the first failure: Host and Origin, the form
-of the path (see `app.http.target`), the WebSocket handshake (if it is one), API key, content type, content encoding and
-size of the body.
-Every exception leaves as an OpenAI-shaped error, never as a traceback or HTML. The guard parses no body, and knows no
-routes except the WebSocket's, those that need no key, and the page's, which are the same for everybody.
+of the path (see `app.http.endpoints.target`), the WebSocket handshake (if it is one), API key, content type, content
+encoding and size of the body.
+Every exception leaves as an error in the shape of the endpoint, never as a traceback or HTML. The guard parses no body,
+and knows no path: it reads the declaration of the endpoint that the table has found.
 """
 
 import time
@@ -25,32 +25,26 @@ from antiphon.app.http.cors import (
     CorsPolicy,
     check_fetch_site,
     check_page_key,
-    is_admin,
-    is_inspection,
-    is_page,
     is_preflight,
-    is_private,
-    route_as_get,
 )
+from antiphon.app.http.endpoints.endpoint import Endpoint, Form, Key
+from antiphon.app.http.endpoints.table import EndpointTable, Lookup, Match, Redirect, require_match
+from antiphon.app.http.endpoints.target import build_refusal
 from antiphon.app.http.headers import check_header_limits, choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.request_body import (
     BodyMemory,
     BodyReservation,
     check_body_head,
     find_max_bytes,
-    is_upload,
     limit_body,
     parse_encoding,
 )
-from antiphon.app.http.request_state import RequestState, build_record, count_bytes, request_state
-from antiphon.app.http.target import RefusedTarget
+from antiphon.app.http.request_state import RequestState, build_record, count_bytes, open_request
 from antiphon.app.keys.key_checks import find_key, require_operator
 from antiphon.app.keys.key_ring import CONTROL_KEY, KeyRing
 from antiphon.app.lifecycle.malloc_trim import MemoryReleaser
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
-WEBSOCKET_PATH = "/v1/responses"
 CLOSE_HEADER = ((b"connection", b"close"),)
 START_MESSAGES = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -60,26 +54,30 @@ _log = structlog.get_logger(__name__)
 class RequestGuard:
     """Wraps `app`. `on_request_done` is called once per request, when its response has ended.
 
-    `check_capacity` is called with a request that passed all checks and may have a body, and its key. It returns
-    headers of the reply, and may raise `ApiError`. In a burst, excess requests must be cheap to reject, so that all of
-    them get a prompt answer and delay no other request.
+    In a burst, excess requests must be cheap to reject, so that all of them get a prompt answer and delay no other
+    request.
     """
 
     def __init__(
         self,
         app: AsgiApp,
+        table: EndpointTable,
         settings: Settings,
+        *,
         on_request_done: Callable[[AccessRecord], None] = lambda _: None,
-        check_capacity: Callable[[AsgiScope, ApiKey], HeaderPairs] = lambda *_: (),
         websocket_app: AsgiApp | None = None,
         body_memory: BodyMemory | None = None,
         page: AsgiApp | None = None,
         keys: KeyRing | None = None,
     ) -> None:
         self._keys = KeyRing(settings.fixed_keys, settings.file_keys) if keys is None else keys
+        self.table = table
         self._page = page
-        self._app, self._settings, self._check_capacity = app, settings, check_capacity
+        self._app, self._settings = app, settings
         self.on_request_done = on_request_done
+        self.check_capacity: Callable[[Endpoint, ApiKey], HeaderPairs] = lambda *_: ()
+        """Called with the endpoint of a request that passed all checks, and its key. It returns headers of the reply,
+        and may raise `ApiError`."""
         self.begin_trace: Callable[[Mapping[str, str]], RequestTrace | None] = lambda _: None
         """Returns the span of a request with these headers."""
         self.count_reply: Callable[[ApiKey, int], None] = lambda *_: None
@@ -105,55 +103,61 @@ class RequestGuard:
             await self._handle_request(scope, receive, send)
 
     async def _handle_request(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        headers, state = decode_headers(scope), request_state(scope)
-        reservation = BodyReservation(self._body_memory)
-        response = _ResponseSender(send, self._reply_headers(scope, headers), scope["type"], reservation.release)
+        headers, state = decode_headers(scope), open_request(scope, self.table)
+        endpoint, reservation = state.match.endpoint, BodyReservation(self._body_memory)
+        response = _ResponseSender(
+            send, self._reply_headers(endpoint, headers, scope["type"]), scope["type"], reservation.release
+        )
         state.request_id, state.arrived = response.request_id, time.monotonic()
-        state.trace = self.begin_trace(headers)
+        state.trace = self.begin_trace(headers) if endpoint.traced else None
         try:
             self._check_head(scope, headers)
-            if state.refused_target is not None:
-                await _refuse_target(state.refused_target, scope, response)
-                return
-            if self._page is not None and is_page(scope):
+            if state.match.sent:
+                await _refuse_target(state.match, scope, response)
+            elif self._page is not None and endpoint.key is Key.PAGE:
                 await self._page(scope, receive, response.send)
-                return
-            if is_preflight(scope.get("method", ""), headers) and not is_private(scope):
+            elif is_preflight(scope.get("method", ""), headers) and not endpoint.is_private:
                 await response.send_empty(204, self._cors.preflight_headers(headers))
-                return
-            self._authorize(scope, headers, state)
-            state.check_body()
-            if scope.get("method") == "POST":
-                response.reply_headers += self._check_capacity(scope, state.key)
-            if scope["type"] == "websocket" and self._websocket_app is not None:
-                await self._websocket_app(scope, receive, response.send)
-                return
-            # An upload is stored while it arrives, so it is no part of the memory that bodies take.
-            body = limit_body(
-                receive,
-                find_max_bytes(scope, self._settings),
-                parse_encoding(headers.get("content-encoding", "")),
-                BodyReservation(BodyMemory(find_max_bytes(scope, self._settings))) if is_upload(scope) else reservation,
-            )
-            await self._run_route(scope, count_bytes(body, state), response.send)
+            else:
+                self._authorize(scope, headers, state)
+                state.check_body()
+                await self._answer(scope, receive, response, state, reservation)
         except ApiError as error:
-            await response.send_error(shape_error(error, scope["path"], response.request_id, headers))
+            await response.send_error(shape_error(error, endpoint.shape, response.request_id, headers))
         except Exception:  # noqa: BLE001 - nothing above this would catch it
             # A server bug. The exception's text may contain client data, so it goes to the log only.
             _log.exception("unhandled exception in request", request_id=response.request_id)
-            await response.send_error(shape_error(internal_error(), scope["path"], response.request_id, headers))
+            await response.send_error(shape_error(internal_error(), endpoint.shape, response.request_id, headers))
         finally:
             reservation.release()
             self._memory_releaser.on_request_end(state.body_bytes)
             self.record_request(build_record(scope, response.status, response.error_code), state.key)
 
-    async def _run_route(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Runs the handler. Its template comes back into the scope, of which a HEAD request has two."""
-        routed = route_as_get(scope)
-        try:
-            await self._app(routed, receive, send)
-        finally:
-            scope["path_template"] = routed.get("path_template", "")
+    async def _answer(
+        self,
+        scope: AsgiScope,
+        receive: AsgiReceive,
+        response: "_ResponseSender",
+        state: RequestState,
+        reservation: BodyReservation,
+    ) -> None:
+        """Runs the handler of a request that has the right to it. Raises `ApiError` if there is none."""
+        if scope["type"] == "websocket" and self._websocket_app is not None:
+            await self._websocket_app(scope, receive, response.send)
+            return
+        match = require_match(state.match, scope["method"], scope["path"])
+        endpoint = match.endpoint
+        if endpoint.method == "OPTIONS":
+            await response.send_empty(204, ((b"allow", match.allow.encode()),))
+            return
+        response.reply_headers += self.check_capacity(endpoint, state.key)
+        max_bytes, headers = find_max_bytes(endpoint, self._settings), decode_headers(scope)
+        # An upload is stored while it arrives, so it is no part of the memory that bodies take.
+        memory = BodyReservation(BodyMemory(max_bytes)) if isinstance(endpoint.body, Form) else reservation
+        body = limit_body(receive, max_bytes, parse_encoding(headers.get("content-encoding", "")), memory)
+        state.action = endpoint.audit
+        routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        await self._app(routed, count_bytes(body, state), response.send)
 
     def reject_head(self, head: RequestHead, error: ApiError) -> tuple[ApiError, HeaderPairs]:
         """Records a request that is rejected unparsed. Returns its error, and the headers of every reply to it.
@@ -162,15 +166,16 @@ class RequestGuard:
         """
         headers, head_error, key = self._inspect_head_cached(head)
         error = head_error or error
-        reply_headers = self._reply_headers(head.scope, headers)
+        endpoint = head.match.endpoint
+        reply_headers = self._reply_headers(endpoint, headers)
         record = AccessRecord(
             *(head.scope["method"], head.scope["path"], error.status, 0.0, _request_id(reply_headers)),
             error.code or "",
             trace=self.begin_trace(headers),
-            route=head.scope["path"],
+            route=head.match.template,
         )
         self.record_request(record, key)
-        return shape_error(error, head.scope["path"], _request_id(reply_headers), headers), reply_headers
+        return shape_error(error, endpoint.shape, _request_id(reply_headers), headers), reply_headers
 
     def record_request(self, record: AccessRecord, key: ApiKey) -> None:
         """Records a request of this key that has been answered."""
@@ -179,7 +184,7 @@ class RequestGuard:
 
     def _inspect_head(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None, ApiKey]:
         """Returns the decoded headers, the error of the first check that fails, if any, and the key."""
-        headers, state = decode_headers(head.scope), RequestState()
+        headers, state = decode_headers(head.scope), RequestState(match=head.match)
         try:
             self._check_head(head.scope, headers)
             self._authorize(head.scope, headers, state)
@@ -187,17 +192,17 @@ class RequestGuard:
             return headers, error, state.key
         return headers, None, state.key
 
-    def _reply_headers(self, scope: AsgiScope, headers: dict[str, str]) -> HeaderPairs:
-        """Returns the headers of every reply to this request: its id first. CORS never opens the web page's files.
+    def _reply_headers(self, endpoint: Endpoint, headers: dict[str, str], kind: str = "http") -> HeaderPairs:
+        """Returns the headers of every reply to a request: its id first. CORS never opens the web page's files.
 
-        Caches keep these, so they have an id that no client chose.
+        Caches keep these, so they have an id that no client chose. `kind`: the type of the ASGI scope.
         """
-        close = CLOSE_HEADER if self.closes_connections and scope["type"] == "http" else ()
-        if is_page(scope):
+        close = CLOSE_HEADER if self.closes_connections and kind == "http" else ()
+        if endpoint.key is Key.PAGE:
             return ((b"x-request-id", choose_request_id({}).encode()), *close)
         request_id = choose_request_id(headers).encode()
         anthropic = ((b"request-id", request_id),) if ANTHROPIC_HEADER in headers else ()
-        cors = () if is_private(scope) else self._cors.reply_headers(headers.get("origin"))
+        cors = () if endpoint.is_private else self._cors.reply_headers(headers.get("origin"))
         return ((b"x-request-id", request_id), *anthropic, *cors, *close)
 
     def _check_head(self, scope: AsgiScope, headers: dict[str, str]) -> None:
@@ -209,29 +214,30 @@ class RequestGuard:
 
     def _authorize(self, scope: AsgiScope, headers: dict[str, str], state: RequestState) -> None:
         """Runs the other checks that do not need the body, and notes the API key. Raises `ApiError`."""
+        endpoint = state.match.endpoint
         if scope["type"] == "websocket" or headers.get("upgrade", "").lower() == "websocket":
-            self._check_websocket(scope, headers)
-        elif scope["path"] in OPEN_PATHS:
+            self._check_websocket(scope, headers, state)
+        elif endpoint.key is Key.NONE:
             return
-        check_fetch_site(scope, headers)
-        is_control = is_admin(scope) and self._keys.is_control_key(sent_key(headers))
+        check_fetch_site(endpoint, headers)
+        is_control = endpoint.key is Key.OPERATOR and self._keys.is_control_key(sent_key(headers))
         state.key = CONTROL_KEY if is_control else self.authenticate(headers)
         state.owner = state.key.owner
-        if is_admin(scope):
+        if endpoint.key is Key.OPERATOR:
             require_operator(state.key)
-        if is_inspection(scope) and not self._keys.is_required:
+        if endpoint.key is Key.INSPECTION and not self._keys.is_required:
             check_page_key(sent_key(headers), self._keys.page_key.encode())
         if scope.get("method") in METHODS_WITH_BODY:
-            check_body_head(scope, headers, self._settings)
-            if is_upload(scope):  # a form of another page can send one
+            check_body_head(endpoint, headers, self._settings)
+            if isinstance(endpoint.body, Form):  # a form of another page can send one
                 self._check_origin(headers, self._allowed_names | {host_name(headers["host"])})
 
-    def _check_websocket(self, scope: AsgiScope, headers: dict[str, str]) -> None:
+    def _check_websocket(self, scope: AsgiScope, headers: dict[str, str], state: RequestState) -> None:
         """Rejects pages of other origins: a browser opens a WebSocket for any page, without a CORS preflight."""
         if self._websocket_app is None or scope["type"] != "websocket":
             message = "WebSocket upgrades are not supported. Send the same body as an HTTP POST."
             raise ApiError(426, "upgrade_not_supported", message, headers=(("upgrade", "HTTP/1.1"),))
-        if scope["path"] != WEBSOCKET_PATH:
+        if not isinstance(state.match, Match):
             raise ApiError(404, "unknown_url", f"There is no WebSocket endpoint at {clip_text(scope['path'])}.")
         self._check_origin(headers, self._allowed_names | {host_name(headers["host"])})
 
@@ -262,9 +268,7 @@ class RequestGuard:
 class _ResponseSender:
     """Sends a response: adds `reply_headers` to its headers, and starts it at most once."""
 
-    def __init__(
-        self, send: AsgiSend, reply_headers: HeaderPairs, kind: str, on_start: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, send: AsgiSend, reply_headers: HeaderPairs, kind: str, on_start: Callable[[], None]) -> None:
         self._send, self.reply_headers, self._kind, self._on_start = send, reply_headers, kind, on_start
         self.request_id = _request_id(reply_headers)
         self.status = 499
@@ -299,11 +303,11 @@ class _ResponseSender:
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})
 
 
-async def _refuse_target(target: RefusedTarget, scope: AsgiScope, response: _ResponseSender) -> None:
+async def _refuse_target(lookup: Lookup, scope: AsgiScope, response: _ResponseSender) -> None:
     """Redirects to the canonical path, where that is the one that was meant. Raises `ApiError` 404 elsewhere."""
-    if not target.location:
-        raise target.build_error(scope.get("method", "GET"), scope["path"])
-    location = (b"location", target.location.encode())
+    if not isinstance(lookup, Redirect):
+        raise build_refusal(lookup.sent, scope.get("method", "GET"), scope["path"])
+    location = (b"location", lookup.location.encode())
     await response.send_empty(HTTPStatus.PERMANENT_REDIRECT, (location, (b"content-length", b"0")))
 
 

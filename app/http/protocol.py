@@ -4,7 +4,7 @@ h11 rather than httptools: it limits the size of headers, requires Host, and rej
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import h11
@@ -19,9 +19,11 @@ from antiphon.app.http.admission import AdmissionController, AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.http.cors import CorsPolicy
+from antiphon.app.http.endpoints.endpoint import Endpoint, Form
+from antiphon.app.http.endpoints.table import EndpointTable
 from antiphon.app.http.headers import new_request_id
-from antiphon.app.http.request_body import body_too_large, find_max_bytes, is_upload
-from antiphon.app.http.request_state import request_state
+from antiphon.app.http.request_body import body_too_large, find_max_bytes
+from antiphon.app.http.request_state import open_request
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
 
 _log = structlog.get_logger(__name__)
@@ -37,6 +39,7 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
     """One HTTP/1.1 connection. Headers and body each have a deadline, which bytes that trickle in do not extend."""
 
     admission: AdmissionController
+    table: EndpointTable
     cors: CorsPolicy
 
     def __init__(
@@ -107,15 +110,16 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         if cycle is None:
             self._set_deadline("headers", self.settings.header_timeout)
         elif cycle.more_body:
-            request_state(cycle.scope)  # the limits of the body depend on the canonical path
-            self._set_deadline("body", self._body_timeout(cycle.scope))
-            self._check_chunk_size(find_max_bytes(cycle.scope, self.settings))
+            endpoint = open_request(cycle.scope, self.table).match.endpoint
+            self._set_deadline("body", self._body_timeout(endpoint))
+            self._check_chunk_size(find_max_bytes(endpoint, self.settings))
         else:
             self._set_deadline(None, 0)
 
-    def _body_timeout(self, scope: Mapping[str, Any]) -> float:
+    def _body_timeout(self, endpoint: Endpoint) -> float:
         """Returns the seconds in which a body must arrive. Uploads get as many as a slow connection needs."""
-        upload_s = find_max_bytes(scope, self.settings) / MIN_UPLOAD_BYTES_PER_S if is_upload(scope) else 0.0
+        is_upload = isinstance(endpoint.body, Form)
+        upload_s = find_max_bytes(endpoint, self.settings) / MIN_UPLOAD_BYTES_PER_S if is_upload else 0.0
         return self.settings.body_timeout + upload_s
 
     def _check_chunk_size(self, max_bytes: int) -> None:
@@ -148,7 +152,7 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
 
     async def _run_app(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Runs one request. `self.cycle` belongs to it: the next cycle begins after this request is answered."""
-        response, state = ChunkedResponse(scope, self.cycle, send), request_state(scope)
+        response, state = ChunkedResponse(scope, self.cycle, send), open_request(scope, self.table)
         state.permit, state.response, self._permit = self._permit, response, None
 
         async def receive_part() -> AsgiMessage:
@@ -202,7 +206,8 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
             self.transport.close()
         else:
             headers = (*error.headers, ("connection", "close"))
-            request_state(cycle.scope).body_error = ApiError(error.status, error.code, error.message, headers=headers)
+            state = open_request(cycle.scope, self.table)
+            state.body_error = ApiError(error.status, error.code, error.message, headers=headers)
             cycle.keep_alive = False  # whatever the reply is, the rest of the body is not read
             cycle.message_event.set()
 
@@ -213,7 +218,8 @@ def encode_error_response(error: ApiError, more: Iterable[tuple[bytes, bytes]]) 
     return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, STATUS_PHRASES[error.status], lines, error.encoded_body)
 
 
-def http_protocol_class(settings: Settings, admission: AdmissionController) -> type[HttpProtocol]:
+def http_protocol_class(settings: Settings, admission: AdmissionController, table: EndpointTable) -> type[HttpProtocol]:
     """Returns a protocol class with these settings; uvicorn creates one instance per connection."""
-    attributes = {"settings": settings, "admission": admission, "cors": CorsPolicy(settings.allowed_origins)}
+    cors = CorsPolicy(settings.allowed_origins)
+    attributes = {"settings": settings, "admission": admission, "table": table, "cors": cors}
     return type("Protocol", (HttpProtocol,), attributes)

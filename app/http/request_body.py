@@ -10,14 +10,13 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any
 
 import zstandard
 
-from antiphon.app.base.errors import FILES_PATH, ApiError, clip_text, from_engine
+from antiphon.app.base.errors import ApiError, clip_text, from_engine
 from antiphon.app.base.settings import Settings
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
-from antiphon.app.requests.batches.body import MAX_BATCH_FILE_BYTES
+from antiphon.app.http.endpoints.endpoint import Endpoint, Form
 from antiphon.engine.protocol import overloaded_error
 
 MAX_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
@@ -29,8 +28,6 @@ MAX_GZIP_MEMBERS = 64
 """Maximum members of one gzip body: each has a cost, even if it is empty."""
 _DECOMPRESS_EXECUTOR = ThreadPoolExecutor(1, thread_name_prefix="unpack")
 """A single thread, because every thread that has decompressed a large body keeps its memory for the next one."""
-UPLOAD_PATH = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts")
-"""Paths at which a POST is the upload of a file, a multipart form. It is processed while it arrives."""
 MAX_FORM_BYTES = 64 << 10
 """Bytes of an upload besides the file itself."""
 MAX_BODIES = 8
@@ -54,24 +51,14 @@ def parse_encoding(header: str) -> str | None:
     return name
 
 
-def find_max_bytes(scope: Mapping[str, Any], settings: Settings) -> int:
+def find_max_bytes(endpoint: Endpoint, settings: Settings) -> int:
     """Returns the largest size of a request's body: that of most requests, or that of an upload."""
-    if not is_upload(scope):
+    if not isinstance(endpoint.body, Form):
         return settings.max_body_bytes
-    # The form says late which kind of file it has.
-    max_file_bytes = settings.max_file_mib << 20
-    return MAX_FORM_BYTES + (
-        max(max_file_bytes, MAX_BATCH_FILE_BYTES) if scope["path"] == FILES_PATH else max_file_bytes
-    )
+    return MAX_FORM_BYTES + max(settings.max_file_mib << 20, endpoint.body.max_file_bytes)
 
 
-def is_upload(scope: Mapping[str, Any]) -> bool:
-    """Tells whether a request uploads a file."""
-    is_post = (scope["type"], scope.get("method")) == ("http", "POST")
-    return is_post and UPLOAD_PATH.fullmatch(scope["path"]) is not None
-
-
-def check_body_head(scope: Mapping[str, Any], headers: Mapping[str, str], settings: Settings) -> None:
+def check_body_head(endpoint: Endpoint, headers: Mapping[str, str], settings: Settings) -> None:
     """Checks what the headers say of a body: its length, type, encoding and size. Raises `ApiError`."""
     if "content-length" in headers and "transfer-encoding" in headers:
         # A proxy may use the other one and then see two requests where this server sees one (request smuggling).
@@ -79,7 +66,7 @@ def check_body_head(scope: Mapping[str, Any], headers: Mapping[str, str], settin
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return  # no body, as in POST .../cancel
     content_type = headers.get("content-type", "").partition(";")[0].strip()
-    if is_upload(scope):
+    if isinstance(endpoint.body, Form):
         _check_upload_head(headers, content_type)
     # A "simple" cross-site form can send neither this Content-Type nor a Content-Encoding, so this also stops CSRF.
     # Such a form can be an upload, which is why the guard checks the origin of that.
@@ -87,7 +74,7 @@ def check_body_head(scope: Mapping[str, Any], headers: Mapping[str, str], settin
         message = "The body must be JSON: send it with 'Content-Type: application/json'."
         raise ApiError(415, "unsupported_media_type", message)
     parse_encoding(headers.get("content-encoding", ""))
-    length, max_bytes = headers.get("content-length", "0"), find_max_bytes(scope, settings)
+    length, max_bytes = headers.get("content-length", "0"), find_max_bytes(endpoint, settings)
     if length.isdecimal() and int(length[:20]) > max_bytes:
         raise body_too_large(max_bytes)
 

@@ -10,11 +10,12 @@ from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.api_keys import NO_KEY, ApiKey
 from antiphon.app.base.errors import ApiError, clip_text
 from antiphon.app.base.tracing.context import RequestTrace
-from antiphon.app.base.turn_stats import TurnOrigin, TurnStats, find_api
-from antiphon.app.http.admission import GENERATION_PATHS, AdmissionPermit
+from antiphon.app.base.turn_stats import TurnOrigin, TurnStats
+from antiphon.app.http.admission import AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope
 from antiphon.app.http.chunked_response import ChunkedResponse
-from antiphon.app.http.target import RefusedTarget, canonicalize_path
+from antiphon.app.http.endpoints.table import UNKNOWN, EndpointTable, Lookup
+from antiphon.app.http.endpoints.target import find_target
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 
@@ -36,6 +37,8 @@ class RequestState(Struct, kw_only=True):
     `trace`; the exception handlers set `error_code`.
     """
 
+    match: Lookup = UNKNOWN
+    """The endpoint. Whatever depends on the path of a request is read from it."""
     owner: str = ""
     """Owner of what the request stores; empty if no key is required."""
     key: ApiKey = NO_KEY
@@ -55,17 +58,17 @@ class RequestState(Struct, kw_only=True):
     """Turns that the request has started, for the access log."""
     permit: AdmissionPermit | None = None
     """Permit of a request that admission control counts until it becomes a turn."""
-    refused_target: RefusedTarget | None = None
-    """The path that was sent, if it was not canonical: the request reaches no route."""
+    action: str = ""
+    """Act of the request for the audit log, once its handler runs."""
     turn_admission: TurnAdmission | None = None
     """Admission of the turns of a batch's line; None for all other requests."""
     response: ChunkedResponse | None = None
     """The connection's response, which streams write to past ASGI and h11. None in tests and on WebSockets."""
 
-    def build_origin(self, path: str) -> TurnOrigin:
-        """Returns the origin of the turns that this request to `path` starts."""
+    def build_origin(self) -> TurnOrigin:
+        """Returns the origin of the turns that this request starts."""
         return TurnOrigin(
-            api=find_api(path),
+            api=self.match.endpoint.starts or "responses",
             arrived=self.arrived,
             request_id=self.request_id,
             key=self.key,
@@ -84,11 +87,17 @@ class RequestState(Struct, kw_only=True):
             self.permit.release()
 
 
-def request_state(scope: Any) -> RequestState:
-    """Returns the state of a request. Creates it if the scope has none, and then makes the path canonical."""
+def open_request(scope: Any, table: EndpointTable) -> RequestState:
+    """Returns the state of a request. Creates it first if the scope has none: this makes the path canonical."""
     state: RequestState | None = scope.get(SCOPE_KEY)
     if state is None:
-        state = scope[SCOPE_KEY] = RequestState(refused_target=canonicalize_path(scope))
+        state = scope[SCOPE_KEY] = RequestState(match=find_target(scope, table))
+    return state
+
+
+def request_state(scope: Any) -> RequestState:
+    """Returns the state of a request that the connection or the request guard has opened."""
+    state: RequestState = scope[SCOPE_KEY]
     return state
 
 
@@ -106,7 +115,7 @@ def count_bytes(receive: AsgiReceive, state: RequestState) -> AsgiReceive:
 def build_record(scope: AsgiScope, status: int, error_code: str) -> AccessRecord:
     """Returns the record of a request that ends now."""
     state, now = request_state(scope), time.monotonic()
-    path = scope["path"] if state.refused_target is None else state.refused_target.sent
+    path = state.match.sent or scope["path"]
     return AccessRecord(
         scope.get("method", "GET"),
         clip_text(path.encode("unicode_escape").decode()),
@@ -116,18 +125,10 @@ def build_record(scope: AsgiScope, status: int, error_code: str) -> AccessRecord
         error_code or state.error_code,
         state.turns,
         state.trace,
-        find_route(scope),
+        state.match.template,
         scope.get("scheme", "http"),
         owner=state.key.name or state.key.owner,
         key_id=state.key.id,
         ended=now,
+        action=state.action,
     )
-
-
-def find_route(scope: AsgiScope) -> str:
-    """Returns the template of a request's path; empty if no handler was found, or the request was refused before."""
-    if request_state(scope).refused_target is not None:
-        return ""
-    path: str = scope["path"]
-    found: str = scope.get("path_template", "")
-    return found or (path if path in GENERATION_PATHS else "")

@@ -19,14 +19,6 @@ from antiphon.events.json_lines import encode_json_line
 STANDARD_OUTPUT = Path("-")
 FAULT_INTERVAL_S = 60.0
 """Time between two log lines about a file that cannot be written."""
-ACTIONS = {
-    "POST /v1/load_lora_adapter": "load_adapter",
-    "POST /v1/unload_lora_adapter": "unload_adapter",
-    "POST /v1/admin/reload": "reload",
-    "POST /v1/admin/drain": "drain",
-    "GET /v1/inspect/turns/{turn_id}/export/{form}": "export",
-}
-"""Acts by method and template of the path, beside deletions."""
 _log = structlog.get_logger(__name__)
 
 
@@ -69,7 +61,7 @@ class AuditLog:
     def record_request(self, request: AccessRecord) -> None:
         """Writes a line for a request that deletes, acts on the server, exports, or was refused such an act."""
         action = find_action(request)
-        if action is not None and request.status != 401:  # anybody can send a wrong key
+        if action and request.status != 401:  # anybody can send a wrong key
             who = f"{request.owner or 'no key'} {request.key_id}".strip()
             result = "ok" if request.status < 400 else f"{request.status} {request.error_code}".strip()
             self.record(action, who, result, path=request.path, request_id=request.request_id)
@@ -94,13 +86,6 @@ class AuditLog:
             os.close(descriptor)
 
 
-def find_action(request: AccessRecord) -> str | None:
-    """Returns the act of a request, if it is one that the log keeps; such as `delete`, or `refused` for any of them.
-
-    A request that no handler has seen, such as a DELETE of an unknown path, is no act.
-    """
-    if request.error_code == "insufficient_permissions":
-        return "refused"
-    if request.method == "DELETE" and request.route:
-        return "delete"
-    return ACTIONS.get(f"{request.method} {request.route}")
+def find_action(request: AccessRecord) -> str:
+    """Returns the act of a request, such as `delete`; `refused` for an act that its key has no right to, or empty."""
+    return "refused" if request.error_code == "insufficient_permissions" else request.action

@@ -8,9 +8,7 @@ from typing import get_args
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import BaseRoute, HTTPRoute
 
-from antiphon.app.base.errors import MESSAGES_PATH, OLLAMA_PATH
-from antiphon.app.http.admission import GENERATION_PATHS
-from antiphon.app.http.middleware import OPEN_PATHS
+from antiphon.app.http.endpoints.endpoint import UNKNOWN_ENDPOINT, Endpoint, Form, Key, declared_endpoint
 from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_schemas
 from antiphon.app.projections.chat.schema import ChatCompletion
 from antiphon.app.projections.completions.schema import TextCompletion
@@ -24,8 +22,6 @@ from antiphon.app.requests.batches.body import (
     MAX_FILE_LIFETIME_S,
     MIN_FILE_LIFETIME_S,
 )
-from antiphon.app.requests.fields import RequestBody
-from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.app.requests.pagination import DEFAULT_LIMIT, MAX_FILES_LIMIT, MAX_LIMIT
 from antiphon.app.requests.responses.body import Includable
 from antiphon.events.response import Response
@@ -153,6 +149,8 @@ ERROR_SCHEMAS: Json = {
     ),
     "OllamaError": _object(error=_STRING),
 }
+ERROR_NAMES = {"openai": "Error", "by_header": "Error", "anthropic": "AnthropicError", "ollama": "OllamaError"}
+"""Names of the schemas, by the shape of errors."""
 ERROR_TEXTS = {
     400: "The request is invalid.",
     401: "The API key is missing or wrong.",
@@ -172,7 +170,7 @@ def build_document(routes: Iterable[BaseRoute], *, needs_key: bool) -> Json:
     paths: dict[str, Json] = {}
     for route in sorted(routes, key=lambda route: route.path_format):
         if isinstance(route, HTTPRoute):
-            operations = {method: _operation(route, method, handler) for method, handler in _handlers(route)}
+            operations = {method: _operation(route, handler) for method, handler in _handlers(route)}
             paths[route.path_format] = dict(sorted(operations.items()))
     schemes = {"bearer": {"type": "http", "scheme": "bearer"}, "x-api-key": _API_KEY_HEADER}
     return {
@@ -203,18 +201,19 @@ def _handlers(route: HTTPRoute) -> Iterator[tuple[str, HTTPRouteHandler]]:
                 yield method.lower(), handler
 
 
-def _operation(route: HTTPRoute, method: str, handler: HTTPRouteHandler) -> Json:
+def _operation(route: HTTPRoute, handler: HTTPRouteHandler) -> Json:
     name, path = handler.fn.__name__, route.path_format
-    kind = _find_body(method, handler)
-    body = OTHER_BODIES.get(name) if kind is None else body_schema(kind)
+    endpoint = declared_endpoint(handler) or UNKNOWN_ENDPOINT
+    kind = endpoint.body
+    body = OTHER_BODIES.get(name) if kind is None or isinstance(kind, Form) else body_schema(kind)
     fields = frozenset(body["properties"]) if body else frozenset(key for key, _, _ in QUERY_PARAMETERS.get(name, ()))
     summary, _, details = (handler.fn.__doc__ or name).partition("\n\n")
     operation: Json = {
-        "operationId": name if path == _main_path(handler) else name + re.sub(r"\W+", "_", path),
+        "operationId": name if path == endpoint.path.replace(":path}", "}") else name + re.sub(r"\W+", "_", path),
         "summary": " ".join(summary.split()),
         "tags": [_tag(path)],
         "parameters": [*_path_parameters(route), *_query_parameters(name)],
-        "responses": _responses(route, name, method, fields),
+        "responses": _responses(route, name, endpoint, fields),
     }
     if details:
         operation["description"] = " ".join(details.split())
@@ -223,24 +222,7 @@ def _operation(route: HTTPRoute, method: str, handler: HTTPRouteHandler) -> Json
             "required": path not in EMPTY_BODIES,
             "content": {BODY_TYPES.get(name, "application/json"): {"schema": body}},
         }
-    return operation | ({"security": []} if path in OPEN_PATHS else {})
-
-
-def _find_body(method: str, handler: HTTPRouteHandler) -> type[RequestBody] | None:
-    """Returns the body of a handler: the one that is listed for one of its paths."""
-    kinds = (BODIES.get(f"{method.upper()} {_template(path)}") for path in handler.paths)
-    return next((kind for kind in kinds if kind is not None), None)
-
-
-def _template(path: str) -> str:
-    """Returns a path of Litestar without the types of its parameters."""
-    return re.sub(r":\w+}", "}", path)
-
-
-def _main_path(handler: HTTPRouteHandler) -> str:
-    """Returns the path of a handler that the others stand for."""
-    paths = sorted(map(_template, handler.paths))
-    return next((path for path in paths if f"POST {path}" in BODIES), paths[0])
+    return operation | ({"security": []} if endpoint.key is Key.NONE else {})
 
 
 def _tag(path: str) -> str:
@@ -261,9 +243,8 @@ def _query_parameters(name: str) -> list[Json]:
     ]
 
 
-def _responses(route: HTTPRoute, name: str, method: str, fields: frozenset[str]) -> Json:
+def _responses(route: HTTPRoute, name: str, endpoint: Endpoint, fields: frozenset[str]) -> Json:
     """Returns the replies by status: the reply itself, and every error that this operation may have."""
-    path = route.path_format
     reply_type = REPLY_TYPES.get(name)
     schema = {"type": "object"} if reply_type is None else {"$ref": REF_TEMPLATE.format(name=reply_type.__name__)}
     media_type = PLAIN_REPLIES.get(name, "application/json")
@@ -271,33 +252,27 @@ def _responses(route: HTTPRoute, name: str, method: str, fields: frozenset[str])
     if "stream" in fields:
         content["text/event-stream"] = {"schema": _STRING}
     responses: Json = {"200": {"description": "Success.", "content": content}}
-    for status in _error_statuses(route, name, method, fields):
-        error = {"schema": {"$ref": REF_TEMPLATE.format(name=_error_name(path))}}
+    for status in _error_statuses(route, name, endpoint, fields):
+        error = {"schema": {"$ref": REF_TEMPLATE.format(name=ERROR_NAMES[endpoint.shape])}}
         responses[str(status)] = {"description": ERROR_TEXTS[status], "content": {"application/json": error}}
     return responses
 
 
-def _error_statuses(route: HTTPRoute, name: str, method: str, fields: frozenset[str]) -> list[int]:
-    path = route.path_format
-    if path in OPEN_PATHS:
-        return [503] if path == "/ready" else []
-    has_body = method == "post" and bool(fields)
+def _error_statuses(route: HTTPRoute, name: str, endpoint: Endpoint, fields: frozenset[str]) -> list[int]:
+    if endpoint.key is Key.NONE:
+        return [503] if name == "get_ready" else []
+    is_post = endpoint.method == "POST"
+    has_body = is_post and bool(fields)
     conditions = {
-        400: has_body or name in QUERY_PARAMETERS or method == "post",
+        400: has_body or name in QUERY_PARAMETERS or is_post,
         401: True,
-        403: path.startswith("/v1/admin/") or name == "list_usage",
+        403: endpoint.key is Key.OPERATOR or name == "list_usage",
         404: bool(route.path_parameters) or bool({"model", "lora_name"} & fields),
         409: "lora_path" in fields or name == "delete_file",
         413: has_body,
         415: has_body,
-        429: path in GENERATION_PATHS or "model" in fields,
+        429: endpoint.starts is not None or "model" in fields,
         500: True,
         503: has_body or bool(route.path_parameters),
     }
     return [status for status, applies in conditions.items() if applies]
-
-
-def _error_name(path: str) -> str:
-    if path.startswith(MESSAGES_PATH):
-        return "AnthropicError"
-    return "OllamaError" if path.startswith(f"{OLLAMA_PATH}/") else "Error"

@@ -7,6 +7,7 @@ import msgspec
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend
+from antiphon.app.http.endpoints.endpoint import Endpoint, Key
 from antiphon.app.http.headers import decode_headers
 from antiphon.app.page.assets import StaticFile, load_page_files
 
@@ -28,6 +29,11 @@ SAFETY_HEADERS = (
 """Headers of every reply: the browser loads and runs only what this server sends, and shows it in no frame."""
 LASTING = "public, max-age=31536000, immutable"
 """Caching of files whose path changes with their content."""
+PAGE_ENDPOINTS = (
+    *(Endpoint("GET", path, key=Key.PAGE) for path in ("/", "/ui")),
+    # A page asks for many files, so these have no spans.
+    *(Endpoint("GET", path, key=Key.PAGE, traced=False) for path in ("/ui/", "/ui/{view:path}")),
+)
 READING_METHODS = ("GET", "HEAD")
 _ENCODED_SAFETY_HEADERS = [(name.encode(), value.encode()) for name, value in SAFETY_HEADERS]
 

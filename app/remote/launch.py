@@ -22,7 +22,7 @@ from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
-from antiphon.engine.remote.transport.endpoint import Endpoint, parse_endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint, parse_endpoint
 from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
@@ -85,7 +85,9 @@ async def create_remote_engine(
     return engine, loaded, name
 
 
-def _build_options(options: ServeOptions, endpoints: tuple[Endpoint, ...], separate_owners: bool) -> RemoteOptions:
+def _build_options(
+    options: ServeOptions, endpoints: tuple[RemoteEndpoint, ...], separate_owners: bool
+) -> RemoteOptions:
     remote = options.remote
     return RemoteOptions(
         endpoints=endpoints,
@@ -101,7 +103,7 @@ def _build_options(options: ServeOptions, endpoints: tuple[Endpoint, ...], separ
     )
 
 
-def _create_child(options: ServeOptions) -> tuple[Endpoint, ChildServer]:
+def _create_child(options: ServeOptions) -> tuple[RemoteEndpoint, ChildServer]:
     """Returns the address and the process of a vLLM server on a Unix socket. Raises `ServeError`."""
     if options.engine != "vllm" or options.model is None:
         raise ServeError(f"--engine {options.engine} needs --engine-url URL")
@@ -115,7 +117,7 @@ def _create_child(options: ServeOptions) -> tuple[Endpoint, ChildServer]:
         command += ["--revision", options.revision]
     if options.engine_options.max_model_len is not None:
         command += ["--max-model-len", str(options.engine_options.max_model_len)]
-    return Endpoint(socket_path=socket_path), ChildServer(command, folder=folder)
+    return RemoteEndpoint(socket_path=socket_path), ChildServer(command, folder=folder)
 
 
 def _create_socket_folder() -> Path:
@@ -125,7 +127,7 @@ def _create_socket_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="antiphon-vllm-", dir=SHORT_TEMPORARY_FOLDER if is_too_long else parent))
 
 
-def _parse_url(url: str) -> Endpoint:
+def _parse_url(url: str) -> RemoteEndpoint:
     try:
         return parse_endpoint(url)
     except ValueError as error:

@@ -21,7 +21,6 @@ from antiphon.kit.faults import (
     break_json_reply,
     split_frames,
 )
-from antiphon.kit.faults.fault import ApiName
 
 RESET_DELAY_S = 0.05
 """Time before a reset in which what was written reaches the client."""
@@ -58,8 +57,9 @@ class _FaultyReply:
     """One request, and its reply: a stream whose frames pass through a `FaultInjector`, or a reply in one piece."""
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        self.request = FaultyRequest(_api_of_path(scope["path"]) if scope["type"] == "http" else None)
         self._state, self._receive, self._send = request_state(scope), receive, send
+        api = self._state.match.endpoint.starts or "responses"
+        self.request = FaultyRequest(("responses" if api == "compact" else api) if scope["type"] == "http" else None)
         self._connection = self._state.response
         self._send_body = send
         self._request_body = b""
@@ -145,14 +145,6 @@ def _is_streamed(body: bytes) -> bool | None:
     except (msgspec.DecodeError, UnicodeDecodeError):  # the request will be refused
         return False
     return True if fields.stream else None if fields.background else False
-
-
-def _api_of_path(path: str) -> ApiName:
-    if path.startswith("/v1/messages"):
-        return "messages"
-    if path.startswith("/v1/completions"):
-        return "completions"
-    return "chat" if path.startswith("/v1/chat/") else "responses"
 
 
 async def _wait(seconds: float) -> None:

@@ -61,7 +61,7 @@ async def start_prompts(request: AnyRequest, model: ServedModel, specs: Sequence
     state, context = request_state(request.scope), server_context(request)
     if state.turn_admission is not None:
         specs = await state.turn_admission.admit(model, specs)
-    origin = state.build_origin(request.scope["path"])
+    origin = state.build_origin()
     if context.turn_manager.recorder is not None:
         origin = structs.replace(origin, body=await request.body())
     starting = asyncio.create_task(

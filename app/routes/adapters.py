@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from litestar import post
 from litestar.response import Response
 
 from antiphon.app.base.errors import missing_field
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.fields.adapters import LoadAdapterBody, UnloadAdapterBody
 
 
-@post("/v1/load_lora_adapter", status_code=200)
+@endpoint(Endpoint("POST", "/v1/load_lora_adapter", body=LoadAdapterBody, audit="load_adapter"))
 async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Loads an adapter from a folder of `--lora-dir`. Requires `--allow-lora-updates`."""
     body = decode_body(LoadAdapterBody, await parse_body(await request.body()))
@@ -22,7 +22,7 @@ async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
     return _success(f"LoRA adapter '{name}' added successfully.")
 
 
-@post("/v1/unload_lora_adapter", status_code=200)
+@endpoint(Endpoint("POST", "/v1/unload_lora_adapter", body=UnloadAdapterBody, audit="unload_adapter"))
 async def unload_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Unloads an adapter. Turns that use it run to their end. Requires `--allow-lora-updates`."""
     body = decode_body(UnloadAdapterBody, await parse_body(await request.body()))

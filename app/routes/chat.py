@@ -2,19 +2,20 @@
 
 from typing import Any
 
-from litestar import post
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.replies.engine_ready import wait_until_ready
 from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns, stream_reply
+from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.chat.request import read_chat_request
 
 
-@post("/v1/chat/completions", status_code=200)
+@endpoint(Endpoint("POST", "/v1/chat/completions", body=ChatBody, starts="chat", counts=True))
 async def create_chat_completion(request: AnyRequest) -> Response[Any]:
     """Generates the next message of a chat, in one or more choices, and returns it as a stream or in one piece."""
     context = server_context(request)

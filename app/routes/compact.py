@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from litestar import post
 from litestar.response import Response
 
 from antiphon.app.base.errors import SERVER_ERROR, ApiError
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.engine_ready import wait_until_ready
 from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns
@@ -23,7 +23,7 @@ from antiphon.events.inputs import InputMessage
 from antiphon.events.response import Response as ResponseObject
 
 
-@post("/v1/responses/compact", status_code=200)
+@endpoint(Endpoint("POST", "/v1/responses/compact", body=CompactBody, starts="compact", counts=True))
 async def compact_conversation(request: AnyRequest) -> Response[Any]:
     """Returns items that the client sends in place of the compacted conversation. Nothing is stored."""
     context, body = server_context(request), await parse_body(await request.body())

@@ -2,19 +2,20 @@
 
 from typing import Any
 
-from litestar import post
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.replies.engine_ready import wait_until_ready
 from antiphon.app.replies.http_replies import final_reply, json_reply, start_prompts, stream_reply
+from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.completions.request import read_completion_request
 
 
-@post("/v1/completions", status_code=200)
+@endpoint(Endpoint("POST", "/v1/completions", body=TextCompletionBody, starts="completions", counts=True))
 async def create_completion(request: AnyRequest) -> Response[Any]:
     """Continues one or more raw prompts, and returns the texts as a stream or in one piece."""
     context = server_context(request)

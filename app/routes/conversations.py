@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import msgspec
-from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
@@ -12,6 +11,7 @@ from antiphon.app.base.blob_urls import BlobContents
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.listed_items import item_page_reply, item_reply, listed_page_reply
@@ -34,7 +34,7 @@ from antiphon.events.inputs import AnyInput
 from antiphon.harmony.prompt.hosted_items import find_newest_answers
 
 
-@post("/v1/conversations", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("POST", "/v1/conversations", body=NewConversationBody, prepare=prepare_read))
 async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
     context, body = server_context(request), await _read_body(request, NewConversationBody)
@@ -47,13 +47,13 @@ async def create_conversation(request: AnyRequest) -> Response[Any]:
     return _conversation_json(conversation)
 
 
-@get("/v1/conversations/{conversation_id:str}", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/conversations/{conversation_id}", prepare=prepare_read))
 async def retrieve_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Returns a conversation without its items."""
     return _conversation_json(_find_conversation(request, conversation_id))
 
 
-@post("/v1/conversations/{conversation_id:str}", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("POST", "/v1/conversations/{conversation_id}", body=ConversationBody, prepare=prepare_read))
 async def update_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a conversation."""
     conversation, body = (
@@ -67,7 +67,7 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
     return _conversation_json(msgspec.structs.replace(conversation, metadata=metadata))
 
 
-@delete("/v1/conversations/{conversation_id:str}", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("DELETE", "/v1/conversations/{conversation_id}", prepare=prepare_read, audit="delete"))
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Deletes a conversation and its items, but not its responses."""
     conversation, owner = _find_conversation(request, conversation_id), request_owner(request)
@@ -77,7 +77,7 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
     return json_reply({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
-@post("/v1/conversations/{conversation_id:str}/items", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("POST", "/v1/conversations/{conversation_id}/items", body=NewItemsBody, prepare=prepare_read))
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, NewItemsBody)
@@ -88,7 +88,7 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     return await item_page_reply(request, items, ListPage(0, MAX_ITEMS, descending=False))
 
 
-@get("/v1/conversations/{conversation_id:str}/items", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/conversations/{conversation_id}/items", prepare=prepare_read))
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
     conversation, query = _find_conversation(request, conversation_id), take_fields(request.query_params)
@@ -101,7 +101,7 @@ async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Res
     return await listed_page_reply(request, page.items, has_more=page.has_more)
 
 
-@get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/conversations/{conversation_id}/items/{item_id}", prepare=prepare_read))
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Returns an item of a conversation."""
     include = read_include(request.query_params)
@@ -112,7 +112,9 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
     return await item_reply(request, item, include)
 
 
-@delete("/v1/conversations/{conversation_id:str}/items/{item_id:str}", status_code=200, before_request=prepare_read)
+@endpoint(
+    Endpoint("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", prepare=prepare_read, audit="delete")
+)
 async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Deletes an item and returns the conversation."""
     conversation, owner = _find_conversation(request, conversation_id), request_owner(request)

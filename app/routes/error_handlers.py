@@ -8,8 +8,7 @@ from litestar import Request
 from litestar.exceptions import HTTPException
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError, clip_text, internal_error, shape_error, storage_unavailable
-from antiphon.app.http.cors import answers_head
+from antiphon.app.base.errors import ApiError, internal_error, shape_error, storage_unavailable
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.http_replies import json_reply
 
@@ -19,28 +18,18 @@ _log = structlog.get_logger(__name__)
 def _handle_api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[Any]:
     state = request_state(request.scope)
     state.error_code = error.code or ""
-    error = shape_error(error, request.url.path, state.request_id, request.headers)
+    error = shape_error(error, state.match.endpoint.shape, state.request_id, request.headers)
     reply = json_reply(error.encoded_body, error.status)
     reply.headers.update(dict(error.headers))
     return reply
 
 
 def _handle_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
-    """Converts errors that litestar itself raises, such as those for unknown paths and methods."""
-    target = f"{request.method} {clip_text(request.url.path)}"
-    if error.status_code == 404:
-        message = f"Unknown request URL: {target}. GET /openapi.json lists those that are served."
-        api_error = ApiError(404, "unknown_url", message)
-    elif error.status_code == 405:
-        allowed = (("allow", _list_methods(request, error)),)
-        api_error = ApiError(405, "method_not_allowed", f"Method not allowed: {target}.", headers=allowed)
-    elif "client disconnected" in error.detail:
-        api_error = ApiError(
-            499, "client_closed_request", "The client disconnected before the request body was complete."
-        )
-    else:
-        api_error = ApiError(error.status_code, None, error.detail)
-    return _handle_api_error(request, api_error)
+    """Converts errors that litestar itself raises."""
+    if "client disconnected" in error.detail:
+        message = "The client disconnected before the request body was complete."
+        return _handle_api_error(request, ApiError(499, "client_closed_request", message))
+    return _handle_api_error(request, ApiError(error.status_code, None, error.detail))
 
 
 def _handle_store_error(request: Request[Any, Any, Any], error: sqlite3.OperationalError) -> Response[Any]:
@@ -53,14 +42,6 @@ def _handle_unexpected_error(request: Request[Any, Any, Any], error: Exception) 
     """Answers 500 for a server bug. The exception's text is logged, never sent."""
     _log.error("unhandled exception in request", request_id=request_state(request.scope).request_id, exc_info=error)
     return _handle_api_error(request, internal_error())
-
-
-def _list_methods(request: Request[Any, Any, Any], error: HTTPException) -> str:
-    """Returns the methods that are answered at the path of this request: those of the router, and HEAD."""
-    methods = set((error.headers or {}).get("allow", "").split(", "))
-    if "GET" in methods and answers_head(request.url.path):
-        methods.add("HEAD")
-    return ", ".join(sorted(methods))
 
 
 EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {

@@ -3,30 +3,30 @@
 from collections.abc import Iterable
 from typing import Any
 
-from litestar import get
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
+from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
 from antiphon.app.model_registry import NamedModel, ServedModel
 from antiphon.app.models.status import blocked_reason, is_starting, loaded_info
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.engine.fallbacks import list_kinds
 
 
-@get("/health")
+@endpoint(Endpoint("GET", "/health", key=Key.NONE, traced=False))
 async def get_health() -> Response[Any]:
     """Returns 200 as long as the event loop runs."""
     return json_reply(b'{"status":"ok"}')
 
 
-@get("/metrics")
+@endpoint(Endpoint("GET", "/metrics", traced=False))
 async def get_metrics(request: AnyRequest) -> Response[Any]:
     """Returns all metrics in the text format of Prometheus, or as OpenMetrics to clients that accept it."""
     page, media_type = server_context(request).metrics.render_page(request.headers.get("accept", ""))
     return Response(page, media_type=media_type)
 
 
-@get("/ready")
+@endpoint(Endpoint("GET", "/ready", key=Key.NONE, traced=False))
 async def get_ready(request: AnyRequest) -> Response[Any]:
     """Returns 200, with the models that are not ready beside others and the fallbacks of all, or 503 with the reason.
 

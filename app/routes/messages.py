@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-from litestar import post
 from litestar.response import Response
 
 from antiphon.app.base.encryption import DecryptionError
@@ -11,10 +10,12 @@ from antiphon.app.base.errors import ApiError, invalid_value
 from antiphon.app.base.reply_form import MessagesForm
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
 from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
+from antiphon.app.requests.messages.body import CountTokensBody, MessagesBody
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 
@@ -25,7 +26,7 @@ CLAUDE_CODE = "claude-cli/"
 """Begins the `User-Agent` of Claude Code, which can neither set `block_binding` nor remove foreign thinking."""
 
 
-@post("/v1/messages", status_code=200)
+@endpoint(Endpoint("POST", "/v1/messages", body=MessagesBody, starts="messages", counts=True, shape="anthropic"))
 async def create_message(request: AnyRequest) -> Response[Any]:
     """Generates the next message of a conversation, and returns it as a stream or in one piece."""
     parsed = await _read_request(request)
@@ -41,7 +42,7 @@ async def create_message(request: AnyRequest) -> Response[Any]:
     return _name_dropped(reply, parsed.form)
 
 
-@post("/v1/messages/count_tokens", status_code=200)
+@endpoint(Endpoint("POST", "/v1/messages/count_tokens", body=CountTokensBody, shape="anthropic"))
 async def count_message_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of tokens in the prompt of a request. Nothing is generated."""
     parsed = await _read_request(request, count_only=True)

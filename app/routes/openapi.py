@@ -5,15 +5,16 @@ import functools
 from typing import Any
 
 import msgspec
-from litestar import Litestar, get
+from litestar import Litestar
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
 from antiphon.app.openapi.document import build_document
 from antiphon.app.replies.http_replies import json_reply
 
 
-@get("/openapi.json")
+@endpoint(Endpoint("GET", "/openapi.json", key=Key.NONE, traced=False))
 async def get_openapi_document(request: AnyRequest) -> Response[Any]:
     """Returns the OpenAPI document of this server."""
     needs_key = server_context(request).settings.requires_key

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
@@ -12,6 +11,7 @@ from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ResponsesForm
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.projections.included_outputs import shown_response
@@ -22,7 +22,7 @@ from antiphon.app.replies.listed_items import item_page_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.pagination import read_include, select_page
 from antiphon.app.requests.query_fields import read_flag, read_integer, take_fields
-from antiphon.app.requests.responses.body import RESPONSE_ID
+from antiphon.app.requests.responses.body import RESPONSE_ID, ResponsesBody
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 
@@ -37,7 +37,7 @@ CANCEL_PENDING_MESSAGE = (
 )
 
 
-@post("/v1/responses", status_code=200)
+@endpoint(Endpoint("POST", "/v1/responses", body=ResponsesBody, starts="responses", counts=True))
 async def create_response(request: AnyRequest) -> Response[Any]:
     """Runs one turn of a model. Returns it as a stream or in one piece; a background turn, before it has run."""
     context, parsed = server_context(request), await _read_request(request)
@@ -50,7 +50,7 @@ async def create_response(request: AnyRequest) -> Response[Any]:
     return json_reply(await final_reply(request, responses.final_response(logs[0], form.include), logs))
 
 
-@post("/v1/responses/input_tokens", status_code=200)
+@endpoint(Endpoint("POST", "/v1/responses/input_tokens", body=ResponsesBody))
 async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of input tokens of a Responses request. Nothing is generated or stored."""
     parsed = await _read_request(request, generates=False)
@@ -60,7 +60,7 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     return json_reply({"object": "response.input_tokens", "input_tokens": prompt.num_tokens})
 
 
-@get("/v1/responses/{response_id:str}", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/responses/{response_id}", head=False, prepare=prepare_read))
 async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Returns a stored response as it is now or, with `stream=true`, streams its events after `starting_after`."""
     query, include = take_fields(request.query_params), read_include(request.query_params)
@@ -73,7 +73,7 @@ async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> 
     return stream_reply(responses.ResponsesStream(log, start, form), server_context(request))
 
 
-@delete("/v1/responses/{response_id:str}", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("DELETE", "/v1/responses/{response_id}", prepare=prepare_read, audit="delete"))
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored response. A background response that is still running is cancelled."""
     context, log = server_context(request), await _find_log(request, response_id)
@@ -84,7 +84,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     return json_reply({"id": log.id, "object": "response", "deleted": True})
 
 
-@post("/v1/responses/{response_id:str}/cancel", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("POST", "/v1/responses/{response_id}/cancel", prepare=prepare_read))
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Cancels a background response and returns it; a response that has ended is returned unchanged.
 
@@ -105,7 +105,7 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
         raise ApiError(503, "cancel_pending", CANCEL_PENDING_MESSAGE, headers=(("retry-after", "1"),)) from None
 
 
-@get("/v1/responses/{response_id:str}/input_items", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/responses/{response_id}/input_items", head=False, prepare=prepare_read))
 async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Lists the input items of a stored response, latest first by default."""
     log = await _find_log(request, response_id)

@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 import msgspec
-from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.projections.chat.stored import stored_completion, stored_messages
 from antiphon.app.projections.chat.stream import chat_id
 from antiphon.app.projections.item_lists import build_list
@@ -26,7 +26,7 @@ from antiphon.app.requests.query_fields import take_fields
 from antiphon.app.store.base import StoredCompletion
 
 
-@get("/v1/chat/completions", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/chat/completions", prepare=prepare_read))
 async def list_completions(request: AnyRequest) -> Response[Any]:
     """Lists the stored completions that have the `model` and `metadata` of the query, earliest first by default."""
     store, owner = server_context(request).store, request_owner(request)
@@ -49,14 +49,14 @@ async def list_completions(request: AnyRequest) -> Response[Any]:
     return json_reply(build_list(data[: query.limit], has_more=len(data) > query.limit))
 
 
-@get("/v1/chat/completions/{completion_id:str}", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/chat/completions/{completion_id}", prepare=prepare_read))
 async def retrieve_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Returns a stored completion."""
     _, found = await _find_completion(request, completion_id)
     return json_reply(found)
 
 
-@post("/v1/chat/completions/{completion_id:str}", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("POST", "/v1/chat/completions/{completion_id}", body=StoredCompletionBody, prepare=prepare_read))
 async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a stored completion."""
     completion, found = await _find_completion(request, completion_id)
@@ -70,7 +70,7 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
     return json_reply({**found, "metadata": metadata})
 
 
-@delete("/v1/chat/completions/{completion_id:str}", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("DELETE", "/v1/chat/completions/{completion_id}", prepare=prepare_read, audit="delete"))
 async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored completion with all its choices and its messages."""
     completion, _ = await _find_completion(request, completion_id)
@@ -81,7 +81,7 @@ async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -
     return json_reply({"id": chat_id(completion.id), "object": "chat.completion.deleted", "deleted": True})
 
 
-@get("/v1/chat/completions/{completion_id:str}/messages", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/chat/completions/{completion_id}/messages", prepare=prepare_read))
 async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Lists the messages that the client sent for a stored completion, earliest first by default."""
     completion, _ = await _find_completion(request, completion_id)

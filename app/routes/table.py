@@ -1,5 +1,6 @@
-"""The handlers of all endpoints."""
+"""The handlers of all endpoints, and their declarations."""
 
+from antiphon.app.http.endpoints.endpoint import declared_endpoint
 from antiphon.app.routes import (
     adapters,
     batches,
@@ -93,3 +94,4 @@ ROUTE_HANDLERS = (
     health.get_ready,
     openapi.get_openapi_document,
 )
+ENDPOINTS = tuple(found for handler in ROUTE_HANDLERS if (found := declared_endpoint(handler)) is not None)

@@ -25,7 +25,7 @@ from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.middleware import WEBSOCKET_PATH
+from antiphon.app.http.endpoints.endpoint import Endpoint
 from antiphon.app.http.request_body import BodyReservation
 from antiphon.app.http.request_state import RequestState, request_state
 from antiphon.app.keys.key_checks import refresh_key
@@ -55,6 +55,8 @@ from antiphon.app.websocket.steering import (
 )
 from antiphon.events.response import Response
 
+SOCKET_ENDPOINT = Endpoint("WEBSOCKET", "/v1/responses", starts="responses", counts=True)
+"""Each frame that creates a response starts a turn, and counts as a request."""
 CONNECTION_LIFETIME_S = 3600.0
 """Seconds after which a connection accepts no further turn. Clients expect this limit and reconnect."""
 MAX_ENDED = 256
@@ -226,8 +228,9 @@ class _Connection:
     def _record_turn(self, log: EventLog, seconds: float, trace: RequestTrace | None) -> None:
         """Adds a line to the access log: a connection may have any number of turns."""
         if log.stats is not None:
-            request = "WEBSOCKET", WEBSOCKET_PATH, 200, seconds, self._request_id
-            self._on_turn_done(AccessRecord(*request, turns=(log.stats,), trace=trace, route=WEBSOCKET_PATH))
+            path = SOCKET_ENDPOINT.path
+            request = SOCKET_ENDPOINT.method, path, 200, seconds, self._request_id
+            self._on_turn_done(AccessRecord(*request, turns=(log.stats,), trace=trace, route=path))
 
     def _remember_end(self, response: SteeredResponse, status: str) -> None:
         response_id, number = response.response_id, response.sequence_number

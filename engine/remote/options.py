@@ -8,7 +8,7 @@ import msgspec
 
 from antiphon.engine.remote.backend_apis.base import EngineKind
 from antiphon.engine.remote.images.pictures import ImageProbe
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.engine.remote.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ GrammarPolicy = Literal["probe", "require", "off"]
 class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach the replicas of an engine, and what to expect of them."""
 
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[RemoteEndpoint, ...]
     kind: EngineKind | None = None
     """None: found out from the server."""
     model: str | None = None

@@ -11,7 +11,7 @@ from antiphon.engine.remote.handshake import Handshake, ServerProfile
 from antiphon.engine.remote.options import RemoteSetup
 from antiphon.engine.remote.queries import HandshakeError
 from antiphon.engine.remote.transport.connection import RemoteConnectionError
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.engine.remote.transport.http_client import HttpClient
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Replica:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: RemoteEndpoint,
         setup: RemoteSetup,
         *,
         api_key: str | None,

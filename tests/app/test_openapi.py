@@ -15,10 +15,10 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.openapi.schemas import body_schema, describe_fields, is_required
 from antiphon.app.requests.fields import RequestBody, RequestField, list_fields
 from antiphon.app.requests.fields.checks import build_check
-from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.app.routes.table import ROUTE_HANDLERS
 from tests.clients.sdk_helpers import get, post
 from tests.conftest import StartServer
+from tests.endpoint_bodies import BODIES
 from tests.serving import RunningServer, serve
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.run_case import CaseResult, read_chat, read_completion, read_message, read_responses

@@ -15,8 +15,8 @@ from antiphon.app.base.errors import ApiError
 from antiphon.app.openapi.schemas import describe_fields, is_required
 from antiphon.app.requests.fields import RequestBody, RequestField, list_fields
 from antiphon.app.requests.fields.checks import build_check
-from antiphon.app.requests.fields.endpoints import BODIES
 from tests.conftest import StartServer
+from tests.endpoint_bodies import BODIES
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, [{"name": "hello", "output": ["Hello."]}])

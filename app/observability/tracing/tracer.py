@@ -25,9 +25,6 @@ from antiphon.app.observability.tracing.options import TraceOptions, read_trace_
 if TYPE_CHECKING:
     from antiphon.app.observability.tracing.spans import SpanBuilder
 
-UNTRACED_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
-UNTRACED_PREFIX = "/ui/"
-"""Paths without spans: a probe asks every second, and pages ask for many files."""
 SWITCHED_PROTOCOLS = 101
 """Status of a WebSocket, whose requests have spans of their own."""
 CONTENT_WARNING = (
@@ -84,9 +81,7 @@ class Tracer:
     def end_request(self, record: AccessRecord) -> None:
         """Hands over the span of a request that has been answered."""
         trace = record.trace
-        if trace is None or not trace.ids.is_sampled or record.status == SWITCHED_PROTOCOLS:
-            return
-        if record.path not in UNTRACED_PATHS and not record.path.startswith(UNTRACED_PREFIX):
+        if trace is not None and trace.ids.is_sampled and record.status != SWITCHED_PROTOCOLS:
             self._queue.add([self._builder.build_request(record)])
 
     def close(self) -> None:

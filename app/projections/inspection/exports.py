@@ -9,7 +9,7 @@ import msgspec
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.turn_stats import API_PATHS, Api, TurnStats
+from antiphon.app.base.turn_stats import Api, TurnStats
 from antiphon.app.inspection.record import RoundRecord, TurnRecord
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.projections.inspection.readings import create_encoder
@@ -46,16 +46,19 @@ EARLIER_INPUT = "(the outputs of calls in an earlier turn)"
 _ENDS = {"stop_token": "stop", "max_output_tokens": "length", "context_full": "length", "repetition": "length"}
 
 
-def export_turn(record: TurnRecord, model: ServedModel | None, form: ExportForm, base_url: str) -> str:
-    """Returns the file. `model` is the turn's, or None if it is not served any more. Raises `ApiError` 400."""
+def export_turn(record: TurnRecord, model: ServedModel | None, form: ExportForm, base_url: str, path: str) -> str:
+    """Returns the file. `model` is the turn's, or None if it is not served any more. Raises `ApiError` 400.
+
+    `path`: that of the request.
+    """
     request = _read_request(record)
     api = record.stats.api
     if form == "curl":
-        return _format_curl(api, request, base_url)
+        return _format_curl(base_url + path, request)
     if form == "python":
         return _format_python(api, request, base_url)
     if form == "cassette":
-        return _format_cassette(record.open_log(), api, request)
+        return _format_cassette(record.open_log(), api, path, request)
     if model is None:
         raise ApiError(400, "model_not_found", "The model of this turn is not served any more.", "form")
     log, rounds = record.open_log(), record.read_rounds()
@@ -80,10 +83,10 @@ def _encode(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=True)
 
 
-def _format_curl(api: Api, request: dict[str, Any], base_url: str) -> str:
+def _format_curl(url: str, request: dict[str, Any]) -> str:
     headers = "-H 'content-type: application/json' -H \"authorization: Bearer $ANTIPHON_API_KEY\""
     # Quoted, the shell expands nothing in it; ASCII JSON cannot hold the line that ends it.
-    head = f"curl {base_url}{API_PATHS[api]} {headers} \\\n  --data-binary @- <<'END-OF-REQUEST'"
+    head = f"curl {url} {headers} \\\n  --data-binary @- <<'END-OF-REQUEST'"
     return f"{head}\n{_encode(request)}\nEND-OF-REQUEST\n"
 
 
@@ -111,7 +114,7 @@ def _format_python(api: Api, request: dict[str, Any], base_url: str) -> str:
     return "\n".join(lines)
 
 
-def _format_cassette(log: EventLog, api: Api, request: dict[str, Any]) -> str:
+def _format_cassette(log: EventLog, api: Api, path: str, request: dict[str, Any]) -> str:
     """Returns a cassette of one exchange: the request, and the frames of its stream."""
     encoder = create_encoder(log, "responses" if api == "compact" else api)
     splitter, frames = FrameSplitter(), list[RecordedFrame]()
@@ -126,7 +129,7 @@ def _format_cassette(log: EventLog, api: Api, request: dict[str, Any]) -> str:
     exchange = RecordedExchange(
         request=RecordedRequest(
             method="POST",
-            path=API_PATHS[api],
+            path=path,
             headers=(("content-type", "application/json"),),
             body=msgspec.json.encode(request | {"stream": True}),
         ),

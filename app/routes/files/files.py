@@ -7,19 +7,19 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response, Stream
 
 from antiphon.app.base.errors import ANTHROPIC_HEADER, NO_RETRY, ApiError, clip_text, invalid_value, not_found
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
 from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.http.endpoints.endpoint import Endpoint, Form, endpoint
 from antiphon.app.projections.files import anthropic_file_body, anthropic_file_id, file_body
 from antiphon.app.projections.item_lists import build_list
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.replies.upload import ANTHROPIC_FORM, OPENAI_FORM, receive_upload
-from antiphon.app.requests.batches.body import read_file_id, read_purpose
+from antiphon.app.requests.batches.body import MAX_BATCH_FILE_BYTES, read_file_id, read_purpose
 from antiphon.app.requests.pagination import (
     DEFAULT_LIMIT,
     MAX_ANTHROPIC_FILES,
@@ -35,7 +35,7 @@ from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.turns.manager import new_id
 
 
-@post("/v1/files", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("POST", "/v1/files", body=Form(MAX_BATCH_FILE_BYTES), shape="by_header", prepare=prepare_read))
 async def upload_file(request: AnyRequest) -> Response[Any]:
     """Stores a file: a multipart form with the fields "file", "purpose" and, optionally, "expires_after".
 
@@ -59,7 +59,7 @@ async def upload_file(request: AnyRequest) -> Response[Any]:
     return _file_reply(request, completed)
 
 
-@get("/v1/files", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/files", shape="by_header", prepare=prepare_read))
 async def list_files(request: AnyRequest) -> Response[Any]:
     """Lists files, latest first by default."""
     if _is_anthropic(request):
@@ -73,13 +73,13 @@ async def list_files(request: AnyRequest) -> Response[Any]:
     return json_reply(build_list([file_body(file) for file in files[:limit]], has_more=len(files) > limit))
 
 
-@get("/v1/files/{file_id:str}", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/files/{file_id}", shape="by_header", prepare=prepare_read))
 async def retrieve_file(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Returns a file without its content."""
     return _file_reply(request, await _require_file(request, file_id))
 
 
-@get("/v1/files/{file_id:str}/content", before_request=prepare_read)
+@endpoint(Endpoint("GET", "/v1/files/{file_id}/content", shape="by_header", prepare=prepare_read))
 async def retrieve_content(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Returns the content of a file."""
     file = await _require_file(request, file_id)
@@ -88,7 +88,7 @@ async def retrieve_content(request: AnyRequest, file_id: FromPath[str]) -> Respo
     return Stream(content, media_type="application/octet-stream", headers=headers)
 
 
-@delete("/v1/files/{file_id:str}", status_code=200, before_request=prepare_read)
+@endpoint(Endpoint("DELETE", "/v1/files/{file_id}", shape="by_header", prepare=prepare_read, audit="delete"))
 async def delete_file(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Deletes a file, unless a batch reads it."""
     store, file = server_context(request).store, await _require_file(request, file_id)

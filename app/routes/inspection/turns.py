@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from litestar import delete, get
 from litestar.params import FromPath
 from litestar.response import Response, Stream
 
 from antiphon.app.base.errors import ApiError, clip_text
 from antiphon.app.base.event_log import EventLog, LogDivergedError
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, endpoint_table, request_owner, server_context
+from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.projections.inspection.exports import EXPORT_FORMS, FILE_NAMES, export_turn
 from antiphon.app.projections.inspection.prompts import encode_prompt
@@ -42,7 +42,7 @@ PING_INTERVAL_S = 15.0
 MAX_NUMBER = 10**9
 
 
-@get("/v1/inspect/turns")
+@endpoint(Endpoint("GET", "/v1/inspect/turns", key=Key.INSPECTION, head=False))
 async def list_turns(request: AnyRequest) -> Response[bytes]:
     """Lists summaries of the owner's turns, latest first.
 
@@ -62,7 +62,7 @@ async def list_turns(request: AnyRequest) -> Response[bytes]:
     return json_page({"object": "list", "data": data, "has_more": len(shown) > limit} | searched)
 
 
-@get("/v1/inspect/turns/{turn_id:str}")
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION, head=False))
 async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Returns what is known of a turn: its ending, times and sizes, and where its parts are."""
     turn = await find_turn(request, turn_id)
@@ -79,7 +79,7 @@ async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response
     return json_page(summary | counts | details)
 
 
-@delete("/v1/inspect/turns/{turn_id:str}", status_code=200)
+@endpoint(Endpoint("DELETE", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION, audit="delete"))
 async def delete_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Forgets the record of a turn. Its response stays where it is."""
     turn = await find_turn(request, turn_id)
@@ -87,7 +87,7 @@ async def delete_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[b
     return json_page({"id": turn.log.id, "object": "inspect.turn", "deleted": is_deleted})
 
 
-@get("/v1/inspect/turns/{turn_id:str}/events")
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/events", key=Key.INSPECTION, head=False))
 async def list_events(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the events of a turn as JSON lines. With `follow`, goes on while the turn runs."""
     query = take_fields(request.query_params)
@@ -124,7 +124,7 @@ async def _follow_events(log: EventLog, after: int) -> AsyncIterator[bytes]:
                     yield b"\n"
 
 
-@get("/v1/inspect/turns/{turn_id:str}/prompt")
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/prompt", key=Key.INSPECTION, head=False))
 async def retrieve_prompt(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the prompts of a turn as JSON lines: runs of tokens with their texts."""
     query = take_fields(request.query_params)
@@ -145,7 +145,7 @@ def _find_model(request: AnyRequest, turn: InspectedTurn) -> ServedModel | None:
     return next((model for model in models if turn.stats.model in model.names), None)
 
 
-@get("/v1/inspect/turns/{turn_id:str}/grammar")
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/grammar", key=Key.INSPECTION, head=False))
 async def retrieve_grammar(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the grammar that constrained the first round; empty if there was none."""
     turn = await find_turn(request, turn_id)
@@ -155,7 +155,7 @@ async def retrieve_grammar(request: AnyRequest, turn_id: FromPath[str]) -> Respo
     return text_page(rounds[0].grammar.encode() if rounds else b"")
 
 
-@get("/v1/inspect/turns/{turn_id:str}/request")
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/request", key=Key.INSPECTION, head=False))
 async def retrieve_request(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the body of the request, without secrets."""
     turn = await find_turn(request, turn_id)
@@ -165,7 +165,7 @@ async def retrieve_request(request: AnyRequest, turn_id: FromPath[str]) -> Respo
     return text_page(body, "application/json") if body else missing_page(TOO_LONG)
 
 
-@get("/v1/inspect/turns/{turn_id:str}/readings/{api:str}")
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/readings/{api}", key=Key.INSPECTION, head=False))
 async def retrieve_reading(request: AnyRequest, turn_id: FromPath[str], api: FromPath[str]) -> Response[Any]:
     """Returns what an API would have sent for the turn, as JSON lines."""
     turn = await find_turn(request, turn_id)
@@ -174,7 +174,7 @@ async def retrieve_reading(request: AnyRequest, turn_id: FromPath[str], api: Fro
     return lines_page(await asyncio.to_thread(encode_reading, turn.log, api))  # type: ignore[arg-type]  # checked above
 
 
-@get("/v1/inspect/turns/{turn_id:str}/export/{form:str}")
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/export/{form}", key=Key.INSPECTION, head=False, audit="export"))
 async def export(request: AnyRequest, turn_id: FromPath[str], form: FromPath[str]) -> Response[Any]:
     """Returns a turn as a file: a script, a cassette, a test, or its request for curl or Python."""
     turn = await find_turn(request, turn_id)
@@ -183,5 +183,6 @@ async def export(request: AnyRequest, turn_id: FromPath[str], form: FromPath[str
     if turn.record is None:
         return missing_page(turn.missing)
     base_url = f"{request.url.scheme}://{request.headers.get('host', '')}"
-    content = await asyncio.to_thread(export_turn, turn.record, _find_model(request, turn), form, base_url)
+    path = endpoint_table(request).path_of(turn.stats.api)
+    content = await asyncio.to_thread(export_turn, turn.record, _find_model(request, turn), form, base_url, path)
     return file_page(content.encode(), FILE_NAMES[form].format(id=turn.log.id))

@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from litestar import get
 from litestar.response import Response
 from msgspec import structs
 
@@ -18,6 +17,7 @@ from antiphon.app.base.errors import (
     unsupported_field,
 )
 from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.usage import DIMENSIONS, UsagePage, build_usage_page, is_selected
 from antiphon.app.replies.http_replies import json_reply
@@ -34,7 +34,7 @@ LISTS = {"group_by": "", "models": "model", "api_key_ids": "key_id", "user_ids":
 UNSUPPORTED = ("batch", "project_ids")
 
 
-@get("/v1/organization/usage/completions")
+@endpoint(Endpoint("GET", "/v1/organization/usage/completions"))
 async def list_usage(request: AnyRequest) -> Response[Any]:
     """Returns what keys have used. The key of an operator sees all owners, any other key its own owner only."""
     context, key = server_context(request), request_state(request.scope).key

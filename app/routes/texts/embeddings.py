@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from litestar import post
 from litestar.response import Response
 
 from antiphon.app.base.errors import report_engine_errors
 from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.encoders.jobs import EncoderResult, run_request
 from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import blocked_reason
@@ -18,6 +18,7 @@ from antiphon.app.observability.conventions import EMBEDDINGS_OPERATION, RERANK_
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.replies.engine_ready import wait_until_known
 from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
+from antiphon.app.requests.embeddings.body import EmbeddingsBody, RerankBody, ScoreBody
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
 from antiphon.app.requests.embeddings.request import read_embeddings_request
@@ -26,7 +27,7 @@ from antiphon.engine.embeddings.repository import EncoderKind
 T = TypeVar("T")
 
 
-@post("/v1/embeddings", status_code=200)
+@endpoint(Endpoint("POST", "/v1/embeddings", body=EmbeddingsBody, counts=True))
 async def create_embeddings(request: AnyRequest) -> Response[Any]:
     """Returns a vector for each input."""
     body, parsed = await _read_request(request, "embedding", read_embeddings_request)
@@ -35,7 +36,7 @@ async def create_embeddings(request: AnyRequest) -> Response[Any]:
     return json_reply(await embeddings_body(result, parsed.model.names[0], as_base64=as_base64))
 
 
-@post(["/v1/rerank", "/rerank", "/v2/rerank"], status_code=200)
+@endpoint(Endpoint("POST", "/v1/rerank", aliases=("/rerank", "/v2/rerank"), body=RerankBody, counts=True))
 async def rerank_documents(request: AnyRequest) -> Response[Any]:
     """Returns documents in the order of their relevance to a query."""
     body, (parsed, texts) = await _read_request(request, "rerank", read_rerank_request)
@@ -45,7 +46,7 @@ async def rerank_documents(request: AnyRequest) -> Response[Any]:
     return json_reply(rerank_body(result, parsed.model.names[0], request_id, shown, body.get("top_n") or 0))
 
 
-@post(["/v1/score", "/score"], status_code=200)
+@endpoint(Endpoint("POST", "/v1/score", aliases=("/score",), body=ScoreBody, counts=True))
 async def score_pairs(request: AnyRequest) -> Response[Any]:
     """Returns a score for each pair of texts."""
     _, parsed = await _read_request(request, "rerank", read_score_request)

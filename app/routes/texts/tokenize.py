@@ -5,12 +5,12 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from litestar import get, post
 from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError, invalid_value, missing_field, report_engine_errors
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, NamedModel, ServedModel
 from antiphon.app.replies.engine_ready import wait_until_known
@@ -28,7 +28,7 @@ _CPU_LIMIT_S = TurnTimeouts().render_cpu_limit_s
 _SHARED_NAMES = set(TokenizeBody.__struct_fields__) & set(ChatBody.__struct_fields__)
 
 
-@post("/tokenize", status_code=200)
+@endpoint(Endpoint("POST", "/tokenize", body=TokenizeBody))
 async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     """Returns the token ids of a text, or of the prompt for a chat."""
     models, sent = request_models(request), await parse_body(await request.body())
@@ -56,7 +56,7 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     return json_reply({**reply, "token_strs": texts})
 
 
-@post("/detokenize", status_code=200)
+@endpoint(Endpoint("POST", "/detokenize", body=DetokenizeBody))
 async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the text of token ids, control tokens included."""
     models, sent = request_models(request), await parse_body(await request.body())
@@ -78,13 +78,13 @@ async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     return json_reply({"prompt": text})
 
 
-@get("/version")
+@endpoint(Endpoint("GET", "/version"))
 async def get_server_version() -> Response[Any]:
     """Returns the version of this server."""
     return json_reply({"version": version("antiphon")})
 
 
-@get("/load")
+@endpoint(Endpoint("GET", "/load"))
 async def get_server_load(request: AnyRequest) -> Response[Any]:
     """Returns the number of turns and encoder jobs that have started and not ended."""
     context = server_context(request)

@@ -7,7 +7,7 @@ import msgspec
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a server listens: host and port, or the path of a Unix socket.
 
     `base_path` precedes the path of every request. `parse_endpoint("http://gpu1:8000/engine/")` gives host
@@ -36,13 +36,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return host if self.port == DEFAULT_PORTS["https" if self.is_tls else "http"] else f"{host}:{self.port}"
 
 
-def parse_endpoint(url: str) -> Endpoint:
+def parse_endpoint(url: str) -> RemoteEndpoint:
     """Parses `http://host:port/base`, `https://…` or `unix:/path`. Raises `ValueError` with the reason."""
     if url.startswith("unix:"):
         path = "/" + url.removeprefix("unix:").lstrip("/")
         if path == "/":
             raise ValueError("the path of the socket is missing; write unix:/path/to/socket")
-        return Endpoint(socket_path=path)
+        return RemoteEndpoint(socket_path=path)
     parts = urlsplit(url)
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
         raise ValueError("not a URL such as http://gpu1:8000 or unix:/path/to/socket")
@@ -51,7 +51,7 @@ def parse_endpoint(url: str) -> Endpoint:
     if parts.query or parts.fragment:
         raise ValueError("a query or fragment is not supported in the URL")
     path = parts.path.rstrip("/")
-    return Endpoint(
+    return RemoteEndpoint(
         host=parts.hostname,
         port=parts.port or DEFAULT_PORTS[parts.scheme],
         is_tls=parts.scheme == "https",

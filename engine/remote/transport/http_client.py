@@ -15,7 +15,7 @@ from antiphon.engine.remote.transport.connection import (
     RemoteConnectionError,
     SilenceTimeoutError,
 )
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 
 ENGINE_CONNECT_TIMEOUT_S = 5.0
 """Longest wait for a connection to a server."""
@@ -33,7 +33,12 @@ class HttpClient:
     """
 
     def __init__(
-        self, endpoint: Endpoint, headers: Mapping[str, str], *, silence_timeout_s: float, secrets: tuple[str, ...] = ()
+        self,
+        endpoint: RemoteEndpoint,
+        headers: Mapping[str, str],
+        *,
+        silence_timeout_s: float,
+        secrets: tuple[str, ...] = (),
     ) -> None:
         self.endpoint = endpoint
         self.secrets = secrets

@@ -10,18 +10,21 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.base.errors import ApiError
 from antiphon.app.http.admission import (
     MAX_CACHED_HEAD_BYTES,
     AdmissionController,
     AdmissionPermit,
+    HeadParser,
     RequestHead,
-    parse_whole_request,
 )
 from antiphon.app.http.protocol import encode_error_response
 from tests.app.http.socket_client import SocketClient, connect
 from tests.serving import RunningServer, scripted_registry, serve
 
+STARTING = ENDPOINT_TABLE.list_starting()
+parse_whole_request = HeadParser(STARTING).parse
 BODY = json.dumps({"model": "scripted", "input": "hi"}).encode()
 
 
@@ -104,7 +107,7 @@ def create_rejection(_: RequestHead) -> tuple[ApiError, str]:
 
 
 async def test_requests_are_admitted_up_to_the_limit_one_per_loop_iteration() -> None:
-    controller = AdmissionController(lambda: 3, create_rejection)
+    controller = AdmissionController(STARTING, lambda: 3, create_rejection)
     connections = [FakeConnection() for _ in range(6)]
     for connection in connections:
         connection.submit_to(controller, build_request())
@@ -128,7 +131,7 @@ async def test_requests_are_admitted_up_to_the_limit_one_per_loop_iteration() ->
 
 
 async def test_rejections_delay_admission_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = AdmissionController(lambda: 3, create_rejection)
+    controller = AdmissionController(STARTING, lambda: 3, create_rejection)
     connections = [FakeConnection() for _ in range(3)]
     for connection in connections:
         connection.submit_to(controller, build_request())

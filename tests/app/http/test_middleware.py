@@ -12,6 +12,7 @@ import httpx
 import pytest
 import zstandard
 
+from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import DEFAULT_SETTINGS
 from antiphon.app.http.admission import RequestHead
@@ -252,8 +253,10 @@ def check_head(*pairs: tuple[bytes, bytes]) -> int:
     """Returns the status that the guard gives to a head with these headers. 429: the head passed all checks."""
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), *pairs]
     scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": headers}
-    guard = RequestGuard(None, DEFAULT_SETTINGS)  # type: ignore[arg-type]  # the application is not called
-    return int(guard.reject_head(RequestHead(scope, 0), ApiError(429, None, "busy"))[0].status)
+    # The application is not called.
+    guard = RequestGuard(None, ENDPOINT_TABLE, DEFAULT_SETTINGS)  # type: ignore[arg-type]
+    match = ENDPOINT_TABLE.list_starting()["/v1/responses"]
+    return int(guard.reject_head(RequestHead(scope, match, 0), ApiError(429, None, "busy"))[0].status)
 
 
 def test_number_of_headers_is_limited_exactly() -> None:

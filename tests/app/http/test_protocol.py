@@ -14,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.http.protocol import ChunkedResponse
+from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.responses import ResponsesStream
 from antiphon.app.replies.event_stream import EventStreamResponse
@@ -234,7 +235,8 @@ class RecordedStream:
             self.messages.append(message)
 
         response: Any = EventStreamResponse(self._encoder, self.reading()).to_asgi_response()
-        await response({"type": "http", "method": "POST", "path": "/v1/responses"}, receive, send)
+        scope = {"type": "http", "method": "POST", "path": "/v1/responses", SCOPE_KEY: RequestState()}
+        await response(scope, receive, send)
 
 
 def make_log(*steps: list[Event], ended: bool) -> EventLog:

@@ -6,15 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 from websockets.sync.client import connect as connect_websocket
 
+from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.base.api_keys import key_digest
 from antiphon.app.base.errors import from_engine
-from antiphon.app.base.turn_stats import API_PATHS, Api
+from antiphon.app.base.turn_stats import Api
 from antiphon.app.observability.conventions import SCHEMA_URL
 from antiphon.app.observability.tracing.content import CUT_MARK, MAX_CONTENT_BYTES
 from antiphon.engine.protocol import overloaded_error
@@ -48,6 +49,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "any", "output": ["Yes, indeed."], "tokens_per_chunk": 1},
 ]
 WEATHER = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+API_PATHS = {api: ENDPOINT_TABLE.path_of(api) for api in get_args(Api)}
 PATHS = {api: path.removeprefix("/v1") for api, path in API_PATHS.items()}
 OPERATIONS = {"completions": "text_completion", "compact": "compaction"}
 

@@ -16,7 +16,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.connection import HttpConnection
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.harmony import detect
 from tests.app.remote.hostile_replies import ENGINE_KEY, FAILED, REPLIES
 from tests.app.remote.test_served import decode_events
@@ -37,7 +37,7 @@ def hostile_server() -> Iterator[RunningServer]:
     command = [sys.executable, "-m", "tests.app.remote.hostile_replies"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdin is not None and engine.stdout is not None
-        endpoint = Endpoint(host="127.0.0.1", port=int(engine.stdout.readline()))
+        endpoint = RemoteEndpoint(host="127.0.0.1", port=int(engine.stdout.readline()))
         model, info = load_model()
         remote = RemoteEngine(RemoteOptions(endpoints=(endpoint,)), model, info, api_key=ENGINE_KEY, timeouts=FAST)
         hostile = ServedModel(

@@ -16,7 +16,7 @@ from antiphon.app.remote.image_probe import build_image_probe
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.harmony.detect import load_format
 from tests.app.media.pictures import PNG_MAGIC, QWEN3_VL_PROCESSOR, make_png
 from tests.app.remote.test_served import FakeServerThread
@@ -80,7 +80,7 @@ def serve_vision(kind: str, folder: Path) -> Iterator[tuple[RunningServer, FakeS
         thread.server.details = {"modalities": {"vision": True}, "media_marker": MARKER}
     model, info = describe_model(folder, max_model_len=4096, grammar_probe=None, stop_ids=loaded.format.stop_ids)
     model = msgspec.structs.replace(model, image_probe=build_image_probe(loaded.format), vocabulary=None)
-    options = RemoteOptions(endpoints=(Endpoint(host="127.0.0.1", port=thread.server.port),), grammar="off")
+    options = RemoteOptions(endpoints=(RemoteEndpoint(host="127.0.0.1", port=thread.server.port),), grammar="off")
     engine = RemoteEngine(options, model, info, timeouts=FAST)
     served = ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1, folder=folder)
     try:

@@ -4,9 +4,9 @@ import sys
 
 from antiphon.app.openapi.schemas import describe_fields
 from antiphon.app.requests.fields import RequestBody, list_fields
-from antiphon.app.requests.fields.endpoints import BODIES
 from antiphon.events.inputs import HOSTED_ITEM_TYPES
 from antiphon.events.tools import HOSTED_TOOL_TYPES
+from tests.endpoint_bodies import BODIES
 
 RENDERED_HOSTED_TYPES = {"computer_call", "computer_call_output"}
 

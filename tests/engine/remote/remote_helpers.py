@@ -15,7 +15,7 @@ from antiphon.engine.protocol import Chunk, EngineInfo, Job, Sampling
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 from tests.engine.remote.fake_server import (
     FakeServer,
@@ -165,7 +165,7 @@ def build_engine(
 ) -> RemoteEngine:
     """Returns an engine over these servers, not started."""
     model, info = load_model()
-    endpoints = tuple(Endpoint(host="127.0.0.1", port=server.port) for server in servers)
+    endpoints = tuple(RemoteEndpoint(host="127.0.0.1", port=server.port) for server in servers)
     return RemoteEngine(RemoteOptions(endpoints=endpoints, **options), model, info, api_key=api_key, timeouts=timeouts)
 
 

@@ -6,26 +6,26 @@ from dataclasses import dataclass
 import pytest
 
 from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
-from antiphon.engine.remote.transport.endpoint import Endpoint, parse_endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint, parse_endpoint
 
 
 @pytest.mark.parametrize(
     ("url", "endpoint", "name", "host_header"),
     [
-        ("http://gpu1:8000", Endpoint(host="gpu1", port=8000), "gpu1:8000", "gpu1:8000"),
-        ("http://gpu1/", Endpoint(host="gpu1"), "gpu1:80", "gpu1"),
+        ("http://gpu1:8000", RemoteEndpoint(host="gpu1", port=8000), "gpu1:8000", "gpu1:8000"),
+        ("http://gpu1/", RemoteEndpoint(host="gpu1"), "gpu1:80", "gpu1"),
         (
             "https://api.example/engine/v1",
-            Endpoint(host="api.example", port=443, is_tls=True, base_path="/engine"),
+            RemoteEndpoint(host="api.example", port=443, is_tls=True, base_path="/engine"),
             "api.example:443",
             "api.example",
         ),
-        ("http://[::1]:9", Endpoint(host="::1", port=9), "[::1]:9", "[::1]:9"),
-        ("unix:/run/vllm.sock", Endpoint(socket_path="/run/vllm.sock"), "unix:/run/vllm.sock", "localhost"),
-        ("unix:///run/vllm.sock", Endpoint(socket_path="/run/vllm.sock"), "unix:/run/vllm.sock", "localhost"),
+        ("http://[::1]:9", RemoteEndpoint(host="::1", port=9), "[::1]:9", "[::1]:9"),
+        ("unix:/run/vllm.sock", RemoteEndpoint(socket_path="/run/vllm.sock"), "unix:/run/vllm.sock", "localhost"),
+        ("unix:///run/vllm.sock", RemoteEndpoint(socket_path="/run/vllm.sock"), "unix:/run/vllm.sock", "localhost"),
     ],
 )
-def test_url_is_parsed(url: str, endpoint: Endpoint, name: str, host_header: str) -> None:
+def test_url_is_parsed(url: str, endpoint: RemoteEndpoint, name: str, host_header: str) -> None:
     parsed = parse_endpoint(url)
     assert (parsed, parsed.name, parsed.host_header) == (endpoint, name, host_header)
 

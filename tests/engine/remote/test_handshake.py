@@ -13,7 +13,7 @@ from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.handshake import MAX_CONTEXT, Handshake, ServerProfile, parse_version
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteSetup
 from antiphon.engine.remote.queries import HandshakeError
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.engine.remote.transport.http_client import HttpClient
 from tests.engine.remote.fake_server import FakeServer, Pause, Reply, fake_server, json_reply, play_vllm, sse
 from tests.engine.remote.remote_helpers import (
@@ -44,7 +44,7 @@ async def shake_hands(
 ) -> ServerProfile:
     """Shakes hands with a server. `here`: fields of the model here to change."""
     model = msgspec.structs.replace(load_model()[0], **(here or {}))
-    endpoint = Endpoint(host="127.0.0.1", port=server.port)
+    endpoint = RemoteEndpoint(host="127.0.0.1", port=server.port)
     client = HttpClient(endpoint, {}, silence_timeout_s=30, secrets=("sk-engine",))
     remote_options = RemoteOptions(endpoints=(endpoint,), **options)
     followers = create_followers(model) if has_followers else None
@@ -328,7 +328,7 @@ class TestProbes:
         async with running_server() as server:
             server.overrides["/version"] = Reply([Pause()])
             timeouts = msgspec.structs.replace(FAST, handshake_timeout_s=0.05)
-            client = HttpClient(Endpoint(host="127.0.0.1", port=server.port), {}, silence_timeout_s=30)
+            client = HttpClient(RemoteEndpoint(host="127.0.0.1", port=server.port), {}, silence_timeout_s=30)
             options = RemoteOptions(endpoints=(client.endpoint,))
             setup = RemoteSetup(options, load_model()[0], None, timeouts)
             with pytest.raises(HandshakeError, match=r"no answer within 0\.05 s") as caught:

@@ -10,7 +10,7 @@ from antiphon.engine.protocol import Capabilities, EngineError
 from antiphon.engine.remote.engine import RemoteEngine, common_capabilities
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.remote_job import MAX_ATTEMPTS, check_job
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from tests.engine.remote.fake_server import Pause, Reply, json_reply, play_vllm
 from tests.engine.remote.remote_helpers import (
     EOS,
@@ -30,7 +30,7 @@ BUSY = json_reply({"error": "queue is full"}, 429)
 def build_ready_engine(**capabilities: Any) -> RemoteEngine:
     """Returns an engine that believes to have shaken hands."""
     model, info = load_model()
-    engine = RemoteEngine(RemoteOptions(endpoints=(Endpoint(),)), model, info)
+    engine = RemoteEngine(RemoteOptions(endpoints=(RemoteEndpoint(),)), model, info)
     engine._info = msgspec.structs.replace(info, max_model_len=CONTEXT, capabilities=Capabilities(**capabilities))
     return engine
 

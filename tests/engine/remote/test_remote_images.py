@@ -27,7 +27,7 @@ from antiphon.engine.remote.images.pictures import (
     name_picture,
 )
 from antiphon.engine.remote.options import RemoteOptions
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from tests.engine.remote.fake_server import FakeServer, Reply, fake_server, json_reply, play_vllm, sse
 from tests.engine.remote.remote_helpers import (
     EOS,
@@ -180,7 +180,7 @@ async def image_engine(
         }
         options = {"grammar": "off", **options}
         engine = RemoteEngine(
-            RemoteOptions(endpoints=(Endpoint(host="127.0.0.1", port=server.port),), **options),
+            RemoteOptions(endpoints=(RemoteEndpoint(host="127.0.0.1", port=server.port),), **options),
             msgspec.structs.replace(here, **fields),
             msgspec.structs.replace(info, vocab_size=100_000),
             timeouts=FAST,

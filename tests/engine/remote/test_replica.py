@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.engine.remote.options import RemoteOptions, RemoteSetup
 from antiphon.engine.remote.replica import MAX_HEALTH_FAILURES, Replica
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from tests.engine.remote.fake_server import FakeServer, Pause, Reply, fake_server, json_reply, play_vllm
 from tests.engine.remote.remote_helpers import EOS, FAST, encode, follow_grammars, load_model
 from tests.progress import HANG_TIMEOUT_S
@@ -19,7 +19,7 @@ from tests.progress import HANG_TIMEOUT_S
 def build_replica(port: int = 1, steps: list[str | None] | None = None, **timeouts: Any) -> Replica:
     """Returns a replica. `steps` receives its reason whenever it changes."""
     model, _ = load_model()
-    endpoint = Endpoint(host="127.0.0.1", port=port)
+    endpoint = RemoteEndpoint(host="127.0.0.1", port=port)
     replica = Replica(
         endpoint,
         RemoteSetup(

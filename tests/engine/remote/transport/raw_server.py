@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 
 Part = bytes | Literal["close", "reset", "wait"]
 """Bytes to write, or what happens instead: the server closes or resets the connection, or waits for the client."""
@@ -39,10 +39,10 @@ class RawServer:
         self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
 
-    async def start(self) -> Endpoint:
+    async def start(self) -> RemoteEndpoint:
         """Listens on a free port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return Endpoint(host="127.0.0.1", port=self._server.sockets[0].getsockname()[1])
+        return RemoteEndpoint(host="127.0.0.1", port=self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -82,7 +82,7 @@ class RawServer:
 
 
 @asynccontextmanager
-async def raw_server(*replies: Sequence[Part]) -> AsyncIterator[tuple[RawServer, Endpoint]]:
+async def raw_server(*replies: Sequence[Part]) -> AsyncIterator[tuple[RawServer, RemoteEndpoint]]:
     """Runs a server with these replies until the end of the block."""
     server = RawServer(replies)
     endpoint = await server.start()

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.engine.remote.transport import http_client
 from antiphon.engine.remote.transport.connection import RemoteConnectionError, SilenceTimeoutError
-from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.engine.remote.transport.http_client import HttpClient
 from tests.engine.remote.transport.raw_server import CHUNKED, END_CHUNK, Part, chunk, ok, raw_server
 from tests.engine.remote.transport.recording_sink import RecordingSink
@@ -18,7 +18,7 @@ KEPT = (ok(b"first"),)
 """Reply after which the connection is kept."""
 
 
-def create_client(endpoint: Endpoint, silence_timeout_s: float = HANG_TIMEOUT_S) -> HttpClient:
+def create_client(endpoint: RemoteEndpoint, silence_timeout_s: float = HANG_TIMEOUT_S) -> HttpClient:
     return HttpClient(endpoint, {}, silence_timeout_s=silence_timeout_s)
 
 
@@ -240,7 +240,7 @@ class TestConnecting:
 
     async def test_missing_socket_file(self, tmp_path: Path) -> None:
         with pytest.raises(RemoteConnectionError, match="cannot be reached: No such file"):
-            await create_client(Endpoint(socket_path=str(tmp_path / "none"))).request("GET", "/")
+            await create_client(RemoteEndpoint(socket_path=str(tmp_path / "none"))).request("GET", "/")
 
     async def test_error_of_several_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def refuse(*_: object, **__: object) -> None:
@@ -248,7 +248,7 @@ class TestConnecting:
 
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
         with pytest.raises(RemoteConnectionError, match="cannot be reached: Multiple exceptions: one, two"):
-            await create_client(Endpoint(host="localhost", port=1)).request("GET", "/")
+            await create_client(RemoteEndpoint(host="localhost", port=1)).request("GET", "/")
 
     async def test_server_without_tls(self) -> None:
         async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -256,7 +256,7 @@ class TestConnecting:
             writer.close()
 
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-            endpoint = Endpoint(host="127.0.0.1", port=server.sockets[0].getsockname()[1], is_tls=True)
+            endpoint = RemoteEndpoint(host="127.0.0.1", port=server.sockets[0].getsockname()[1], is_tls=True)
             with pytest.raises(RemoteConnectionError, match=f"{endpoint.name}: TLS failed"):
                 await create_client(endpoint).request("GET", "/")
 
@@ -267,16 +267,16 @@ class TestConnecting:
         monkeypatch.setattr(http_client, "ENGINE_CONNECT_TIMEOUT_S", 0.01)
         monkeypatch.setattr(type(asyncio.get_running_loop()), "create_connection", wait_forever, raising=False)
         with pytest.raises(RemoteConnectionError, match=r"no connection to localhost:80 within 0\.01 s"):
-            await create_client(Endpoint()).request("GET", "/")
+            await create_client(RemoteEndpoint()).request("GET", "/")
 
     def test_certificates_are_verified(self) -> None:
-        client = HttpClient(Endpoint(is_tls=True, port=443), {}, silence_timeout_s=1.0)
+        client = HttpClient(RemoteEndpoint(is_tls=True, port=443), {}, silence_timeout_s=1.0)
         assert client._tls is not None
         assert (client._tls.verify_mode, client._tls.check_hostname) == (ssl.CERT_REQUIRED, True)
 
     async def test_head_of_a_request(self) -> None:
         async with raw_server((ok(),), (ok(),)) as (server, endpoint):
-            based = Endpoint(host=endpoint.host, port=endpoint.port, base_path="/engine")
+            based = RemoteEndpoint(host=endpoint.host, port=endpoint.port, base_path="/engine")
             client = HttpClient(based, {"Authorization": "Bearer k"}, silence_timeout_s=30)
             await client.request("GET", "/health", headers={"X-Request-Id": "1"})
             head = server.heads[0]

@@ -1,0 +1,96 @@
+"""The declaration of an endpoint, which stands at its handler. All that depends on a path is read from it.
+
+The router, the request guard, admission control, limits, the audit log, traces, the OpenAPI document and the pages of
+the documentation read declarations; none of them compares paths.
+"""
+
+import enum
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+from litestar.handlers import HTTPRouteHandler
+from msgspec import Struct
+
+from antiphon.app.base.errors import ErrorShape
+from antiphon.app.base.turn_stats import Api
+from antiphon.app.requests.fields import RequestBody
+
+OPTION = "endpoint"
+"""Name under which a handler of Litestar carries its declaration."""
+
+
+class Key(enum.Enum):
+    """The key that an endpoint needs."""
+
+    NONE = "none"
+    CLIENT = "client"
+    """An API key, if the server has any."""
+    INSPECTION = "inspection"
+    """Likewise; without API keys, the page's key."""
+    OPERATOR = "operator"
+    """An API key whose role is `operator`, or the key of the runtime file, also without API keys."""
+    PAGE = "page"
+    """None: the page answers, before any key is read."""
+
+
+class Form(Struct, frozen=True):
+    """A multipart form with a file, which is processed while it arrives."""
+
+    max_file_bytes: int = 0
+    """Size of the largest file, if that is more than `--max-file-mib`: the form says late which kind of file it has."""
+
+
+class Endpoint(Struct, frozen=True, eq=False):
+    """One method at one or more paths."""
+
+    method: Literal["GET", "POST", "DELETE", "OPTIONS", "WEBSOCKET"]
+    path: str
+    """`{id}` is one segment, `{name:path}` the rest of a path."""
+    aliases: tuple[str, ...] = ()
+    """Other paths of the same handler."""
+    key: Key = Key.CLIENT
+    body: type[RequestBody] | Form | None = None
+    starts: Api | None = None
+    """API of the turns that a request starts. Admission control and the limit of running turns apply to it."""
+    counts: bool = False
+    """A request counts for the limits of its key: those of requests, of tokens, and the budgets."""
+    shape: ErrorShape = "openai"
+    prepare: Callable[[Any], Awaitable[None]] | None = None
+    """Runs before the handler, such as the wait for the store."""
+    audit: str = ""
+    """Name of the act in the audit log; empty if it has no line."""
+    head: bool = True
+    """A GET answers HEAD, too. False where a GET may stream."""
+    traced: bool = True
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths, the main one first."""
+        return (self.path, *self.aliases)
+
+    @property
+    def is_private(self) -> bool:
+        """True if no page of another origin may send the request, whatever the server allows it."""
+        return self.key in (Key.INSPECTION, Key.OPERATOR)
+
+
+UNKNOWN_ENDPOINT = Endpoint("GET", "")
+"""Rights and shape of requests to paths that no endpoint has: their 404 needs a key, too."""
+
+
+def endpoint(declared: Endpoint) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
+    """Declares the decorated function to be the handler of an endpoint. Its replies have the status 200."""
+    return HTTPRouteHandler(
+        [re.sub(r"{(\w+)}", r"{\1:str}", path) for path in declared.paths],
+        http_method=declared.method,  # type: ignore[arg-type]  # a WebSocket has no handler of Litestar
+        status_code=200,
+        before_request=declared.prepare,
+        opt={OPTION: declared},
+    )
+
+
+def declared_endpoint(handler: Any) -> Endpoint | None:
+    """Returns the declaration of a handler; None for one that Litestar made itself."""
+    found: Endpoint | None = handler.opt.get(OPTION)
+    return found
