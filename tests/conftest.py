@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx2._config import DEFAULT_TIMEOUT_CONFIG as HTTPX2_TIMEOUT_CONFIG
 
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.turns.manager import TurnManager
@@ -32,7 +33,8 @@ os.environ["PYTHONPATH"] = str(ROOT)
 
 for name in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, name, HANG_TIMEOUT_S)
-"""Calls of httpx without a timeout of their own. Its default of 5 seconds decided results on a busy machine."""
+    setattr(HTTPX2_TIMEOUT_CONFIG, name, HANG_TIMEOUT_S)
+"""Calls of httpx without a timeout of their own, and those of httpx2 in the examples of pages. Their default of 5 seconds decided results on a busy machine."""
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 """Several processes of tests share the cores: a thread of torch that waits for the others gives its core away."""

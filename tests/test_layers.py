@@ -49,7 +49,7 @@ EXTERNAL_IMPORTS = {
         "httptools",
         "cryptography",
     },
-    "kit": {"msgspec", "httpx", "h11", "click", "rich", "websockets", "pytest", "syrupy", "jsonschema", "referencing"},
+    "kit": {"msgspec", "httpx2", "h11", "click", "rich", "websockets", "pytest", "syrupy", "jsonschema", "referencing"},
     "web": set(),
     "app": {
         "msgspec",

@@ -169,14 +169,14 @@ def test_tools_without_their_extra_end_the_start_with_one_line(
 
 
 KIT_PROJECT_TEST = """
-import httpx
+import httpx2
 
 from antiphon.kit.testing import assert_conformant
 
 
 def test_reply(responses_server, event_snapshot):
     server = responses_server(["Hello there."])
-    httpx.post(f"{server.base_url}/responses", json={"model": "scripted", "input": "Hi", "stream": True})
+    httpx2.post(f"{server.base_url}/responses", json={"model": "scripted", "input": "Hi", "stream": True})
     assert_conformant(server.streams[0])
     assert event_snapshot == server.streams[0]
     open("stream.sse", "wb").write(server.streams[0])

@@ -32,7 +32,7 @@ def reload(url: str | None, api_key_file: Path | None) -> None:
 
 def post_to_admin(url: str | None, api_key_file: Path | None, action: str) -> dict[str, Any]:
     """Sends a request to `/v1/admin/ACTION` of a server, and returns its reply. Raises `ClickException`."""
-    import httpx  # noqa: PLC0415  the command line starts fast
+    import httpx2  # noqa: PLC0415  the command line starts fast
 
     from antiphon.kit.server_address import (  # noqa: PLC0415
         ServerAddressError,
@@ -49,10 +49,10 @@ def post_to_admin(url: str | None, api_key_file: Path | None, action: str) -> di
     if key is None:
         raise click.ClickException(f"{address.shown_url} is no server of this user: name a file with --api-key-file")
     try:
-        reply = httpx.post(
+        reply = httpx2.post(
             f"{address.base_url}/admin/{action}", headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT_S
         )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise click.ClickException(f"{address.shown_url} does not answer: {_show(str(error))}") from None
     try:
         body = reply.json()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import msgspec
 
 from antiphon.kit.checker.schema import as_objects, decode_object
@@ -59,15 +59,15 @@ class LiveClient:
         *,
         api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
     ) -> None:
         self.base_url = normalize_url(url)
         self.timeout = timeout
         self.headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         # Each request has a connection of its own: a server may close one that waits, while a request is on its way.
-        limits = httpx.Limits(max_keepalive_connections=0)
+        limits = httpx2.Limits(max_keepalive_connections=0)
         identity = {"accept-encoding": "identity"}
-        self._http = httpx.Client(timeout=timeout, transport=transport, headers=identity, limits=limits)
+        self._http = httpx2.Client(timeout=timeout, transport=transport, headers=identity, limits=limits)
 
     @property
     def root_url(self) -> str:
@@ -99,11 +99,11 @@ class LiveClient:
         try:
             with self._http.stream(method, url, content=content, headers=sent) as reply:
                 return _read_reply(reply)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise UnreachableError(f"cannot connect to {self.root_url}: {error}") from error
-        except httpx.TimeoutException:
+        except httpx2.TimeoutException:
             return LiveReply(status=0, headers={}, body=b"", fault="timeout", fault_text=f"{self.timeout:g} s")
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             return LiveReply(status=0, headers={}, body=b"", fault="disconnect", fault_text=str(error))
 
     def drop(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> None:
@@ -111,7 +111,7 @@ class LiveClient:
         try:
             with self._http.stream("POST", self.base_url + path, json=body, headers=self._build_headers(headers)):
                 pass
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return
 
     def close(self) -> None:
@@ -138,16 +138,16 @@ def compress_zstd(content: bytes) -> bytes:
     return frame
 
 
-def _read_reply(reply: httpx.Response) -> LiveReply:
+def _read_reply(reply: httpx2.Response) -> LiveReply:
     """Reads the body, as far as it comes."""
     body, text = bytearray(), ""  # bytes would be copied for each piece of a body of many megabytes
     fault: Literal["", "disconnect", "timeout"] = ""
     try:
         for piece in reply.iter_raw():
             body += piece
-    except httpx.TimeoutException as error:
+    except httpx2.TimeoutException as error:
         fault, text = "timeout", str(error)
-    except httpx.TransportError as error:
+    except httpx2.TransportError as error:
         fault, text = "disconnect", str(error)
     headers = {name.lower(): value for name, value in reply.headers.items()}
     return LiveReply(status=reply.status_code, headers=headers, body=bytes(body), fault=fault, fault_text=text)

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import httpx
+import httpx2
 
 from antiphon.kit.proxy.call_guard import CallGuard, ExchangeObserver
 from antiphon.kit.proxy.exchange import ServerExchange
@@ -54,7 +54,7 @@ class ReverseProxy:
         sent: list[bytes] = []
         try:
             reply = await self._upstream.send_request(exchange.request, _read_parts(exchange, sent))
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             guard.call(observer.on_request, b"".join(sent))
             reason = str(error) or type(error).__name__
             await exchange.send_json(502, make_error(f"the server did not answer: {reason}", "upstream_unreachable"))
@@ -67,22 +67,22 @@ class ReverseProxy:
             guard.call(observer.on_reply, reply.status_code, reply.headers.raw)
             return await self._forward_body(exchange, reply, partial(guard.call, observer.on_data))
         finally:
-            # Cancelled in the middle, httpx would forget to close the connection.
+            # Cancelled in the middle, httpx2 would forget to close the connection.
             await asyncio.shield(asyncio.ensure_future(reply.aclose()))
 
     async def _forward_body(
-        self, exchange: ServerExchange, reply: httpx.Response, observe: Callable[[bytes], None]
+        self, exchange: ServerExchange, reply: httpx2.Response, observe: Callable[[bytes], None]
     ) -> ExchangeEnding:
-        assert isinstance(reply.stream, httpx.AsyncByteStream)
+        assert isinstance(reply.stream, httpx2.AsyncByteStream)
         try:
             async for data in reply.stream:
                 exchange.write_data(data)
                 observe(data)
                 await exchange.drain()
-        except httpx.RemoteProtocolError:
+        except httpx2.RemoteProtocolError:
             exchange.cut_connection()
             return "cut"
-        except httpx.TransportError:
+        except httpx2.TransportError:
             exchange.reset_connection()
             return "reset"
         exchange.end_reply()

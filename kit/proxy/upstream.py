@@ -1,4 +1,4 @@
-"""The server behind a proxy: requests through httpx, and bare connections for WebSockets."""
+"""The server behind a proxy: requests through httpx2, and bare connections for WebSockets."""
 
 import asyncio
 import ssl
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import httpx
+import httpx2
 
 from antiphon.kit.proxy.messages import IncomingRequest, drop_hop_by_hop
 
@@ -46,23 +46,23 @@ class UpstreamServer:
         self.host_header = host if port is None else f"{host}:{port}"
         self._origin = f"{'https' if self.is_tls else 'http'}://{self.host_header}"
         self._prefix = "" if self.socket_path else parts.path.rstrip("/").removesuffix(API_ROOT)
-        self._transport = httpx.AsyncHTTPTransport(
+        self._transport = httpx2.AsyncHTTPTransport(
             uds=self.socket_path,
             proxy=None if self.socket_path else self._find_proxy(),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S),
         )
 
-    async def send_request(self, request: IncomingRequest, body: AsyncIterator[bytes]) -> httpx.Response:
-        """Returns the reply as soon as its head is there. Raises `httpx.TransportError`."""
+    async def send_request(self, request: IncomingRequest, body: AsyncIterator[bytes]) -> httpx2.Response:
+        """Returns the reply as soon as its head is there. Raises `httpx2.TransportError`."""
         headers = self.make_headers(request)
         if b"transfer-encoding" in (name.lower() for name, _ in request.headers):
             headers.append((b"Transfer-Encoding", b"chunked"))
         timeout = {"connect": UPSTREAM_CONNECT_TIMEOUT_S, "read": None, "write": None, "pool": None}
-        sent = httpx.Request(
+        sent = httpx2.Request(
             request.method,
             self._origin,
             headers=headers,
-            stream=_BodyStream(body) if request.has_body else httpx.ByteStream(b""),
+            stream=_BodyStream(body) if request.has_body else httpx2.ByteStream(b""),
             extensions={"timeout": timeout, "target": self.make_target(request).encode("latin-1")},
         )
         return await self._transport.handle_async_request(sent)
@@ -98,7 +98,7 @@ class UpstreamServer:
         return getproxies().get("https" if self.is_tls else "http")
 
 
-class _BodyStream(httpx.AsyncByteStream):
+class _BodyStream(httpx2.AsyncByteStream):
     """The body of a request, sent as it comes."""
 
     def __init__(self, parts: AsyncIterator[bytes]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from antiphon.kit.checker.schema import as_objects, decode_object
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader
@@ -31,9 +31,9 @@ class ChatClient:
         # A proxy of the environment is not for a server on this machine.
         self._uses_environment = not is_loopback(urlsplit(address.base_url).hostname)
 
-    def _open_http(self, read_timeout_s: float | None) -> httpx.AsyncClient:
-        timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
-        return httpx.AsyncClient(timeout=timeout, trust_env=self._uses_environment)
+    def _open_http(self, read_timeout_s: float | None) -> httpx2.AsyncClient:
+        timeout = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
+        return httpx2.AsyncClient(timeout=timeout, trust_env=self._uses_environment)
 
     async def list_models(self) -> list[str]:
         """Returns the names of the server's models. Raises `ReplyFailedError`."""
@@ -45,9 +45,9 @@ class ChatClient:
         try:
             async with self._open_http(READ_TIMEOUT_S) as http:
                 reply = await http.get(self.address.base_url + path, headers=self._headers)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise self._explain(error) from None
-        except httpx.DecodingError as error:
+        except httpx2.DecodingError as error:
             raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
         if reply.status_code >= 400:
             raise ReplyFailedError(self._describe_refusal(reply.status_code, reply.content))
@@ -67,9 +67,9 @@ class ChatClient:
                     raise ReplyFailedError(self._describe_refusal(reply.status_code, await _read_start(reply)))
                 async for line in _split_lines(reply.aiter_bytes()):
                     yield line
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise self._explain(error) from None
-        except httpx.DecodingError as error:
+        except httpx2.DecodingError as error:
             raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
 
     async def read_frames(
@@ -95,12 +95,12 @@ class ChatClient:
                 await self._check_head(reply)
                 async for frame in _split_frames(reply.aiter_bytes()):
                     yield frame
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise self._explain(error) from None
-        except httpx.DecodingError as error:
+        except httpx2.DecodingError as error:
             raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
 
-    async def _check_head(self, reply: httpx.Response) -> None:
+    async def _check_head(self, reply: httpx2.Response) -> None:
         kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
         if reply.status_code == 200 and kind == "text/event-stream":
             return
@@ -119,16 +119,18 @@ class ChatClient:
 
     def _explain(self, error: Exception) -> ReplyFailedError:
         reason = str(error) or type(error).__name__
-        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)):
+        if isinstance(
+            error, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol, httpx2.InvalidURL)
+        ):
             place = f"{self.address.shown_url} ({self.address.source})"
             hint = "start one with `antiphon serve`, or name another with --url or ANTIPHON_URL"
             return ReplyFailedError(f"no server answers at {place}: {reason}; {hint}")
-        if isinstance(error, httpx.TimeoutException):
+        if isinstance(error, httpx2.TimeoutException):
             return ReplyFailedError(f"the server did not answer within {READ_TIMEOUT_S:g} s")
         return ReplyFailedError(f"the connection to the server broke: {reason}")
 
 
-async def _read_start(reply: httpx.Response) -> bytes:
+async def _read_start(reply: httpx2.Response) -> bytes:
     """Returns the first bytes of a body: enough for an error."""
     content = b""
     async for piece in reply.aiter_bytes():

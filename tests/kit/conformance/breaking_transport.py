@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import httpx
+import httpx2
 
 Json = dict[str, Any]
 
@@ -18,7 +18,7 @@ class Received:
     status: int
     content_type: str
     body: bytes
-    error: httpx.TransportError | None = None
+    error: httpx2.TransportError | None = None
 
     def with_json(self, value: Any, status: int | None = None) -> "Received":
         body = json.dumps(value).encode()
@@ -45,13 +45,13 @@ class Breakage:
     seen: int = field(default=0, init=False)
 
 
-class BreakingTransport(httpx.BaseTransport):
+class BreakingTransport(httpx2.BaseTransport):
     """Forwards requests to the server at `url`, and breaks the replies."""
 
     def __init__(self, url: str, *breakages: Breakage) -> None:
-        self._inner, self._url, self._breakages = httpx.HTTPTransport(), httpx.URL(url), breakages
+        self._inner, self._url, self._breakages = httpx2.HTTPTransport(), httpx2.URL(url), breakages
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         request.url = request.url.copy_with(host=self._url.host, port=self._url.port)
         reply = self._inner.handle_request(request)
         received = Received(reply.status_code, reply.headers.get("content-type", ""), reply.read())
@@ -61,13 +61,13 @@ class BreakingTransport(httpx.BaseTransport):
                 if breakage.seen > breakage.skip:
                     received = breakage.change(received)
         headers = {"content-type": received.content_type}
-        return httpx.Response(received.status, headers=headers, stream=_BrokenStream(received))
+        return httpx2.Response(received.status, headers=headers, stream=_BrokenStream(received))
 
     def close(self) -> None:
         self._inner.close()
 
 
-class _BrokenStream(httpx.SyncByteStream):
+class _BrokenStream(httpx2.SyncByteStream):
     def __init__(self, received: Received) -> None:
         self._received = received
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.kit.checker.hosted_streams import APPROVAL, add_list, add_mcp_call
 from tests.kit.checker.stream_writer import TEXT, Event, StreamText, encode_sse
@@ -21,7 +21,7 @@ class RefusedError(Exception):
         self.param = param
 
 
-class HostedServer(httpx.BaseTransport):
+class HostedServer(httpx2.BaseTransport):
     """Answers each request by its fields alone: a call where there may be one, then a message."""
 
     def __init__(self, fault: str = "") -> None:
@@ -30,7 +30,7 @@ class HostedServer(httpx.BaseTransport):
         self._waiting: set[str] = set()
         """Ids of the requests for approval without an answer."""
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
             return self._read_stored(request)
         body = json.loads(request.read())
@@ -48,7 +48,7 @@ class HostedServer(httpx.BaseTransport):
             del response["metadata"]
         return _send_json(response)
 
-    def _read_stored(self, request: httpx.Request) -> httpx.Response:
+    def _read_stored(self, request: httpx2.Request) -> httpx2.Response:
         events = self._streams[request.url.path.rpartition("/")[2]]
         if request.url.params.get("stream") != "true":
             changes = {"output": []} if self._fault == "stores_no_output" else {}
@@ -99,14 +99,14 @@ class HostedServer(httpx.BaseTransport):
         return stream.message(TEXT).end()
 
 
-def _send(events: list[Event]) -> httpx.Response:
+def _send(events: list[Event]) -> httpx2.Response:
     return _reply(200, encode_sse(events), "text/event-stream")
 
 
-def _send_json(value: Json, status: int = 200) -> httpx.Response:
+def _send_json(value: Json, status: int = 200) -> httpx2.Response:
     return _reply(status, json.dumps(value).encode(), "application/json")
 
 
-def _reply(status: int, body: bytes, content_type: str) -> httpx.Response:
+def _reply(status: int, body: bytes, content_type: str) -> httpx2.Response:
     """Returns a reply whose body the client has yet to read, as one of the network."""
-    return httpx.Response(status, headers={"content-type": content_type}, stream=httpx.ByteStream(body))
+    return httpx2.Response(status, headers={"content-type": content_type}, stream=httpx2.ByteStream(body))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from websockets.sync.server import ServerConnection
 from websockets.sync.server import serve as serve_websocket
@@ -52,7 +52,7 @@ def edit_object(change: Callable[[Any], Any]) -> Change:
 
 
 def raise_error(reply: Received) -> Received:
-    raise httpx.RemoteProtocolError("gone")
+    raise httpx2.RemoteProtocolError("gone")
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ BROKEN = [
     Broken("http-error-form", "errors.wrong-type", CREATE, edit(lambda value: value["error"].pop("param"))),
     Broken("http-error-code", "errors.unknown-model", CREATE, edit(lambda value: value["error"].update(code="not_found"))),
     Broken("http-error-param", "errors.wrong-type", CREATE, edit(lambda value: value["error"].update(param=None))),
-    Broken("http-disconnect", "basics.text", CREATE, lambda reply: replace(reply, error=httpx.RemoteProtocolError("cut"))),
-    Broken("http-timeout", "basics.text", CREATE, lambda reply: replace(reply, error=httpx.ReadTimeout("late"))),
+    Broken("http-disconnect", "basics.text", CREATE, lambda reply: replace(reply, error=httpx2.RemoteProtocolError("cut"))),
+    Broken("http-timeout", "basics.text", CREATE, lambda reply: replace(reply, error=httpx2.ReadTimeout("late"))),
     Broken("get-differs", "resume.get", ONE, set_field(created_at=1), "GET"),
     Broken("replay-differs", "resume.replay", "starting_after=0", substitute(r'"delta":"\w', '"delta":"?'), "GET"),
     Broken("replay-differs", "resume.replay", "stream=true$", substitute(r"event: response.in_progress\ndata: .*\n\n", ""), "GET"),
@@ -194,7 +194,7 @@ def test_server_that_is_gone_fails_the_case(start_server: Any) -> None:
     running = start_server([{"name": "any", "output": ["Hello."]}])
 
     def stop(reply: Received) -> Received:
-        raise httpx.ConnectError("refused")
+        raise httpx2.ConnectError("refused")
 
     breakage = Breakage("POST", CREATE, stop, skip=1)
     report = run_broken(running, "basics.text", breakage)
