@@ -20,8 +20,6 @@ from antiphon.app.inspection.server_figures import FiguresReporter, takes_reques
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.reloader import Reloader
 from antiphon.app.media.budget import MediaLimits
-from antiphon.app.media.fetch import MediaFetcher
-from antiphon.app.media.fetch_rules import AllowedHost, parse_allowed_host
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import PDF_PACKAGES, can_prepare_images, find_missing_packages
@@ -30,6 +28,8 @@ from antiphon.app.models.status import is_starting
 from antiphon.app.observability.audit_log import AuditLog
 from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.observability.tracing.tracer import Tracer, open_tracer
+from antiphon.app.outbound.fetcher import UrlFetcher, create_fetch_policy, parse_allowed_host
+from antiphon.app.outbound.policy import AllowedHost
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity
@@ -167,7 +167,7 @@ def _create_media_resolver(
     preparer, reader = _open_media(settings, metrics)
     if preparer is None:
         settings = structs.replace(settings, images="off")
-    fetcher = MediaFetcher(read_allowed_hosts(settings))
+    fetcher = UrlFetcher(create_fetch_policy(read_allowed_hosts(settings)))
     secret = sealer.derive_key("image names")
     return settings, MediaResolver(store, settings, preparer, reader, fetcher, secret=secret, memory=memory)
 

@@ -79,8 +79,8 @@ EXTERNAL_IMPORTS = {
 """Third-party packages that each package may import besides the standard library."""
 
 ROOM_IMPORTS = {
-    "app/media": {"httpx"},
     "app/observability/tracing": {"opentelemetry"},
+    "app/outbound": {"httpx2"},
     "app/sandbox/media": {"PIL", "numpy", "pypdfium2", "transformers"},
     "app/tools/mcp": {"mcp", "httpx2", "anyio", "pydantic"},
 }

@@ -15,6 +15,7 @@ from antiphon.app.base.encryption import Sealer
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value
 from antiphon.app.base.settings import Settings
 from antiphon.app.base.tool_rules import needs_approval
+from antiphon.app.outbound.policy import OutboundPolicy
 from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, refused_approval
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.approvals import ApprovalSigner
@@ -23,7 +24,7 @@ from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.code.code_runner import CodeRunner
 from antiphon.app.tools.hosted_options import read_tool_options
 from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S, HostedTurn
-from antiphon.app.tools.mcp.address import check_client_headers, check_client_url
+from antiphon.app.tools.mcp.client_server import check_client_headers, check_client_url, create_client_policy
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_lists import LeftOutTool, ListedTool, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server
@@ -50,7 +51,7 @@ UNLISTED = "the server lists no tool of this name"
 class HostPolicy(Struct, frozen=True, kw_only=True):
     """The operator's rules: hosts that clients may name, and servers whose calls always need an approval."""
 
-    allowed_hosts: tuple[str, ...] = ()
+    client_urls: OutboundPolicy = create_client_policy(())
     approve_labels: frozenset[str] = frozenset()
 
 
@@ -65,7 +66,9 @@ def create_tool_host(
     `sealer` has the secret that signs requests for approvals. `report` receives each call that has ended.
     """
     servers, options = read_tool_options(settings)
-    policy = HostPolicy(allowed_hosts=settings.mcp_allowed_hosts, approve_labels=frozenset(settings.tool_approvals))
+    policy = HostPolicy(
+        client_urls=create_client_policy(settings.mcp_allowed_hosts), approve_labels=frozenset(settings.tool_approvals)
+    )
     tool_servers = ToolServers(servers, limits=ToolLimits(call_timeout_s=min(settings.tool_timeout_s, MAX_TOOL_TIME_S)))
     code = CodeRunner(new_id) if options.has_sandbox else None
     builtins = BuiltinTools(options, tool_servers, new_id, code, report)
@@ -166,7 +169,7 @@ class ToolHost:
         if not tool.server_url:
             raise self._not_allowed(request, "This server has no tool server of that name.")
         try:
-            address = check_client_url(tool.server_url, self._policy.allowed_hosts)
+            address = check_client_url(tool.server_url, self._policy.client_urls)
         except ValueError as error:
             raise self._not_allowed(request, str(error)) from None
         try:

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from antiphon.app.media.fetch import MediaFetcher
-from antiphon.app.media.fetch_rules import FetchFault
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
+from antiphon.app.outbound.faults import FetchFault
+from antiphon.app.outbound.fetcher import UrlFetcher
 from tests.app.media.documents import make_pdf
 from tests.clients.media.image_requests import BLUE, RED, Caller, call_items, chat_image, image_block, image_part, user
 from tests.clients.media.test_file_requests import encrypt_pdf
@@ -244,7 +244,7 @@ def test_errors(
         async def fail_to_fetch(*_: Any, _fault: FetchFault = fault) -> Any:
             raise _fault
 
-        monkeypatch.setattr(MediaFetcher, "fetch", fail_to_fetch)
+        monkeypatch.setattr(UrlFetcher, "fetch", fail_to_fetch)
         lines.append(f"download, {fault.code}\n{show_error(urls[api](caller))}")
     compare(f"errors_{api}", lines)
 

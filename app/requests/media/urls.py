@@ -3,17 +3,15 @@
 Private and loopback URLs are rejected even if nothing is fetched, so that no client relies on them.
 """
 
-import ipaddress
 import re
 import unicodedata
 from urllib.parse import urlsplit
 
 from antiphon.app.base.errors import ApiError
+from antiphon.app.outbound.address import is_public_host, parse_ip
 
-PRIVATE_HOST_NAMES = ("localhost", "local", "internal", "home.arpa")
 IDEOGRAPHIC_STOP = "\u3002"
 """Ideographic full stop. Resolvers treat it as a dot."""
-NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _NUMERIC_HOST = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]+)){0,3}", re.IGNORECASE)
 _UNSAFE_CHARS = re.compile(r"[\x00-\x20\x7f\\]")
 
@@ -27,15 +25,6 @@ def check_url(url: str, path: str, *, pictured: bool) -> None:
         raise ApiError(400, f"invalid_{kind}_url", message, path)
 
 
-def _unwrap_nat64(
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Returns the IPv4 address that a NAT64 address embeds; any other address unchanged."""
-    if isinstance(address, ipaddress.IPv6Address) and address in NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
-
-
 def is_public_url(url: str) -> bool:
     """Tells whether a URL may point outside this machine and its network, as far as that shows without a DNS lookup."""
     try:
@@ -46,12 +35,6 @@ def is_public_url(url: str) -> bool:
         return False
     if _UNSAFE_CHARS.search(url) or parts.scheme not in ("http", "https") or not host or parts.username is not None:
         return False
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        # Other notations of an IPv4 address, which resolvers accept and checks often overlook.
-        return not _NUMERIC_HOST.fullmatch(host) and not any(
-            f".{host}".endswith(f".{name}") for name in PRIVATE_HOST_NAMES
-        )
-    embedded = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None) or _unwrap_nat64(address)
-    return bool(address.is_global and embedded.is_global and not address.is_multicast)
+    # Other notations of an IPv4 address, which resolvers accept and checks often overlook.
+    is_number = parse_ip(host) is None and _NUMERIC_HOST.fullmatch(host) is not None
+    return not is_number and is_public_host(host)

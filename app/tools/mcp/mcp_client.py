@@ -21,16 +21,17 @@ from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 from antiphon.app.base.tracing.context import build_outgoing_headers
+from antiphon.app.outbound.resolver import Resolve
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.results import remove_secrets
 from antiphon.app.tools.mcp.stdio_transport import TOO_LARGE, run_command
 from antiphon.app.tools.mcp.tool_lists import ListBuilder, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
-from antiphon.app.tools.mcp.transport import Resolve, create_http_client, resolve_host
+from antiphon.app.tools.mcp.transport import create_http_client
 from antiphon.events.hosted import McpCallError, McpProtocolError
 
 CLIENT_INFO = types.Implementation(name="antiphon", version="1")
-LIBRARY_LOGGERS = ("mcp", "client", "httpx2", "httpcore2")
+LIBRARY_LOGGERS = ("mcp", "client")
 """Their lines hold URLs and pieces of bodies, which may repeat a token. This server reports every fault itself."""
 MAX_MESSAGE_CHARS = 1000
 LATEST_PROTOCOL_VERSION = MODERN_PROTOCOL_VERSIONS[-1]
@@ -60,7 +61,7 @@ async def open_http_session(
     server: ToolServer,
     limits: ToolLimits,
     record: WireRecord,
-    resolve: Resolve | None,
+    resolve: Resolve,
     mode: str,
     on_change: Callable[[], None],
 ) -> AsyncIterator[ClientSession]:
@@ -68,7 +69,7 @@ async def open_http_session(
 
     The session calls `on_change` when the server says that its list of tools has changed.
     """
-    async with create_http_client(server, limits, record, resolve or resolve_host) as http_client:
+    async with create_http_client(server, limits, record, resolve) as http_client:
         streams = streamable_http_client(
             server.url, http_client=http_client, max_sse_event_size=limits.max_sse_event_bytes
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, json, structs
 
-from antiphon.app.tools.mcp.address import ClientAddress, parse_url
+from antiphon.app.outbound.address import ClientAddress, parse_url
 
 _SECRET_HEADER = re.compile("auth|cookie|credential|key|pass|secret|session|sign|token", re.IGNORECASE)
 """Names of headers that hold credentials. The values of others, such as names of teams, are ordinary words."""

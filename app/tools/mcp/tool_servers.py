@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakValueDictionary
 
 import structlog
 from msgspec import Struct
 
 from antiphon.app.lifecycle.malloc_trim import MemoryReleaser
+from antiphon.app.outbound.resolver import Resolve, resolve_host
+from antiphon.app.outbound.slots import KeyedSlots
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolListError, ToolServerError, WireRecord
 from antiphon.app.tools.mcp.results import convert_error, convert_result, remove_secrets
 from antiphon.app.tools.mcp.tool_lists import LeftOutTool, ListCache, ToolList
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientSession
 
     from antiphon.app.tools.mcp.mcp_client import CommandSession
-    from antiphon.app.tools.mcp.transport import Resolve
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -64,7 +64,7 @@ class ToolServers:
         servers: Mapping[str, ToolServer],
         *,
         limits: ToolLimits = ToolLimits(),  # noqa: B008  frozen
-        resolve: "Resolve | None" = None,
+        resolve: Resolve = resolve_host,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.servers = servers
@@ -72,7 +72,7 @@ class ToolServers:
         self._resolve = resolve
         self._lists = ListCache(limits, clock)
         self._known: OrderedDict[str, _KnownServer] = OrderedDict()
-        self._gates: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._call_slots = KeyedSlots(limits.max_parallel_calls)
         self._commands: dict[str, CommandSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = MemoryReleaser()
@@ -115,9 +115,7 @@ class ToolServers:
             result = await mcp_client.call_tool(session, name, arguments)
             return convert_result(remove_secrets(result, server.secrets), self._limits)
 
-        gate = self._gates.get(server.identity)
-        if gate is None:
-            gate = self._gates[server.identity] = asyncio.Semaphore(self._limits.max_parallel_calls)
+        gate = self._call_slots.get(server.identity)
         return await self._run(server, call, self._limits.call_timeout_s, gate=gate, tool=name)
 
     async def _fetch_list(self, server: ToolServer) -> ToolList:

@@ -1,8 +1,8 @@
 """Translates faults of images and files to errors of the request that sent them."""
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.media.fetch_rules import FetchFault
 from antiphon.app.media.media_fault import MediaFault
+from antiphon.app.outbound.faults import FetchFault
 from antiphon.app.requests.media.errors import (
     MediaPlace,
     invalid_file,

@@ -12,9 +12,9 @@ from msgspec import structs
 
 from antiphon.app.base.blob_urls import BlobReference, format_blob_url, refer_to
 from antiphon.app.http.request_body import BodyReservation
-from antiphon.app.media.fetch import MediaFetcher
-from antiphon.app.media.fetch_rules import FetchFault
 from antiphon.app.media.media_fault import MediaFault
+from antiphon.app.outbound.faults import FetchFault
+from antiphon.app.outbound.fetcher import UrlFetcher
 from antiphon.app.requests.media.errors import MediaPlace, file_not_found, too_many_bytes
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.store.store import ResponseStore
@@ -57,7 +57,7 @@ class MediaReading:
         for each in media:
             self.sent.setdefault(each.source, each)
 
-    async def read_sources(self, fetcher: MediaFetcher, max_bytes: int, *, reads_images: bool) -> None:
+    async def read_sources(self, fetcher: UrlFetcher, max_bytes: int, *, reads_images: bool) -> None:
         """Reads the files and URLs that the request names, each of at most `max_bytes`. Raises `ApiError`.
 
         Images that are not read stay in the items as they are: the model gets placeholders of them. Their files must
@@ -123,7 +123,7 @@ class MediaReading:
         if self._memory is not None:
             self._memory.add(num_bytes)
 
-    async def _fetch(self, media: SentMedia, fetcher: MediaFetcher, max_bytes: int) -> BlobReference:
+    async def _fetch(self, media: SentMedia, fetcher: UrlFetcher, max_bytes: int) -> BlobReference:
         """Returns the reference to the content of a URL. Raises `ApiError`."""
         url = media.source
         try:

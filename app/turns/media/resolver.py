@@ -15,11 +15,11 @@ from antiphon.app.base.blob_urls import BlobContents, parse_blob_url
 from antiphon.app.base.settings import Settings
 from antiphon.app.http.request_body import BodyMemory, BodyReservation
 from antiphon.app.media.budget import MediaLimits
-from antiphon.app.media.fetch import MediaFetcher
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.model_registry import ServedModel
+from antiphon.app.outbound.fetcher import UrlFetcher, create_fetch_policy
 from antiphon.app.requests.media.errors import media_busy, refused_media, too_many_images
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.requests.media.vision import sees_images
@@ -60,13 +60,14 @@ class MediaResolver:
         settings: Settings,
         preparer: MediaPreparer | None = None,
         reader: PdfReader | None = None,
-        fetcher: MediaFetcher | None = None,
+        fetcher: UrlFetcher | None = None,
         *,
         secret: bytes = b"",
         memory: BodyMemory | None = None,
     ) -> None:
         self._store, self._settings, self._preparer, self._reader = store, settings, preparer, reader
-        self._fetcher, self._memory = fetcher or MediaFetcher(()), memory or BodyMemory(settings.max_body_bytes)
+        self._fetcher = fetcher or UrlFetcher(create_fetch_policy(()))
+        self._memory = memory or BodyMemory(settings.max_body_bytes)
         limits = MediaLimits() if preparer is None else preparer.limits
         self._max_bytes = max(limits.max_image_bytes, limits.max_pdf_bytes)
         self.source = None if preparer is None else ImageSource(preparer, store, secret)

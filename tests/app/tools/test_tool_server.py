@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.pretty import pretty_repr
 
-from antiphon.app.tools.mcp.address import check_client_url
+from antiphon.app.tools.mcp.client_server import check_client_url, create_client_policy
 from antiphon.app.tools.mcp.tool_server import ToolServer, create_client_server, read_tool_servers
 
 SECRET = "marked-secret-77ab"
@@ -93,7 +93,7 @@ def test_identity_depends_on_where_and_with_what() -> None:
 
 
 def test_client_server_is_none_of_the_operator() -> None:
-    address = check_client_url("http://127.0.0.1:99/mcp", ["127.0.0.1:99"])
+    address = check_client_url("http://127.0.0.1:99/mcp", create_client_policy(["127.0.0.1:99"]))
     server = create_client_server("a", address, (("X", "y"),))
     assert (server.is_operator, server.is_loopback, server.url) == (False, True, "http://127.0.0.1:99/mcp")
 

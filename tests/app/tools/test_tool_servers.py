@@ -8,7 +8,7 @@ import pytest
 from mcp.server import MCPServer
 
 from antiphon.app.lifecycle.malloc_trim import LARGE_BODY_BYTES, MemoryReleaser
-from antiphon.app.tools.mcp.address import check_client_url
+from antiphon.app.tools.mcp.client_server import check_client_url, create_client_policy
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_client_server
 from antiphon.app.tools.mcp.tool_servers import ToolServers, check_extra
@@ -274,7 +274,7 @@ async def test_server_that_is_not_there() -> None:
 async def test_server_of_a_client_on_loopback() -> None:
     async with serve_raw(answer_well, "*") as (url, seen):
         host = url.removeprefix("http://").partition("/")[0]
-        address = check_client_url(url, [host])
+        address = check_client_url(url, create_client_policy([host]))
         servers = ToolServers({})
         tools = (await servers.list_tools(create_client_server("mine", address, ()), "owner")).tools
         assert [tool.name for tool in tools] == ["tool"]
@@ -344,7 +344,7 @@ async def test_memory_of_a_large_result_is_released(monkeypatch: pytest.MonkeyPa
     async with serve_sdk(build, is_legacy=False) as (url, _):
         servers = ToolServers({})
         await servers.call_tool(make_server(url), "repeat", {"count": 10})
-        await servers.call_tool(make_server(url), "repeat", {"count": 2 * LARGE_BODY_BYTES})
+        await servers.call_tool(make_server(url), "repeat", {"count": LARGE_BODY_BYTES})
         await servers.close()
     small, large = sizes
     assert 10 < small < LARGE_BODY_BYTES <= large

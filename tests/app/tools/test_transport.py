@@ -14,11 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from antiphon.app.tools.mcp import transport
+from antiphon.app.outbound import policy, transport
 from antiphon.app.tools.mcp.faults import ToolListError, ToolServerError, WireRecord
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
-from antiphon.app.tools.mcp.transport import BoundedTransport, create_http_client
+from antiphon.app.tools.mcp.transport import create_http_client
 from tests.app.tools.hostile_servers import Request, answer_well, serve_raw
 
 PUBLIC_IP = "93.184.216.34"
@@ -57,11 +57,7 @@ def make_server(url: str, *, is_operator: bool = False, is_loopback: bool = Fals
 def make_client(
     server: ToolServer, resolver: Resolver, network: Recorder, record: WireRecord | None = None
 ) -> httpx2.AsyncClient:
-    client = create_http_client(server, ToolLimits(), record or WireRecord(), resolver)
-    inner = client._transport
-    assert isinstance(inner, BoundedTransport)
-    inner._inner = network  # type: ignore[assignment]
-    return client
+    return create_http_client(server, ToolLimits(), record or WireRecord(), resolver, network)
 
 
 async def test_checked_address_is_dialled_by_its_name() -> None:
@@ -203,7 +199,7 @@ async def test_tls_checks_the_name_and_not_the_address(
 ) -> None:
     certificate = _write_certificate(tmp_path, name)
     monkeypatch.setattr(transport, "_create_ssl_context", lambda: ssl.create_default_context(cafile=certificate))
-    monkeypatch.setattr(transport, "is_public_address", lambda ip: ipaddress.ip_address(ip).is_loopback)
+    monkeypatch.setattr(policy, "is_public_address", lambda ip: ipaddress.ip_address(ip).is_loopback)
     async with _serve_tls(certificate) as (port, hosts):
         servers = ToolServers({}, resolve=Resolver(["127.0.0.1"]))
         server = make_server(f"https://tools.example:{port}/mcp")

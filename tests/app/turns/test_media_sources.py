@@ -1,6 +1,6 @@
 """URLs of images and files in a request: fetched from hosts that the operator allows, and named in errors."""
 
-import httpx
+import httpx2
 import pytest
 
 from antiphon.app.base.blob_urls import parse_blob_url
@@ -12,7 +12,7 @@ from antiphon.app.requests.responses.input_items import read_input
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.events.inputs import AnyInput, InputFile, InputMessage
-from tests.app.media.test_fetch import Web
+from tests.app.outbound.web import Web
 
 URL = "https://pictures.example/files/a%20b.txt?secret=1"
 
@@ -20,8 +20,8 @@ URL = "https://pictures.example/files/a%20b.txt?secret=1"
 async def read_items(url: str) -> tuple[tuple[AnyInput, ...], dict[bytes, bytes]]:
     """Returns the items with a file of this URL, and the contents to store."""
     answers = {
-        URL: httpx.Response(200, content=b"alpha"),
-        "https://pictures.example/gone": httpx.Response(404),
+        URL: httpx2.Response(200, content=b"alpha"),
+        "https://pictures.example/gone": httpx2.Response(404),
     }
     taker = MediaTaker("responses", "items", Settings(), refused=False)
     entries = taker.take_entries([{"role": "user", "content": [{"type": "input_file", "file_url": url}]}])
@@ -76,4 +76,4 @@ def test_every_host_needs_an_option_of_its_own() -> None:
     with pytest.raises(MediaOptionError, match="--allow-any-image-host"):
         read_allowed_hosts(Settings(image_hosts=("*",)))
     [host] = read_allowed_hosts(Settings(image_hosts=("*",), allow_any_image_host=True))
-    assert (host.scheme, host.port) == ("https", 443)
+    assert (host.schemes, host.port) == ({"https"}, 443)

@@ -1,58 +1,21 @@
 """URLs: which are fetched, whom the connection reaches, and servers that send too much, too slowly or elsewhere."""
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-import httpx
+import httpx2
 import pytest
+from msgspec import structs
 
-from antiphon.app.media.fetch import MediaFetcher
-from antiphon.app.media.fetch_rules import FetchFault, parse_allowed_host
+from antiphon.app.outbound.faults import FetchFault
+from antiphon.app.outbound.fetcher import UrlFetcher, create_fetch_policy, parse_allowed_host
+from antiphon.app.outbound.policy import AllowedHost
+from tests.app.outbound.web import HOSTS, Answer, Web, redirect
 from tests.progress import HANG_TIMEOUT_S
-
-HOSTS = {"pictures.example": ["93.184.216.34"], "cdn.example": ["2606:2800:220:1::1"]}
-Answer = Callable[[httpx.Request], httpx.Response]
-
-
-class Web:
-    """A web of fake servers, which records the requests that reach it."""
-
-    def __init__(
-        self, answers: Mapping[str, httpx.Response | Answer], hosts: Mapping[str, Sequence[str]] = HOSTS
-    ) -> None:
-        self.answers, self.hosts = answers, hosts
-        self.requests: list[httpx.Request] = []
-        self.num_lookups = 0
-
-    async def resolve(self, host: str, _port: int) -> Sequence[str]:
-        """Looks a host up."""
-        self.num_lookups += 1
-        if host not in self.hosts:
-            raise socket.gaierror("no such host")
-        return self.hosts[host]
-
-    def answer(self, request: httpx.Request) -> httpx.Response:
-        """Answers by the name that the request has."""
-        self.requests.append(request)
-        found = self.answers[f"{request.url.scheme}://{request.headers['host']}{request.url.raw_path.decode()}"]
-        return found(request) if callable(found) else found
-
-    def create_fetcher(self, *allowed: str, may_be_any: bool = False) -> MediaFetcher:
-        """Returns a fetcher that reaches this web only."""
-        return MediaFetcher(
-            [parse_allowed_host(text, may_be_any=may_be_any) for text in allowed],
-            resolve=self.resolve,
-            create_transport=lambda: httpx.MockTransport(self.answer),
-        )
-
-
-def redirect(location: str, status: int = 302) -> httpx.Response:
-    return httpx.Response(status, headers={"location": location})
 
 
 async def test_connection_goes_to_the_checked_address() -> None:
-    web = Web({"https://pictures.example/a.png?x=1": httpx.Response(200, content=b"picture")})
+    web = Web({"https://pictures.example/a.png?x=1": httpx2.Response(200, content=b"picture")})
     fetcher = web.create_fetcher("pictures.example")
     assert await fetcher.fetch("a", "https://pictures.example/a.png?x=1", 100) == b"picture"
     (request,) = web.requests
@@ -108,7 +71,7 @@ async def test_redirects_are_checked_like_the_first_url() -> None:
         {
             start: redirect("//cdn.example/a"),
             "https://cdn.example/a": redirect("b", 308),
-            end: httpx.Response(200, content=b"b"),
+            end: httpx2.Response(200, content=b"b"),
         }
     )
     assert await web.create_fetcher("pictures.example", "cdn.example").fetch("a", start, 100) == b"b"
@@ -118,21 +81,22 @@ async def test_redirects_are_checked_like_the_first_url() -> None:
 
 
 @pytest.mark.parametrize(
-    "location",
+    ("location", "host"),
     [
-        "https://127.0.0.1/",
-        "http://pictures.example/",
-        "https://pictures.example:22/",
-        "data:image/png;base64,AAAA",
-        "https://[",
-        "file:///etc/passwd",
+        ("https://127.0.0.1/", "127.0.0.1"),
+        ("http://pictures.example/", "pictures.example"),
+        ("https://pictures.example:22/", "pictures.example"),
+        ("data:image/png;base64,AAAA", "data:image"),
+        ("https://[", "["),
+        ("file:///etc/passwd", ""),
     ],
 )
-async def test_redirect_elsewhere_is_refused(location: str) -> None:
+async def test_redirect_elsewhere_is_refused(location: str, host: str) -> None:
     web = Web({"https://pictures.example/": redirect(location)})
     with pytest.raises(FetchFault) as caught:
         await web.create_fetcher("pictures.example").fetch("a", "https://pictures.example/", 100)
     assert caught.value.code == "refused" and len(web.requests) == 1
+    assert caught.value.host == host
 
 
 async def test_redirects_end() -> None:
@@ -146,7 +110,7 @@ async def test_redirects_end() -> None:
 
 
 def _fail(error: Exception) -> Answer:
-    def answer(_: httpx.Request) -> httpx.Response:
+    def answer(_: httpx2.Request) -> httpx2.Response:
         raise error
 
     return answer
@@ -155,17 +119,17 @@ def _fail(error: Exception) -> Answer:
 @pytest.mark.parametrize(
     ("answer", "code", "detail"),
     [
-        (httpx.Response(404), "status", "Upstream status code: 404."),
-        (httpx.Response(206, content=b"x"), "status", "Upstream status code: 206."),
-        (httpx.Response(200, content=b"x" * 101), "too_large", "It has more than 100 bytes."),
-        (httpx.Response(200, headers={"content-length": "1000"}), "too_large", "It has more than 100 bytes."),
-        (httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"x")), "failed", ""),
-        (_fail(httpx.ConnectError("refused")), "failed", ""),
-        (_fail(httpx.ReadTimeout("slow")), "timeout", "Timeout while downloading"),
-        (_fail(httpx.RemoteProtocolError("no HTTP")), "failed", ""),
+        (httpx2.Response(404), "status", "Upstream status code: 404."),
+        (httpx2.Response(206, content=b"x"), "status", "Upstream status code: 206."),
+        (httpx2.Response(200, content=b"x" * 101), "too_large", "It has more than 100 bytes."),
+        (httpx2.Response(200, headers={"content-length": "1000"}), "too_large", "It has more than 100 bytes."),
+        (httpx2.Response(200, headers={"content-encoding": "gzip"}, stream=httpx2.ByteStream(b"x")), "failed", ""),
+        (_fail(httpx2.ConnectError("refused")), "failed", ""),
+        (_fail(httpx2.ReadTimeout("slow")), "timeout", "Timeout while downloading"),
+        (_fail(httpx2.RemoteProtocolError("no HTTP")), "failed", ""),
     ],
 )
-async def test_answers_that_are_no_picture(answer: httpx.Response | Answer, code: str, detail: str) -> None:
+async def test_answers_that_are_no_picture(answer: httpx2.Response | Answer, code: str, detail: str) -> None:
     web = Web({"https://pictures.example/": answer})
     with pytest.raises(FetchFault) as caught:
         await web.create_fetcher("pictures.example").fetch("a", "https://pictures.example/", 100)
@@ -173,10 +137,10 @@ async def test_answers_that_are_no_picture(answer: httpx.Response | Answer, code
 
 
 async def test_second_address_is_tried() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         if request.url.host == "93.184.216.34":
-            raise httpx.ConnectError("refused")
-        return httpx.Response(200, content=b"second")
+            raise httpx2.ConnectError("refused")
+        return httpx2.Response(200, content=b"second")
 
     web = Web({"https://pictures.example/": answer}, {"pictures.example": ["93.184.216.34", "93.184.216.35"]})
     assert await web.create_fetcher("pictures.example").fetch("a", "https://pictures.example/", 100) == b"second"
@@ -194,11 +158,11 @@ async def test_owner_has_four_downloads_at_a_time() -> None:
         running -= 1
         return HOSTS["pictures.example"]
 
-    web = Web({"https://pictures.example/": lambda _: httpx.Response(200)})
-    fetcher = MediaFetcher(
-        [parse_allowed_host("pictures.example")],
+    web = Web({"https://pictures.example/": lambda _: httpx2.Response(200)})
+    fetcher = UrlFetcher(
+        create_fetch_policy([parse_allowed_host("pictures.example")]),
         resolve=resolve,
-        create_transport=lambda: httpx.MockTransport(web.answer),
+        create_network=lambda: httpx2.MockTransport(web.answer),
     )
     tasks = [asyncio.create_task(fetcher.fetch("a", "https://pictures.example/", 9)) for _ in range(6)]
     other = asyncio.create_task(fetcher.fetch("b", "https://pictures.example/", 9))
@@ -225,14 +189,13 @@ async def fetch_from() -> AsyncIterator[Callable[[Serve], Awaitable[bytes]]]:
         async def resolve(_host: str, _port: int) -> Sequence[str]:
             return ["127.0.0.1"]
 
-        fetcher = MediaFetcher(
-            [parse_allowed_host(f"http://pictures.example:{port}")],
-            resolve=resolve,
-            may_dial=lambda ip: ip == "127.0.0.1",
+        policy = structs.replace(
+            create_fetch_policy([AllowedHost(frozenset({"http"}), "localhost", port)]),
+            reach="loopback",
             total_timeout_s=1.0 if serve in (_drip, _say_nothing) else HANG_TIMEOUT_S,
-            first_byte_timeout_s=0.5 if serve is _say_nothing else HANG_TIMEOUT_S,
+            head_timeout_s=0.5 if serve is _say_nothing else HANG_TIMEOUT_S,
         )
-        return await fetcher.fetch("a", f"http://pictures.example:{port}/", 1 << 20)
+        return await UrlFetcher(policy, resolve=resolve).fetch("a", f"http://localhost:{port}/", 1 << 20)
 
     yield fetch
     for server in servers:
@@ -248,7 +211,7 @@ async def test_real_connection(fetch_from: Callable[[Serve], Awaitable[bytes]]) 
         writer.close()
 
     assert await fetch_from(serve) == b"abc"
-    assert b"\r\nhost: pictures.example:" in heads[0].lower() and b"GET / HTTP/1.1" in heads[0]
+    assert b"\r\nhost: localhost:" in heads[0].lower() and b"GET / HTTP/1.1" in heads[0]
 
 
 async def _endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
