@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from antiphon.app.sandbox.media.messages import CPU_LIMIT_S, ImageLimits, TokenBudget
+from antiphon.app.sandbox.media.messages import MEDIA_CPU_LIMIT_S, ImageLimits, TokenBudget
 
 LOW_TOKENS = 256
 LOW_SIDE = 512
@@ -24,7 +24,7 @@ class MediaLimits(Struct, frozen=True, kw_only=True):
     num_workers: int = 1
     max_pdf_bytes: int = 32 << 20
     max_pdf_pages: int = 100
-    cpu_limit_s: float = CPU_LIMIT_S
+    cpu_limit_s: float = MEDIA_CPU_LIMIT_S
     """CPU time for a picture, or for a few pages of a PDF."""
 
 

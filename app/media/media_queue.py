@@ -71,7 +71,7 @@ class MediaQueue:
     async def _run(self, process: MediaProcess, waiting: _Waiting) -> None:
         loop = asyncio.get_running_loop()
         try:
-            answer = await loop.run_in_executor(self._executor, process.exchange, waiting.request, waiting.payload)
+            answer = await loop.run_in_executor(self._executor, process.ask, waiting.request, waiting.payload)
         except Exception as error:  # noqa: BLE001  the caller gets it
             if not waiting.answer.done():
                 waiting.answer.set_exception(error)

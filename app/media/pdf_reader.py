@@ -16,7 +16,7 @@ from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.prepared_image import KnownImages, derive_key
 from antiphon.app.media.shared_work import SharedWork
-from antiphon.app.sandbox.media.media_process import PDF_MODULE
+from antiphon.app.sandbox.media.media_process import PDF_MODULE, MediaAnswer
 from antiphon.app.sandbox.media.messages import PageFacts, PdfReply, PdfRequest
 
 MAX_PAGE_CHARS = 100_000
@@ -101,25 +101,25 @@ class PdfReader:
         num_pages, cpu_s, left_chars = 1, 0.0, MAX_DOCUMENT_CHARS
         while len(pages) < num_pages:
             request = PdfRequest(len(pages), PAGES_PER_MESSAGE, self.limits.max_pdf_pages, MAX_PAGE_CHARS, max_pixels)
-            reply, payload = await self._ask(owner, sha256, data, request)
-            num_pages, cpu_s = reply.num_pages, cpu_s + reply.cpu_s
+            reply, answer = await self._ask(owner, sha256, data, request)
+            num_pages, cpu_s = reply.num_pages, cpu_s + answer.cpu_s
             if cpu_s > MAX_DOCUMENT_CPU_S:
                 raise MediaFault("too_slow")
-            for page, png in _split_payload(reply, payload):
+            for page, png in _split_payload(reply, answer.payload):
                 pages.append(PdfPage(number=page.number, text=_cut_text(page, left_chars), png=png))
                 left_chars = max(left_chars - len(page.text), 0)
             if not reply.pages:
                 raise refuse("pdf_worker sent fewer pages than it said")
         return tuple(pages)
 
-    async def _ask(self, owner: str, sha256: bytes, data: bytes, request: PdfRequest) -> tuple[PdfReply, bytes]:
-        """Returns pages and the payload with their pictures."""
+    async def _ask(self, owner: str, sha256: bytes, data: bytes, request: PdfRequest) -> tuple[PdfReply, MediaAnswer]:
+        """Returns pages and the answer, whose payload has their pictures."""
         if len(data) > self.limits.max_pdf_bytes:
             raise MediaFault("too_large", "bytes", found=len(data), allowed=self.limits.max_pdf_bytes)
         answer = await self._client.ask(owner, derive_key(owner.encode(), sha256), request, data)
         if not isinstance(answer.reply, PdfReply):
             raise refuse("pdf_worker sent no pages")
-        return answer.reply, answer.payload
+        return answer.reply, answer
 
     async def close(self) -> None:
         """Ends the process."""

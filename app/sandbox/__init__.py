@@ -1,1 +1,1 @@
-"""Client-given grammars, checked in a process of its own, where a crash or a hang ends nothing else."""
+"""Processes for what clients send: grammars, templates, and below `media` pictures and PDFs. One driver, one loop."""

@@ -60,10 +60,11 @@ class GrammarChecker:
 
     def _ask_worker(self, request: CheckRequest) -> str:
         reply = self.process.exchange(msgspec.msgpack.encode(request))
-        return TOO_COMPLEX if reply is None else reply.decode("utf-8")
+        return TOO_COMPLEX if reply is None else reply.header.decode("utf-8")
 
     def _survives_probe(self) -> bool:
-        return self.process.exchange(msgspec.msgpack.encode(MemoryProbe()), PROBE_BYTES // 2) is not None
+        probe = msgspec.msgpack.encode(MemoryProbe())
+        return self.process.exchange(probe, watched_bytes=PROBE_BYTES // 2) is not None
 
     def prove(self) -> None:
         """Checks that the process works: one good grammar passes, one that needs too much memory is ended.
@@ -92,4 +93,4 @@ def _exceeded_bound(kind: GrammarKind, source: str) -> str:
 
 GRAMMAR_CHECKER = GrammarChecker()
 """The checker of this process. A check depends on the grammar alone, so all servers of a process share one."""
-atexit.register(GRAMMAR_CHECKER.process.stop)
+atexit.register(GRAMMAR_CHECKER.process.close)

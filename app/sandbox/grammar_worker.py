@@ -5,8 +5,8 @@ from functools import cache
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from antiphon.app.sandbox.messages import CheckRequest, GrammarKind, MemoryProbe
-from antiphon.app.sandbox.worker import Handle, run_worker, take_memory
+from antiphon.app.sandbox.messages import CheckRequest, GrammarKind, MemoryProbe, WorkerLimits
+from antiphon.app.sandbox.worker import Answer, Handle, run_worker, take_memory
 
 GRAMMAR_LIMITS = LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
 
@@ -49,15 +49,15 @@ def _prepare() -> Handle:
     _byte_tokenizer()
     decode = msgspec.msgpack.Decoder(CheckRequest | MemoryProbe).decode
 
-    def handle(message: bytes) -> bytes:
-        request = decode(message)
+    def handle(header: bytes, _payload: bytes) -> Answer:
+        request = decode(header)
         if isinstance(request, MemoryProbe):
-            take_memory()
-            return b""
-        return find_fault(request.kind, request.source).encode("utf-8", "replace")
+            take_memory(WorkerLimits().memory_bytes)
+            return b"", b"", None
+        return find_fault(request.kind, request.source).encode("utf-8", "replace"), b"", None
 
     return handle
 
 
 if __name__ == "__main__":
-    run_worker(_prepare)
+    run_worker(_prepare, WorkerLimits())

@@ -7,6 +7,7 @@ import structlog
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER, GrammarChecker
+from antiphon.app.sandbox.messages import MEMORY_LIMIT
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_PROCESS, SandboxedTemplate
 
@@ -43,6 +44,8 @@ def prove_sandbox(checker: GrammarChecker = GRAMMAR_CHECKER, *, with_templates: 
         return
     if checker.process.memory_is_watched:
         _log.info("Sandbox : this system does not limit the memory of a process, so the server watches it")
+    if missing := ", ".join(name for name in checker.process.missing if name != MEMORY_LIMIT):
+        _log.info(f"Sandbox : this system does not offer {missing} to processes that read grammars and templates")
 
 
 def schedule_proof(*, with_templates: bool) -> threading.Timer:

@@ -28,7 +28,7 @@ MIN_CPU_LIMIT_S = 0.01
 """CPU time that a rendering gets at least, however little of its time is left."""
 TEMPLATE_PROCESS = SandboxProcess("antiphon.app.sandbox.template_worker")
 """The process that renders the templates of all requests, one at a time."""
-atexit.register(TEMPLATE_PROCESS.stop)
+atexit.register(TEMPLATE_PROCESS.close)
 TEMPLATE_EXECUTOR = ThreadPoolExecutor(1, "request-template")
 """Renders prompts with a template of the request, so that those that wait for the process delay no others."""
 
@@ -50,7 +50,7 @@ class SandboxedTemplate:
 
     def __init__(self, source: str, process: SandboxProcess = TEMPLATE_PROCESS) -> None:
         self.source, self._process = source, process
-        self._facts = self._ask(RenderRequest(source=source))
+        self._facts, _ = self._ask(RenderRequest(source=source))
 
     @cached_property
     def variables(self) -> frozenset[str] | None:
@@ -74,22 +74,23 @@ class SandboxedTemplate:
         request = RenderRequest(
             source=self.source, context=dict(context), now=now, max_chars=max_chars, max_steps=max_steps
         )
-        return self._ask(request).text.decode("utf-8", "surrogatepass")
+        _, text = self._ask(request)
+        return text.decode("utf-8", "surrogatepass")
 
-    def _ask(self, request: RenderRequest) -> RenderReply:
+    def _ask(self, request: RenderRequest) -> tuple[RenderReply, bytes]:
         budget = _cpu_left.get(None) or [CPU_LIMIT_S]
         if budget[0] <= 0:
             raise _limit_error()
-        limited = msgspec.structs.replace(request, cpu_limit_s=max(min(budget[0], CPU_LIMIT_S), MIN_CPU_LIMIT_S))
-        body = self._process.exchange(pickle.dumps(limited, pickle.HIGHEST_PROTOCOL))
-        if body is None:
+        cpu_limit_s = max(min(budget[0], CPU_LIMIT_S), MIN_CPU_LIMIT_S)
+        answer = self._process.exchange(pickle.dumps(request, pickle.HIGHEST_PROTOCOL), cpu_limit_s=cpu_limit_s)
+        if answer is None:
             budget[0] = 0.0
             raise _limit_error()
-        reply = msgspec.msgpack.decode(body, type=RenderReply)
-        budget[0] -= reply.cpu_s
+        budget[0] -= answer.cpu_s
+        reply = msgspec.msgpack.decode(answer.header, type=RenderReply)
         if reply.error is not None:
             raise (RefusedError if reply.is_refusal else RenderError)(reply.error, reply.param)
-        return reply
+        return reply, answer.payload
 
 
 def _limit_error() -> RenderError:

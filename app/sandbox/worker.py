@@ -1,61 +1,49 @@
 """Main loop of the sandbox's processes: sets their limits, greets, and answers one message after the other.
 
-A message is read from standard input, and a reply to each is written to standard output, until the input ends. Input
-may overflow the stack, allocate without end, or compute for minutes. Each of these kills this process: its stack is
-small, its memory has a limit, and a timer of CPU time runs during each message.
+The socket to the server is standard input. Input may overflow the stack, allocate without end, or compute for minutes.
+Each of these kills this process: its stack is small, its memory has a limit, and a timer of CPU time runs during each
+message.
 """
 
 import os
-import resource
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
-from antiphon.app.sandbox.messages import CPU_LIMIT_S, LENGTH, MEMORY_BYTES, PROBE_BYTES, Greeting
+from antiphon.app.sandbox.confinement import confine_process
+from antiphon.app.sandbox.messages import HEAD, PROBE_BYTES, Greeting, WorkerLimits
 
 STACK_BYTES = 2 << 20
 """Stack of the thread that works. The engine's threads have 8 MiB, so a grammar that passes here does not overflow
 theirs, although the engine compiles it as a part of a larger grammar."""
+MAX_JOINED_BYTES = 64 << 10
 PROBE_WAIT_S = 5.0
 """Time for which the memory of a probe is held, so that a server that watches it notices."""
 
-Handle = Callable[[bytes], bytes]
-"""Returns the reply to a message."""
+Answer = tuple[bytes, bytes, int | None]
+"""Header, payload, and a descriptor that is sent with them and then closed."""
+Handle = Callable[[bytes, bytes], Answer]
+"""Answers the header and the payload of a message."""
 
 
-def run_worker(prepare: Callable[[], Handle]) -> None:
-    """Sets the limits, then serves until standard input ends. `prepare` loads libraries and returns the handler."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    is_limited = limit_memory(MEMORY_BYTES)
+def run_worker(prepare: Callable[[], Handle], limits: WorkerLimits) -> None:
+    """Sets the limits, then serves until the socket is closed. `prepare` loads libraries and returns the handler."""
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # no file can be opened below
+    missing = confine_process(limits)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the default action ends the process
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_serve, args=(prepare, is_limited), daemon=True)
+    thread = threading.Thread(target=_serve, args=(prepare, missing, null), daemon=True)
     thread.start()
     thread.join()
 
 
-def limit_memory(size: int) -> bool:
-    """Limits the address space of this process, to `size` bytes or to a smaller limit that it has already.
-
-    Returns False where the system does not do so: macOS refuses the limit, or accepts it without an effect.
-    """
-    try:
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except (ValueError, OSError):
-        return False
-    return sys.platform == "linux"
-
-
-def take_memory() -> None:
+def take_memory(limit_bytes: int) -> None:
     """Takes more memory than the limit allows. Does not return where the limit works.
 
     Where the system has a limit, the first allocation fails, and no memory is used. Elsewhere the server notices the
@@ -63,25 +51,26 @@ def take_memory() -> None:
     that limit would look like one that ended at the limit of memory.
     """
     signal.setitimer(signal.ITIMER_PROF, 0)
-    del bytearray(MEMORY_BYTES)[:]
+    del bytearray(limit_bytes)[:]
     block = bytearray(b"x") * PROBE_BYTES
     time.sleep(PROBE_WAIT_S)
     del block
 
 
-def _serve(prepare: Callable[[], Handle], memory_is_limited: bool) -> None:
+def _serve(prepare: Callable[[], Handle], missing: tuple[str, ...], null: int) -> None:
     try:
         handle = prepare()
-        requests, replies = sys.stdin.buffer, sys.stdout.buffer
-        _write(replies, msgspec.msgpack.encode(Greeting(memory_is_limited)))
-        with Path(os.devnull).open("wb") as null:
-            os.dup2(null.fileno(), sys.stderr.fileno())
-        while head := requests.read(LENGTH.size):
-            message = requests.read(LENGTH.unpack(head)[0])
-            signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-            reply = handle(message)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            _write(replies, reply)
+        with socket.socket(fileno=os.dup(sys.stdin.fileno())) as connection:
+            _send(connection, (msgspec.msgpack.encode(Greeting(missing)), b"", None), 0.0)
+            for output in (sys.stdout, sys.stderr):  # a library could print what a client sent
+                os.dup2(null, output.fileno())
+            while (message := _receive()) is not None:
+                started_s, (header, payload, cpu_limit_s) = time.process_time(), message
+                signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
+                answer = handle(header, payload)
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                _send(connection, answer, time.process_time() - started_s)
+                del message, header, payload, answer
     except MemoryError:
         os.abort()  # as native code does
     except BaseException:  # noqa: BLE001  the reason must reach the server
@@ -90,6 +79,26 @@ def _serve(prepare: Callable[[], Handle], memory_is_limited: bool) -> None:
         os._exit(1)
 
 
-def _write(replies: BinaryIO, reply: bytes) -> None:
-    replies.write(LENGTH.pack(len(reply)) + reply)
-    replies.flush()
+def _receive() -> tuple[bytes, bytes, float] | None:
+    """Returns header, payload and CPU time of a message; None at the end of the connection."""
+    messages = sys.stdin.buffer
+    head = messages.read(HEAD.size)
+    if len(head) < HEAD.size:
+        return None
+    header_length, payload_length, cpu_limit_s = HEAD.unpack(head)
+    header, payload = messages.read(header_length), messages.read(payload_length)
+    return (header, payload, cpu_limit_s) if len(payload) == payload_length else None
+
+
+def _send(connection: socket.socket, answer: Answer, cpu_s: float) -> None:
+    header, payload, descriptor = answer
+    head = HEAD.pack(len(header), len(payload), cpu_s) + header
+    if len(payload) <= MAX_JOINED_BYTES:  # in one call, so that the server wakes up once
+        head, payload = head + payload, b""
+    if descriptor is not None:
+        sent = socket.send_fds(connection, [head], [descriptor])
+        os.close(descriptor)
+        head = head[sent:]
+    connection.sendall(head)
+    if payload:
+        connection.sendall(payload)

@@ -19,7 +19,7 @@ from antiphon.app.sandbox.media.messages import (
     ProcessorFacts,
     ProcessorFiles,
 )
-from antiphon.app.sandbox.media.serving import Answer, Handle, serve_media
+from antiphon.app.sandbox.media.serving import HandleMedia, MediaResult, serve_media
 
 MAX_PROCESSORS = 8
 """Processors that stay loaded: one for each model that gets pictures."""
@@ -34,7 +34,7 @@ class ImageHandler:
         image_decoding.prepare_pillow()
         self._loaded: OrderedDict[bytes, image_processors.LoadedProcessor | str] = OrderedDict()
 
-    def answer(self, request: MediaRequest, payload: bytes) -> Answer:
+    def answer(self, request: MediaRequest, payload: bytes) -> MediaResult:
         """Returns the answer to a message; every fault of a picture is a `FaultReply`."""
         try:
             if isinstance(request, InspectRequest):
@@ -74,7 +74,7 @@ class ImageHandler:
             raise image_processors.ProcessorUnavailableError(loaded)
         return loaded
 
-    def _prepare(self, request: PrepareRequest, payload: bytes) -> Answer:
+    def _prepare(self, request: PrepareRequest, payload: bytes) -> MediaResult:
         loaded = self._load(request.files)
         image = image_decoding.decode_rgb(payload, request.limits)
         image, changes, arrays, replacement = image_preparation.prepare_image(
@@ -99,7 +99,7 @@ class ImageHandler:
         payload = array_file.join_arrays(places, converted, size) if descriptor is None else b""
         return reply, payload, descriptor
 
-    def _encode(self, request: EncodeRequest, payload: bytes) -> Answer:
+    def _encode(self, request: EncodeRequest, payload: bytes) -> MediaResult:
         loaded = None if request.files is None else self._load(request.files)
         image = image_decoding.decode_rgb(payload, request.limits)
         size, changes = image_preparation.plan_size(loaded, image.size, request.budget)
@@ -130,7 +130,7 @@ def _load_processor(files: ProcessorFiles) -> image_processors.LoadedProcessor |
         return f"its processor cannot be loaded ({type(error).__name__}: {str(error)[:200]})"
 
 
-def _prepare_handler() -> Handle:
+def _prepare_handler() -> HandleMedia:
     image_processors.hide_packages()
     return ImageHandler().answer
 

@@ -1,25 +1,29 @@
 """Messages to the processes that read pictures and PDFs. Both sides import this module, the server without libraries.
 
-A message is a header, which is a struct in msgpack, and a payload, which is bytes. A reply may bring a descriptor.
+The header of a message is a struct in msgpack. A reply may bring a descriptor.
 """
 
-import struct
 from typing import Literal
 
 from msgspec import Struct
 
+from antiphon.app.sandbox.messages import WorkerLimits
 from antiphon.engine.media_messages import MediaArray
 
-LENGTHS = struct.Struct("<II")
-"""Lengths in bytes of the header and of the payload that follow."""
-MAX_HEADER_BYTES = 32 << 20
-"""Limit on the header of a reply. The text of a PDF's pages is part of it."""
 MAX_PAYLOAD_BYTES = 512 << 20
 """Limit on the payload of a reply, and on the size of the arrays of a picture."""
-MEDIA_MEMORY_BYTES = 2 << 30
-"""Limit on the address space of a process."""
-CPU_LIMIT_S = 10.0
-"""CPU time that a process may use for one message."""
+MEDIA_CPU_LIMIT_S = 10.0
+"""CPU time that a picture, or a few pages of a PDF, may take."""
+MEDIA_REPLY_TIMEOUT_S = 120.0
+"""Elapsed time after which a process that does not reply is killed. Loading a model's processor counts here, and not as
+CPU time."""
+MEDIA_LIMITS = WorkerLimits(
+    memory_bytes=2 << 30,
+    max_payload_bytes=MAX_PAYLOAD_BYTES,
+    cpu_limit_s=MEDIA_CPU_LIMIT_S,
+    reply_timeout_s=MEDIA_REPLY_TIMEOUT_S,
+)
+"""Limits of the processes that read pictures and PDFs, which are larger than grammars and templates."""
 
 FaultCode = Literal[
     "unreadable",
@@ -67,13 +71,6 @@ class ProcessorFiles(Struct, frozen=True, array_like=True):
     """Special tokens that tokenizer_config.json names: name → text."""
     processor_class: str = ""
     """The class that tokenizer_config.json names; empty if none."""
-
-
-class WorkerGreeting(Struct, frozen=True, array_like=True):
-    """First message of a process, sent when it can work."""
-
-    missing: tuple[str, ...] = ()
-    """Limits that this system does not offer."""
 
 
 class InspectRequest(Struct, frozen=True, array_like=True, tag=True):
@@ -185,8 +182,6 @@ class PdfReply(Struct, frozen=True, array_like=True, tag=True):
 
     num_pages: int
     pages: tuple[PageFacts, ...]
-    cpu_s: float
-    """CPU time that the message took."""
 
 
 class FaultReply(Struct, frozen=True, array_like=True, tag=True):

@@ -4,7 +4,6 @@ PDFium reads the text of each page and renders it. Forms and scripts are never s
 """
 
 import math
-import time
 from io import BytesIO
 
 import pypdfium2
@@ -12,7 +11,7 @@ from PIL import Image
 
 from antiphon.app.sandbox.media.image_headers import MediaFaultError
 from antiphon.app.sandbox.media.messages import FaultReply, MediaRequest, PageFacts, PdfReply, PdfRequest
-from antiphon.app.sandbox.media.serving import Answer, Handle, serve_media
+from antiphon.app.sandbox.media.serving import HandleMedia, MediaResult, serve_media
 
 MAGIC = b"%PDF-"
 MAGIC_WITHIN = 1024
@@ -28,11 +27,10 @@ _CONTROLS = dict.fromkeys(code for code in range(32) if code not in (9, 10)) | {
 """Control characters are dropped from texts. PDFium writes U+FFFE for a hyphen at the end of a line."""
 
 
-def answer_pdf(request: MediaRequest, payload: bytes) -> Answer:
+def answer_pdf(request: MediaRequest, payload: bytes) -> MediaResult:
     """Returns the pages that a message asks for; every fault of the file is a `FaultReply`."""
     if not isinstance(request, PdfRequest):
         return FaultReply("unavailable"), b"", None
-    started_s = time.process_time()
     try:
         num_pages, pages, pngs = _read_pages(request, payload)
     except MediaFaultError as fault:
@@ -41,7 +39,7 @@ def answer_pdf(request: MediaRequest, payload: bytes) -> Answer:
         return FaultReply("too_slow"), b"", None
     except Exception:  # noqa: BLE001  the library raises several types, and its texts are not shown
         return FaultReply("pdf_damaged"), b"", None
-    return PdfReply(num_pages, tuple(pages), time.process_time() - started_s), b"".join(pngs), None
+    return PdfReply(num_pages, tuple(pages)), b"".join(pngs), None
 
 
 def _read_pages(request: PdfRequest, payload: bytes) -> tuple[int, list[PageFacts], list[bytes]]:
@@ -108,7 +106,7 @@ def _render(page: pypdfium2.PdfPage, max_pixels: int) -> bytes:
     return file.getvalue()
 
 
-def _prepare_handler() -> Handle:
+def _prepare_handler() -> HandleMedia:
     Image.preinit()
     return answer_pdf
 

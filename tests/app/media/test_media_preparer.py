@@ -127,14 +127,14 @@ async def test_cancelled_picture_is_no_prepared_one(
 ) -> None:
     await preparer.describe(folder)
     running, may_end = threading.Event(), threading.Event()
-    exchange = MediaProcess.exchange
+    ask = MediaProcess.ask
 
-    def exchange_slowly(process: MediaProcess, request: MediaRequest, payload: bytes) -> MediaAnswer:
+    def ask_slowly(process: MediaProcess, request: MediaRequest, payload: bytes) -> MediaAnswer:
         running.set()
         assert may_end.wait(60)
-        return exchange(process, request, payload)
+        return ask(process, request, payload)
 
-    monkeypatch.setattr(MediaProcess, "exchange", exchange_slowly)
+    monkeypatch.setattr(MediaProcess, "ask", ask_slowly)
     task = asyncio.create_task(preparer.prepare("a", SHA256, PICTURE, folder=folder, detail=None))
     assert await asyncio.to_thread(running.wait, 60)
     task.cancel()

@@ -6,7 +6,6 @@ The name of a model's type says what.
 import os
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,8 @@ from antiphon.app.sandbox.media.messages import (
     PreparedReply,
     ProcessorFacts,
 )
-from antiphon.app.sandbox.media.serving import Answer, Handle, serve_media
+from antiphon.app.sandbox.media.serving import HandleMedia, MediaResult, serve_media
+from antiphon.app.sandbox.messages import HEAD
 from antiphon.engine.media_messages import MediaArray
 
 
@@ -52,8 +52,7 @@ def _compute() -> str:
 
 def _grow_file() -> str:
     file = os.memfd_create("large")
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    os.ftruncate(file, 1 << 30)
+    os.ftruncate(file, 1 << 30)  # Python ignores SIGXFSZ
     return "grown"
 
 
@@ -73,16 +72,16 @@ ACTIONS: dict[str, Callable[[], str]] = {
 }
 
 
-def _answer(request: MediaRequest, _payload: bytes) -> Answer:
+def _answer(request: MediaRequest, _payload: bytes) -> MediaResult:
     assert isinstance(request, DescribeRequest)
     name = request.files.model_type
     if name in FORGERIES:
         return FORGERIES[name]()
     if name == "garbage":
-        os.write(0, struct.pack("<II", 3, 0) + b"abc")
+        os.write(0, HEAD.pack(3, 0, 0.0) + b"abc")
         time.sleep(60)
     if name == "endless":
-        os.write(0, struct.pack("<II", 0xFFFFFFFF, 0xFFFFFFFF))
+        os.write(0, HEAD.pack(0xFFFFFFFF, 0xFFFFFFFF, 0.0))
         time.sleep(60)
     try:
         return ProcessorFacts(error=ACTIONS[name]()), b"", None
@@ -90,7 +89,7 @@ def _answer(request: MediaRequest, _payload: bytes) -> Answer:
         return ProcessorFacts(error=f"refused: {error.strerror}"), b"", None
 
 
-def _forge(size: int, arrays: tuple[MediaArray, ...], *, file_size: int, sealed: bool = True) -> Answer:
+def _forge(size: int, arrays: tuple[MediaArray, ...], *, file_size: int, sealed: bool = True) -> MediaResult:
     import fcntl
 
     file = os.memfd_create("forged", os.MFD_ALLOW_SEALING)
@@ -105,7 +104,7 @@ def _array(offset: int = 0, *shape: int) -> MediaArray:
     return MediaArray(name="pixel_values", dtype="uint8", shape=shape, offset=offset)
 
 
-FORGERIES: dict[str, Callable[[], Answer]] = {
+FORGERIES: dict[str, Callable[[], MediaResult]] = {
     "honest": lambda: _forge(64, (_array(0, 64),), file_size=64),
     "short": lambda: _forge(64, (_array(0, 64),), file_size=32),
     "unsealed": lambda: _forge(64, (_array(0, 64),), file_size=64, sealed=False),
@@ -116,7 +115,7 @@ FORGERIES: dict[str, Callable[[], Answer]] = {
 }
 
 
-def _prepare() -> Handle:
+def _prepare() -> HandleMedia:
     return _answer
 
 

@@ -3,67 +3,19 @@
 The socket of a process passes a certain number of bytes, then the process is killed.
 """
 
-import pickle
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from antiphon.app.sandbox.grammar_checker import WORKER_MODULE as GRAMMAR_MODULE
-from antiphon.app.sandbox.media.media_process import IMAGE_MODULE, PDF_MODULE, MediaProcess
-from antiphon.app.sandbox.media.messages import ImageFacts, ImageLimits, InspectRequest, PdfReply, PdfRequest
-from antiphon.app.sandbox.messages import CheckRequest, RenderReply, RenderRequest
-from antiphon.app.sandbox.sandbox_process import SandboxError, SandboxProcess
-from tests.app.media.documents import make_pdf
+from antiphon.app.sandbox.sandbox_process import SandboxError
+from tests.app.sandbox.helper_processes import HELPERS, OpenHelper
 from tests.counts import FULL_COUNTS
 from tests.syntax import ROOT
-
-TEMPLATE_MODULE = "antiphon.app.sandbox.template_worker"
-Exchange = Callable[[], None]
-"""Sends a message and checks its reply. Raises `SandboxError`."""
-
-
-def open_image() -> tuple[Exchange, Callable[[], None]]:
-    process, picture = MediaProcess(IMAGE_MODULE), (ROOT / "samples" / "picture.png").read_bytes()
-
-    def exchange() -> None:
-        assert isinstance(process.exchange(InspectRequest(ImageLimits()), picture).reply, ImageFacts)
-
-    return exchange, process.close
-
-
-def open_pdf() -> tuple[Exchange, Callable[[], None]]:
-    process, document = MediaProcess(PDF_MODULE), make_pdf("Hello")
-
-    def exchange() -> None:
-        reply = process.exchange(PdfRequest(0, 1, 9, 99), document).reply
-        assert isinstance(reply, PdfReply) and reply.num_pages == 1
-
-    return exchange, process.close
-
-
-def open_grammar() -> tuple[Exchange, Callable[[], None]]:
-    process = SandboxProcess(GRAMMAR_MODULE)
-
-    def exchange() -> None:
-        assert process.exchange(msgspec.msgpack.encode(CheckRequest("lark", 'start: "a"'))) == b""
-
-    return exchange, process.stop
-
-
-def open_template() -> tuple[Exchange, Callable[[], None]]:
-    process = SandboxProcess(TEMPLATE_MODULE)
-
-    def exchange() -> None:
-        reply = process.exchange(pickle.dumps(RenderRequest(source="a", cpu_limit_s=9.0)))
-        assert reply is not None and msgspec.msgpack.decode(reply, type=RenderReply).error is None
-
-    return exchange, process.stop
 
 
 class _Killer:
@@ -138,17 +90,15 @@ def killer(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Killer]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("open_helper", [open_image, open_pdf, open_grammar, open_template], ids=lambda f: f.__name__)
-def test_message_after_a_kill_is_answered(
-    open_helper: Callable[[], tuple[Exchange, Callable[[], None]]], killer: _Killer
-) -> None:
-    exchange, close = open_helper()
+@pytest.mark.parametrize("open_helper", HELPERS.values(), ids=HELPERS)
+def test_message_after_a_kill_is_answered(open_helper: OpenHelper, killer: _Killer) -> None:
+    process, exchange = open_helper()
     exchange()
     sent, received = killer.passed["sent"], killer.passed["received"]
     exchange()
     reply = killer.passed["received"] - received
     greeting = received - reply
-    close()
+    process.close()
     cuts = [
         ("received", 0), ("received", greeting - 1), ("sent", 0), ("sent", sent // 2), ("received", greeting),
         ("received", received - 1), ("received", received),
@@ -157,10 +107,10 @@ def test_message_after_a_kill_is_answered(
         cuts = [("received", at) for at in range(received + 1)] + [("sent", at) for at in (0, 1, sent // 2, sent - 1)]
     for cut in cuts:
         for num_in_a_row in (1, 2) if FULL_COUNTS or cut in cuts[:2] else (1,):
-            exchange, close = open_helper()
+            process, exchange = open_helper()
             killer.cuts, killer.num_killed = [cut] * num_in_a_row, 0
             while killer.num_killed < num_in_a_row:
                 with suppress(SandboxError):
                     exchange()
             exchange()
-            close()
+            process.close()

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from antiphon.app.sandbox.media.media_process import KEPT_VARIABLES
+from antiphon.app.sandbox.sandbox_process import KEPT_VARIABLES
 from antiphon.app.tools.mcp.stdio_transport import INHERITED_VARIABLES
 from antiphon.engine.process.spawn import child_environment, worker_environment
 from tests.syntax import list_source_modules, parse_module

@@ -1,4 +1,4 @@
-"""Limits of a process that reads files of clients: memory, files, network, privileges. Linux has all of them.
+"""Limits of a process that reads what clients send: memory, files, network, privileges. Linux has all of them.
 
 Each limit that the system does not offer is named, so that the server can tell the operator once. A process without
 any of them still is a process of its own, which holds no secret and is killed past its limit of CPU time.
@@ -13,10 +13,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from antiphon.app.sandbox.media.messages import MAX_PAYLOAD_BYTES, MEDIA_MEMORY_BYTES
-from antiphon.app.sandbox.worker import limit_memory
+from antiphon.app.sandbox.messages import MEMORY_LIMIT, WorkerLimits
 
 MAX_OPEN_FILES = 64
+CODE_PACKAGES = ("app", "engine", "events", "harmony", "state")
+"""Packages beside which a checkout has other files."""
 _PR_SET_NO_NEW_PRIVS = 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446
@@ -28,20 +29,34 @@ _FILE_RIGHTS_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Version of landlock → number of rights about files that it knows. Each is a bit, beginning with the lowest."""
 
 
-def confine_process() -> tuple[str, ...]:
+def confine_process(limits: WorkerLimits) -> tuple[str, ...]:
     """Sets all limits that this system offers. Returns the names of the others. Call it before any thread starts."""
     missing = []
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _lower_limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
-    _lower_limit(resource.RLIMIT_FSIZE, MAX_PAYLOAD_BYTES)
-    if not limit_memory(MEDIA_MEMORY_BYTES):
-        missing.append("a limit of memory")
+    _lower_limit(resource.RLIMIT_FSIZE, limits.max_payload_bytes)
+    if not limit_memory(limits.memory_bytes):
+        missing.append(MEMORY_LIMIT)
     libc = _load_libc()
     if libc is None or not _leave_network(libc):
         missing.append("an own network namespace")
     if libc is None or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or not _close_files(libc):
         missing.append("landlock")
     return tuple(missing)
+
+
+def limit_memory(size: int) -> bool:
+    """Limits the address space of this process, to `size` bytes or to a smaller limit that it has already.
+
+    Returns False where the system does not do so: macOS refuses the limit, or accepts it without an effect.
+    """
+    try:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except (ValueError, OSError):
+        return False
+    return sys.platform == "linux"
 
 
 def _lower_limit(kind: int, limit: int) -> None:
@@ -85,11 +100,12 @@ def _close_files(libc: ctypes.CDLL) -> bool:
 
 def _find_code_folders() -> Iterable[Path]:
     """Returns the folders from which this interpreter imports modules and loads libraries."""
-    ours = Path(__file__).resolve().parents[2]  # the packages may be linked from elsewhere
+    packages = Path(__file__).resolve().parents[2]  # they may be linked from elsewhere
+    ours = [packages / name for name in CODE_PACKAGES]
     system = [Path(name) for name in ("/lib", "/lib64", "/usr/lib", "/usr/lib64")]
     prefixes = [Path(prefix) / "lib" for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}]
     named = [Path(entry) for entry in sys.path if entry]
-    return {path.resolve() for path in [ours, *system, *prefixes, *named] if path.is_dir()}
+    return {path.resolve() for path in [*ours, *system, *prefixes, *named] if path.is_dir()}
 
 
 def _allow_reading(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
