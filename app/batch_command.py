@@ -14,14 +14,14 @@ import time
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NoReturn, get_args
+from typing import BinaryIO, NoReturn
 
 import msgspec
 import uvloop
 from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from antiphon.app.application import build_app
+from antiphon.app.application import ENDPOINT_TABLE, build_app
 from antiphon.app.assembly.models import create_models
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import Settings
@@ -31,7 +31,6 @@ from antiphon.app.batches.output_files import NUMBER_DIGITS
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
 from antiphon.app.context import ServerContext, create_context
-from antiphon.app.requests.batches.body import BatchEndpoint
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.store.batches.records import ENDED_STATUSES, PIECE_BYTES, LineError, StoredBatch, StoredFile
 from antiphon.app.store.sqlite.store import SqliteStore
@@ -50,7 +49,6 @@ LIFETIME_S = 100 * 365 * 86_400
 OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0)
 """Flags that open the output. It is not cut: that follows once there are replies."""
 OWNER = ""
-ENDPOINTS: tuple[str, ...] = get_args(BatchEndpoint)
 
 
 class _FirstLine(Struct):
@@ -105,8 +103,9 @@ def _read_endpoint(source: Path) -> str:
         raise ServeError(f"{source}: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ServeError(f"{source}: line 1 is not a request: {error}") from None
-    if url not in ENDPOINTS:
-        raise ServeError(f"{source}: line 1: the url must be one of {', '.join(ENDPOINTS)}")
+    batchable = ENDPOINT_TABLE.list_batchable()
+    if url not in batchable:
+        raise ServeError(f"{source}: line 1: the url must be one of {', '.join(batchable)}")
     return url
 
 

@@ -44,10 +44,10 @@ class EncoderModel(NamedModel, frozen=True, kw_only=True):
 
 
 ENCODER_USES: dict[EncoderKind, tuple[str, str, str]] = {
-    "embedding": ("an embedding model", "/v1/embeddings", "--embedding-model"),
-    "rerank": ("a reranking model", "/v1/rerank", "--rerank-model"),
+    "embedding": ("an embedding model", "embeddings", "--embedding-model"),
+    "rerank": ("a reranking model", "rerank", "--rerank-model"),
 }
-"""Description, endpoint and option of each kind of encoder."""
+"""Description, name of the endpoint, and option of each kind of encoder."""
 
 
 class ModelRegistry:
@@ -127,7 +127,7 @@ class ModelRegistry:
         model = self._by_name.get(name)
         if model is None and name in self._encoders_by_name:
             description, endpoint, _ = ENCODER_USES[self._encoders_by_name[name].kind]
-            message = f"The model '{clip_text(name)}' is {description}: use it with {endpoint}."
+            message = f"The model '{clip_text(name)}' is {description}: use it with the endpoint '{endpoint}'."
             raise ApiError(400, "invalid_value", message, "model")
         if model is None:
             raise _unknown_model(name, self._by_name)

@@ -80,8 +80,8 @@ OTHER_BODIES: dict[str, Json] = {
 """Bodies that no struct decodes, by the name of the handler."""
 BODY_TYPES = {"upload_file": "multipart/form-data", "add_upload_part": "multipart/form-data"}
 """Media types of bodies that are not JSON."""
-EMPTY_BODIES = frozenset({"/v1/conversations"})
-"""Paths whose body may be left out."""
+EMPTY_BODIES = frozenset({"create_conversation"})
+"""Handlers whose body may be left out."""
 
 _STRING: Json = {"type": "string"}
 _STREAM = ("stream", {"type": "string", "enum": ["true", "1"]}, "Streams the events instead.")
@@ -219,7 +219,7 @@ def _operation(route: HTTPRoute, handler: HTTPRouteHandler) -> Json:
         operation["description"] = " ".join(details.split())
     if body is not None:
         operation["requestBody"] = {
-            "required": path not in EMPTY_BODIES,
+            "required": name not in EMPTY_BODIES,
             "content": {BODY_TYPES.get(name, "application/json"): {"schema": body}},
         }
     return operation | ({"security": []} if endpoint.key is Key.NONE else {})

@@ -7,7 +7,7 @@ from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, endpoint_table, request_owner, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -18,7 +18,7 @@ from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.batches.body import BATCH_ID, BATCH_WINDOW_S, BatchBody
 from antiphon.app.requests.fields import decode_body
-from antiphon.app.requests.fields.checks import require_value
+from antiphon.app.requests.fields.checks import check_choice, require_value
 from antiphon.app.requests.pagination import read_limit
 from antiphon.app.requests.query_fields import take_fields
 from antiphon.app.store.batches.records import StoredBatch
@@ -44,6 +44,7 @@ async def create_batch(request: AnyRequest) -> Response[Any]:
     context, owner = server_context(request), request_owner(request)
     body = decode_body(BatchBody, await parse_body(await request.body()))
     file_id, endpoint = require_value(body.input_file_id, "input_file_id"), require_value(body.endpoint, "endpoint")
+    check_choice(endpoint, endpoint_table(request).list_batchable(), "endpoint")
     window = require_value(body.completion_window, "completion_window")
     now = context.turn_manager.clock()
     file = await context.store.read(lambda database: database.files.find_file(owner, file_id, now))

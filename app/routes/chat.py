@@ -15,7 +15,7 @@ from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.chat.request import read_chat_request
 
 
-@endpoint(Endpoint("POST", "/v1/chat/completions", body=ChatBody, starts="chat", counts=True))
+@endpoint(Endpoint("POST", "/v1/chat/completions", body=ChatBody, starts="chat", counts=True, batch=True))
 async def create_chat_completion(request: AnyRequest) -> Response[Any]:
     """Generates the next message of a chat, in one or more choices, and returns it as a stream or in one piece."""
     context = server_context(request)

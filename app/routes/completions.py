@@ -15,7 +15,7 @@ from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.completions.request import read_completion_request
 
 
-@endpoint(Endpoint("POST", "/v1/completions", body=TextCompletionBody, starts="completions", counts=True))
+@endpoint(Endpoint("POST", "/v1/completions", body=TextCompletionBody, starts="completions", counts=True, batch=True))
 async def create_completion(request: AnyRequest) -> Response[Any]:
     """Continues one or more raw prompts, and returns the texts as a stream or in one piece."""
     context = server_context(request)

@@ -37,7 +37,7 @@ CANCEL_PENDING_MESSAGE = (
 )
 
 
-@endpoint(Endpoint("POST", "/v1/responses", body=ResponsesBody, starts="responses", counts=True))
+@endpoint(Endpoint("POST", "/v1/responses", body=ResponsesBody, starts="responses", counts=True, batch=True))
 async def create_response(request: AnyRequest) -> Response[Any]:
     """Runs one turn of a model. Returns it as a stream or in one piece; a background turn, before it has run."""
     context, parsed = server_context(request), await _read_request(request)

@@ -207,7 +207,7 @@ def test_encoder_generates_no_text(server: RunningServer) -> None:
     with open_sdk(server) as (client, _), pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="bert", input="Hi")
     assert (caught.value.code, caught.value.param) == ("invalid_value", "model")
-    assert "use it with /v1/embeddings" in caught.value.message
+    assert "use it with the endpoint 'embeddings'" in caught.value.message
 
 
 def test_texts_of_an_encoder_are_tokenized_and_detokenized(server: RunningServer) -> None:

@@ -60,6 +60,8 @@ class Endpoint(Struct, frozen=True, eq=False):
     """Runs before the handler, such as the wait for the store."""
     audit: str = ""
     """Name of the act in the audit log; empty if it has no line."""
+    batch: bool = False
+    """Lines of batches may be requests to it."""
     head: bool = True
     """A GET answers HEAD, too. False where a GET may stream."""
     traced: bool = True

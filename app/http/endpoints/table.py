@@ -122,6 +122,10 @@ class EndpointTable:
         paths = [path for each in self.endpoints if each.starts and each.method == "POST" for path in each.paths]
         return {path: self._static[path].by_method["POST"] for path in paths}
 
+    def list_batchable(self) -> list[str]:
+        """Returns the paths that lines of batches may name."""
+        return [each.path for each in self.endpoints if each.batch]
+
     def path_of(self, api: Api) -> str:
         """Returns the path of the requests that start turns of an API."""
         return next(each.path for each in self.endpoints if each.starts == api and each.method == "POST")

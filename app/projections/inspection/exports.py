@@ -56,7 +56,7 @@ def export_turn(record: TurnRecord, model: ServedModel | None, form: ExportForm,
     if form == "curl":
         return _format_curl(base_url + path, request)
     if form == "python":
-        return _format_python(api, request, base_url)
+        return _format_python(api, request, base_url, path)
     if form == "cassette":
         return _format_cassette(record.open_log(), api, path, request)
     if model is None:
@@ -90,7 +90,7 @@ def _format_curl(url: str, request: dict[str, Any]) -> str:
     return f"{head}\n{_encode(request)}\nEND-OF-REQUEST\n"
 
 
-def _format_python(api: Api, request: dict[str, Any], base_url: str) -> str:
+def _format_python(api: Api, request: dict[str, Any], base_url: str, path: str) -> str:
     if api == "messages":
         lines = [
             "import json\n\nfrom anthropic import Anthropic\n",
@@ -102,9 +102,10 @@ def _format_python(api: Api, request: dict[str, Any], base_url: str) -> str:
         return "\n".join(lines)
     call, names = CREATE_CALLS.get(api, ("responses.compact", ("model",)))
     required = ", ".join(f'"{name}": request.pop("{name}", None)' for name in names)
+    version = path.split("/")[1]
     lines = [
         "import json\nimport os\n\nfrom openai import OpenAI\n",
-        f'client = OpenAI(base_url={base_url + "/v1"!r}, api_key=os.environ.get("ANTIPHON_API_KEY", "unused"))',
+        f'client = OpenAI(base_url={f"{base_url}/{version}"!r}, api_key=os.environ.get("ANTIPHON_API_KEY", "unused"))',
         f"request = json.loads({_encode(request)!r})",
         'request.pop("stream", None)',
         f"required = {{{required}}}",

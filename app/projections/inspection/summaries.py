@@ -40,16 +40,15 @@ def build_summary(stats: TurnStats, *, is_recorded: bool, excerpt: str = "") -> 
     }
 
 
-def describe_record(record: TurnRecord) -> Json:
-    """Returns what a record has besides the summary: sizes, not the content, which other endpoints return."""
+def describe_record(record: TurnRecord, path: str) -> Json:
+    """Returns what a record has besides the summary: sizes, not the content, which endpoints below `path` return."""
     request, rounds = record.read_request(), record.read_rounds()
-    base = f"/v1/inspect/turns/{record.id}"
     names = ("events", "prompt", "grammar", "request", "findings", "export")
     return {
         "dialect": record.dialect,
         "request": {"bytes": len(request)} if request else {"missing": TOO_LONG},
         "rounds": [_describe_round(each) for each in rounds],
-        "links": {name: f"{base}/{name}" for name in names},
+        "links": {name: f"{path}/{name}" for name in names},
     }
 
 

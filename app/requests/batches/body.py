@@ -25,7 +25,6 @@ BATCH_WINDOW_S = 86_400
 MAX_ANTHROPIC_LIFETIME_S = 90 * 86_400
 MAX_BATCH_FILE_BYTES = 200 << 20
 """Largest file of a batch. `--max-file-mib` is the limit of the others."""
-BatchEndpoint = Literal["/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 FILE_PURPOSES = ("batch", "user_data", "assistants", "vision")
 OUTPUT_PURPOSE = "batch_output"
 """Purpose of the files that batches write."""
@@ -53,7 +52,7 @@ class BatchBody(RequestBody, frozen=True, kw_only=True):
 
     input_file_id: Honoured[Annotated[str, Meta(pattern=FILE_ID.pattern)]] = None
     """Required. Id of a file with the purpose `batch`."""
-    endpoint: Honoured[BatchEndpoint] = None
+    endpoint: Honoured[str] = None
     """Required. The path that every line of the file names."""
     completion_window: Honoured[Literal["24h"]] = None
     """Required. `24h`: lines that have no result by then expire."""

@@ -69,7 +69,9 @@ async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response
     excerpt = "" if turn.record is None else await asyncio.to_thread(turn.record.read_excerpt)
     summary = build_summary(turn.stats, is_recorded=turn.record is not None, excerpt=excerpt)
     details = (
-        describe_missing(turn.missing) if turn.record is None else await asyncio.to_thread(describe_record, turn.record)
+        describe_missing(turn.missing)
+        if turn.record is None
+        else await asyncio.to_thread(describe_record, turn.record, request.url.path)
     )
     entries = turn.log.entries[: turn.log.published]
     counts = {

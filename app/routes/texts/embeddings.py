@@ -27,7 +27,7 @@ from antiphon.engine.embeddings.repository import EncoderKind
 T = TypeVar("T")
 
 
-@endpoint(Endpoint("POST", "/v1/embeddings", body=EmbeddingsBody, counts=True))
+@endpoint(Endpoint("POST", "/v1/embeddings", body=EmbeddingsBody, counts=True, batch=True))
 async def create_embeddings(request: AnyRequest) -> Response[Any]:
     """Returns a vector for each input."""
     body, parsed = await _read_request(request, "embedding", read_embeddings_request)

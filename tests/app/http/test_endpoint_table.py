@@ -16,7 +16,9 @@ from antiphon.app.http.endpoints.table import EndpointTable, Lookup, Match, Meth
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.table import ENDPOINTS, ROUTE_HANDLERS
+from tests.app.http.endpoints_page import render_page
 from tests.counts import FULL_COUNTS
+from tests.syntax import ROOT
 
 NUM_RANDOM_PATHS = 100_000 if FULL_COUNTS else 10_000
 METHODS = ("GET", "POST", "PUT", "DELETE")
@@ -180,3 +182,8 @@ async def test_wrong_match_reaches_no_handler(litestar: Litestar, method: str) -
         "/health": {"GET": 200, "OPTIONS": 404, "DELETE": 405}[method],
         "/v1/models": 404 if method != "DELETE" else 405,
     }
+
+
+def test_page_of_endpoints_is_up_to_date() -> None:
+    page = (ROOT / "docs/reference/endpoints.md").read_text()
+    assert render_page() == page, "run: python -m tests.app.http.endpoints_page > docs/reference/endpoints.md"

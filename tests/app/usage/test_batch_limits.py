@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import pytest
 
+from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.batches import runner
@@ -16,7 +17,6 @@ from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.keys import reloader
 from antiphon.app.keys.key_file import parse_key_file, read_key_file
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
-from antiphon.app.requests.batches.body import BatchEndpoint
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from tests.app.batches.batch_client import BatchClient, make_lines
@@ -89,7 +89,7 @@ LINE_BODIES: dict[str, dict[str, Any]] = {
 def test_budget_binds_the_lines_of_every_endpoint(
     registry: Callable[[], ModelRegistry], fields: tuple[str, str], used_by: str
 ) -> None:
-    assert set(LINE_BODIES) == set(get_args(BatchEndpoint))
+    assert set(LINE_BODIES) == set(ENDPOINT_TABLE.list_batchable())
     for endpoint, body in LINE_BODIES.items():
         with serve(registry, api_keys=parse(*fields), file_store=True) as server:
             batches = BatchClient(server, KEY)
