@@ -92,7 +92,7 @@ def _create_capacity_check(context: ServerContext) -> Callable[[Endpoint, ApiKey
     def check_capacity(endpoint: Endpoint, key: ApiKey) -> HeaderPairs:
         if endpoint.starts is not None:
             context.capacity.check_any()
-        if endpoint.counts:
+        if endpoint.is_limited:
             return context.meter.begin_request(key, api="anthropic" if endpoint.shape == "anthropic" else "openai")
         return ()
 

@@ -30,6 +30,7 @@ from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.observability.tracing.tracer import Tracer, open_tracer
 from antiphon.app.outbound.fetcher import UrlFetcher, create_fetch_policy, parse_allowed_host
 from antiphon.app.outbound.policy import AllowedHost
+from antiphon.app.requests.query_fields import AnyQueryFields
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.turns.capacity import TurnCapacity
@@ -104,6 +105,13 @@ def endpoint_table(request: AnyRequest) -> EndpointTable:
     """Returns the endpoints of the server that received the request."""
     table: EndpointTable = request.app.state["endpoints"]
     return table
+
+
+def request_query(request: AnyRequest, kind: type[AnyQueryFields]) -> AnyQueryFields:
+    """Returns the query of a request, of the type that its endpoint declares."""
+    query = request_state(request.scope).query
+    assert isinstance(query, kind)
+    return query
 
 
 def request_owner(request: AnyRequest) -> str:

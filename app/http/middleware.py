@@ -29,7 +29,7 @@ from antiphon.app.http.cors import (
 )
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form, Key
 from antiphon.app.http.endpoints.table import EndpointTable, Lookup, Match, Redirect, require_match
-from antiphon.app.http.endpoints.target import build_refusal
+from antiphon.app.http.endpoints.target import build_refusal, read_query
 from antiphon.app.http.headers import check_header_limits, choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.request_body import (
     BodyMemory,
@@ -150,12 +150,14 @@ class RequestGuard:
         if endpoint.method == "OPTIONS":
             await response.send_empty(204, ((b"allow", match.allow.encode()),))
             return
+        headers = decode_headers(scope)
+        state.query = read_query(endpoint, scope, headers)
         response.reply_headers += self.check_capacity(endpoint, state.key)
-        max_bytes, headers = find_max_bytes(endpoint, self._settings), decode_headers(scope)
+        max_bytes = find_max_bytes(endpoint, self._settings)
         # An upload is stored while it arrives, so it is no part of the memory that bodies take.
         memory = BodyReservation(BodyMemory(max_bytes)) if isinstance(endpoint.body, Form) else reservation
         body = limit_body(receive, max_bytes, parse_encoding(headers.get("content-encoding", "")), memory)
-        state.action = endpoint.audit
+        state.action = endpoint.action
         routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         await self._app(routed, count_bytes(body, state), response.send)
 

@@ -17,6 +17,7 @@ from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.http.endpoints.table import UNKNOWN, EndpointTable, Lookup
 from antiphon.app.http.endpoints.target import find_target
 from antiphon.app.model_registry import NamedModel
+from antiphon.app.requests.query_fields import NoQuery, Query
 from antiphon.app.requests.turn_spec import TurnSpec
 
 SCOPE_KEY = "antiphon.request"
@@ -39,6 +40,8 @@ class RequestState(Struct, kw_only=True):
 
     match: Lookup = UNKNOWN
     """The endpoint. Whatever depends on the path of a request is read from it."""
+    query: Query = NoQuery()
+    """The decoded query, of the type that the endpoint declares."""
     owner: str = ""
     """Owner of what the request stores; empty if no key is required."""
     key: ApiKey = NO_KEY

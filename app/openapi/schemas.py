@@ -2,15 +2,18 @@
 
 import ast
 import inspect
+import math
 from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from textwrap import dedent
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
 from antiphon.app.requests.fields import RequestBody, list_fields
+from antiphon.app.requests.fields.annotations import list_values
+from antiphon.app.requests.query_fields import Query
 
 Json = dict[str, Any]
 REF_TEMPLATE = "#/components/schemas/{name}"
@@ -48,6 +51,27 @@ def body_schema(kind: type[RequestBody]) -> Json:
     required = sorted(name for name, description in descriptions.items() if is_required(description))
     body: Json = {"type": "object", "properties": dict(sorted(properties.items())), "additionalProperties": NULL}
     return body | ({"required": required} if required else {})
+
+
+def query_parameters(kind: type[Query]) -> list[Json]:
+    """Returns the parameters of a query in the order of its fields."""
+    texts: dict[str, str] = {}
+    for source in reversed(kind.__mro__):
+        if issubclass(source, Query):
+            texts |= _read_docstrings(source)
+    hints, found = get_type_hints(kind, include_extras=True), list[Json]()
+    for field in msgspec.structs.fields(kind):
+        [annotation] = list_values(hints[field.name])
+        values = msgspec.json.schema(annotation)
+        if field.default not in (None, "", (), msgspec.NODEFAULT, math.inf, -math.inf):
+            values["default"] = field.default
+        labels: Json = {"required": True} if is_required(texts.get(field.name, "")) else {}
+        if field.name in texts:
+            labels["description"] = texts[field.name]
+        if values.get("type") == "object":
+            labels["style"] = "deepObject"
+        found.append({"name": field.name, "in": "query", "schema": values} | labels)
+    return found
 
 
 def reply_schemas(types: Iterable[type]) -> Json:

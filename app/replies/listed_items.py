@@ -20,28 +20,31 @@ from antiphon.app.projections.listed_media import (
     open_whole_slots,
 )
 from antiphon.app.replies.http_replies import json_reply
-from antiphon.app.requests.pagination import ListPage, read_include
+from antiphon.app.requests.pagination import ListPage
 from antiphon.events.inputs import AnyInput
 
 
-async def item_page_reply(request: AnyRequest, items: Sequence[AnyInput], page: ListPage) -> Response[bytes]:
+async def item_page_reply(
+    request: AnyRequest, items: Sequence[AnyInput], page: ListPage, include: Sequence[str]
+) -> Response[bytes]:
     """Returns the page of a list of items. It ends early where its pictures would become too large."""
     ordered = items[::-1] if page.descending else items
-    return await listed_page_reply(request, ordered[page.start : page.end], has_more=page.end < len(items))
+    return await listed_page_reply(request, ordered[page.start : page.end], include, has_more=page.end < len(items))
 
 
-async def listed_page_reply(request: AnyRequest, items: Sequence[AnyInput], *, has_more: bool) -> Response[bytes]:
-    """Returns these items as a page, which may end early."""
-    include = read_include(request.query_params)
+async def listed_page_reply(
+    request: AnyRequest, items: Sequence[AnyInput], include: Sequence[str], *, has_more: bool
+) -> Response[bytes]:
+    """Returns these items as a page, which may end early. `include` names what it shows besides."""
     listed = [listed_item(item) for item in items]
-    slots = [_open_shown(fields, include) for fields in listed]
+    slots = [_open_shown(fields, frozenset(include)) for fields in listed]
     return await _page_reply(request, listed, slots, has_more=has_more)
 
 
-async def item_reply(request: AnyRequest, item: AnyInput, include: frozenset[str]) -> Response[bytes]:
+async def item_reply(request: AnyRequest, item: AnyInput, include: Sequence[str]) -> Response[bytes]:
     """Returns one item as lists show it. `include` names what the list shows besides."""
     fields = listed_item(item)
-    await _fill_slots(request, _open_shown(fields, include))
+    await _fill_slots(request, _open_shown(fields, frozenset(include)))
     return json_reply(fields)
 
 

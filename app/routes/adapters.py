@@ -12,7 +12,9 @@ from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.fields.adapters import LoadAdapterBody, UnloadAdapterBody
 
 
-@endpoint(Endpoint("POST", "/v1/load_lora_adapter", body=LoadAdapterBody, audit="load_adapter"))
+@endpoint(
+    Endpoint("POST", "/v1/load_lora_adapter", body=LoadAdapterBody, audit="load_adapter", media_types=("text/plain",))
+)
 async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Loads an adapter from a folder of `--lora-dir`. Requires `--allow-lora-updates`."""
     body = decode_body(LoadAdapterBody, await parse_body(await request.body()))
@@ -22,7 +24,11 @@ async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
     return _success(f"LoRA adapter '{name}' added successfully.")
 
 
-@endpoint(Endpoint("POST", "/v1/unload_lora_adapter", body=UnloadAdapterBody, audit="unload_adapter"))
+@endpoint(
+    Endpoint(
+        "POST", "/v1/unload_lora_adapter", body=UnloadAdapterBody, audit="unload_adapter", media_types=("text/plain",)
+    )
+)
 async def unload_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Unloads an adapter. Turns that use it run to their end. Requires `--allow-lora-updates`."""
     body = decode_body(UnloadAdapterBody, await parse_body(await request.body()))

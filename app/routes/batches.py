@@ -7,7 +7,7 @@ from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
-from antiphon.app.context import AnyRequest, endpoint_table, request_owner, server_context
+from antiphon.app.context import AnyRequest, endpoint_table, request_owner, request_query, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -19,8 +19,7 @@ from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.batches.body import BATCH_ID, BATCH_WINDOW_S, BatchBody
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.fields.checks import check_choice, require_value
-from antiphon.app.requests.pagination import read_limit
-from antiphon.app.requests.query_fields import take_fields
+from antiphon.app.requests.pagination import BatchesQuery
 from antiphon.app.store.batches.records import StoredBatch
 from antiphon.app.store.database import Database
 from antiphon.app.turns.manager import new_id
@@ -71,12 +70,12 @@ async def create_batch(request: AnyRequest) -> Response[Any]:
     return json_reply(batch_body(batch))
 
 
-@endpoint(Endpoint("GET", "/v1/batches", prepare=prepare_batches))
+@endpoint(Endpoint("GET", "/v1/batches", query=BatchesQuery, prepare=prepare_batches))
 async def list_batches(request: AnyRequest) -> Response[Any]:
     """Lists batches, latest first."""
     store, owner = server_context(request).store, request_owner(request)
-    query = take_fields(request.query_params)
-    limit, after = read_limit(query), query.get("after")
+    query = request_query(request, BatchesQuery)
+    limit, after = query.limit, query.after
     batches = None
     if after is None or BATCH_ID.fullmatch(after):
         batches = await store.read(lambda database: database.batches.list_batches(owner, limit=limit + 1, after=after))

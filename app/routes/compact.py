@@ -23,7 +23,7 @@ from antiphon.events.inputs import InputMessage
 from antiphon.events.response import Response as ResponseObject
 
 
-@endpoint(Endpoint("POST", "/v1/responses/compact", body=CompactBody, starts="compact", counts=True))
+@endpoint(Endpoint("POST", "/v1/responses/compact", body=CompactBody, starts="compact"))
 async def compact_conversation(request: AnyRequest) -> Response[Any]:
     """Returns items that the client sends in place of the compacted conversation. Nothing is stored."""
     context, body = server_context(request), await parse_body(await request.body())

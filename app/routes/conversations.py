@@ -9,7 +9,7 @@ from litestar.response import Response
 
 from antiphon.app.base.blob_urls import BlobContents
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -20,8 +20,7 @@ from antiphon.app.requests.fields import AnyBody, decode_body
 from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.media.sent_media import MediaTaker
 from antiphon.app.requests.media.vision import refuses_media
-from antiphon.app.requests.pagination import ListPage, read_include, read_limit, read_order
-from antiphon.app.requests.query_fields import take_fields
+from antiphon.app.requests.pagination import IncludeQuery, ItemPageQuery, ListPage
 from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
 from antiphon.app.requests.secrets import remove_secrets
@@ -67,7 +66,7 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
     return _conversation_json(msgspec.structs.replace(conversation, metadata=metadata))
 
 
-@endpoint(Endpoint("DELETE", "/v1/conversations/{conversation_id}", prepare=prepare_read, audit="delete"))
+@endpoint(Endpoint("DELETE", "/v1/conversations/{conversation_id}", prepare=prepare_read))
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Deletes a conversation and its items, but not its responses."""
     conversation, owner = _find_conversation(request, conversation_id), request_owner(request)
@@ -77,7 +76,11 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
     return json_reply({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
-@endpoint(Endpoint("POST", "/v1/conversations/{conversation_id}/items", body=NewItemsBody, prepare=prepare_read))
+@endpoint(
+    Endpoint(
+        "POST", "/v1/conversations/{conversation_id}/items", body=NewItemsBody, query=IncludeQuery, prepare=prepare_read
+    )
+)
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, NewItemsBody)
@@ -85,26 +88,30 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     await _check_room(request, blobs)
     if not await server_context(request).store.add_items(request_owner(request), conversation.id, items, blobs):
         raise _conversation_not_found(conversation_id)
-    return await item_page_reply(request, items, ListPage(0, MAX_ITEMS, descending=False))
+    return await item_page_reply(
+        request, items, ListPage(0, MAX_ITEMS, descending=False), request_query(request, IncludeQuery).include
+    )
 
 
-@endpoint(Endpoint("GET", "/v1/conversations/{conversation_id}/items", prepare=prepare_read))
+@endpoint(Endpoint("GET", "/v1/conversations/{conversation_id}/items", query=ItemPageQuery, prepare=prepare_read))
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
-    conversation, query = _find_conversation(request, conversation_id), take_fields(request.query_params)
-    is_descending, after, limit = read_order(query, "desc") == "desc", query.get("after"), read_limit(query)
+    conversation, query = _find_conversation(request, conversation_id), request_query(request, ItemPageQuery)
+    is_descending, after, limit = query.order != "asc", query.after, query.limit
     load_page = server_context(request).store.history.load_page
     owner = request_owner(request)
     page = await read_in_thread(load_page, owner, conversation.id, after, limit, descending=is_descending)
     if page is None:
         raise invalid_value("after", f"Invalid 'after': item '{clip_text(after or '')}' is not in this list.")
-    return await listed_page_reply(request, page.items, has_more=page.has_more)
+    return await listed_page_reply(request, page.items, query.include, has_more=page.has_more)
 
 
-@endpoint(Endpoint("GET", "/v1/conversations/{conversation_id}/items/{item_id}", prepare=prepare_read))
+@endpoint(
+    Endpoint("GET", "/v1/conversations/{conversation_id}/items/{item_id}", query=IncludeQuery, prepare=prepare_read)
+)
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Returns an item of a conversation."""
-    include = read_include(request.query_params)
+    include = request_query(request, IncludeQuery).include
     conversation, history = _find_conversation(request, conversation_id), server_context(request).store.history
     item = await read_in_thread(history.find_conversation_item, request_owner(request), conversation.id, item_id)
     if item is None:
@@ -112,9 +119,7 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
     return await item_reply(request, item, include)
 
 
-@endpoint(
-    Endpoint("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", prepare=prepare_read, audit="delete")
-)
+@endpoint(Endpoint("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", prepare=prepare_read))
 async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Deletes an item and returns the conversation."""
     conversation, owner = _find_conversation(request, conversation_id), request_owner(request)

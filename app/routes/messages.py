@@ -12,11 +12,13 @@ from antiphon.app.context import AnyRequest, request_models, request_owner, serv
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
+from antiphon.app.projections.messages.schema import AnthropicMessage
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
 from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.requests.messages.body import CountTokensBody, MessagesBody
 from antiphon.app.requests.messages.request import read_messages_request
+from antiphon.app.requests.query_fields import BetaQuery
 from antiphon.app.requests.turn_spec import ParsedRequest
 
 DROPPED_HEADER = "x-antiphon-dropped"
@@ -26,7 +28,17 @@ CLAUDE_CODE = "claude-cli/"
 """Begins the `User-Agent` of Claude Code, which can neither set `block_binding` nor remove foreign thinking."""
 
 
-@endpoint(Endpoint("POST", "/v1/messages", body=MessagesBody, starts="messages", counts=True, shape="anthropic"))
+@endpoint(
+    Endpoint(
+        "POST",
+        "/v1/messages",
+        body=MessagesBody,
+        query=BetaQuery,
+        starts="messages",
+        shape="anthropic",
+        reply=AnthropicMessage,
+    )
+)
 async def create_message(request: AnyRequest) -> Response[Any]:
     """Generates the next message of a conversation, and returns it as a stream or in one piece."""
     parsed = await _read_request(request)
@@ -42,7 +54,7 @@ async def create_message(request: AnyRequest) -> Response[Any]:
     return _name_dropped(reply, parsed.form)
 
 
-@endpoint(Endpoint("POST", "/v1/messages/count_tokens", body=CountTokensBody, shape="anthropic"))
+@endpoint(Endpoint("POST", "/v1/messages/count_tokens", body=CountTokensBody, query=BetaQuery, shape="anthropic"))
 async def count_message_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of tokens in the prompt of a request. Nothing is generated."""
     parsed = await _read_request(request, count_only=True)

@@ -13,13 +13,21 @@ from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections.codex_models import codex_model
 from antiphon.app.projections.models import anthropic_model, context_length, ollama_model, ollama_tag, openai_model
 from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.requests.query_fields import BetaQuery
 from antiphon.engine.protocol import EngineError
 
 OLLAMA_VERSION = "0.14.0"
 """Ollama version to report. Agents reject servers that are older than the version they require."""
 
 
-@endpoint(Endpoint("GET", "/v1/models", shape="by_header"))
+class ModelsQuery(BetaQuery, frozen=True, kw_only=True):
+    """Query of the list of models."""
+
+    client_version: str | None = None
+    """Version of Codex, which sends it. Changes nothing."""
+
+
+@endpoint(Endpoint("GET", "/v1/models", query=ModelsQuery, shape="by_header"))
 async def list_models(request: AnyRequest) -> Response[Any]:
     """Lists all models, with an entry for each alias, because clients look for the name that they will request.
 
@@ -47,7 +55,7 @@ def _anthropic_page(models: ModelRegistry) -> dict[str, Any]:
     return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
 
 
-@endpoint(Endpoint("GET", "/v1/models/{name:path}", shape="by_header"))
+@endpoint(Endpoint("GET", "/v1/models/{name:path}", query=BetaQuery, shape="by_header"))
 async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[Any]:
     """Returns one model. The name is a path parameter because hub ids contain a slash."""
     name = name.removeprefix("/")

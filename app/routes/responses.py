@@ -1,15 +1,16 @@
 """`/v1/responses`: creates, retrieves, cancels and deletes responses, lists their input and counts input tokens."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 from litestar.params import FromPath
 from litestar.response import Response
+from msgspec import Meta
 
 from antiphon.app.base.errors import ApiError, clip_text, not_found
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ResponsesForm
-from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
+from antiphon.app.context import AnyRequest, request_models, request_owner, request_query, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -20,13 +21,11 @@ from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply,
 from antiphon.app.replies.inspected_turns import forget_records
 from antiphon.app.replies.listed_items import item_page_reply
 from antiphon.app.replies.stored_reads import prepare_read, read_with_history
-from antiphon.app.requests.pagination import read_include, select_page
-from antiphon.app.requests.query_fields import read_flag, read_integer, take_fields
+from antiphon.app.requests.pagination import IncludeQuery, ItemPageQuery, select_page
 from antiphon.app.requests.responses.body import RESPONSE_ID, ResponsesBody
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
-
-MAX_SEQUENCE_NUMBER = 10**18 - 1
+from antiphon.events.response import Response as ResponseObject
 
 MAX_CANCEL_WAIT_S = 15.0
 """Time for which a cancellation waits for the end of the response: for longer than another server takes to notice that
@@ -37,7 +36,18 @@ CANCEL_PENDING_MESSAGE = (
 )
 
 
-@endpoint(Endpoint("POST", "/v1/responses", body=ResponsesBody, starts="responses", counts=True, batch=True))
+class ResumeQuery(IncludeQuery, frozen=True, kw_only=True):
+    """Query of a stored response."""
+
+    stream: bool = False
+    """Streams the events instead."""
+    include_obfuscation: bool = False
+    """With `stream`: pads every delta."""
+    starting_after: Annotated[int, Meta(ge=-1)] = -1
+    """With `stream`: the last event that is known already."""
+
+
+@endpoint(Endpoint("POST", "/v1/responses", body=ResponsesBody, starts="responses", batch=True, reply=ResponseObject))
 async def create_response(request: AnyRequest) -> Response[Any]:
     """Runs one turn of a model. Returns it as a stream or in one piece; a background turn, before it has run."""
     context, parsed = server_context(request), await _read_request(request)
@@ -60,20 +70,22 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     return json_reply({"object": "response.input_tokens", "input_tokens": prompt.num_tokens})
 
 
-@endpoint(Endpoint("GET", "/v1/responses/{response_id}", head=False, prepare=prepare_read))
+@endpoint(
+    Endpoint(
+        "GET", "/v1/responses/{response_id}", query=ResumeQuery, head=False, prepare=prepare_read, reply=ResponseObject
+    )
+)
 async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Returns a stored response as it is now or, with `stream=true`, streams its events after `starting_after`."""
-    query, include = take_fields(request.query_params), read_include(request.query_params)
-    stream, obfuscate = read_flag(query, "stream"), read_flag(query, "include_obfuscation")
-    start = read_integer(query, "starting_after", -1, -1, MAX_SEQUENCE_NUMBER) + 1
-    log = await _find_log(request, response_id)
-    if not stream:
+    query, log = request_query(request, ResumeQuery), await _find_log(request, response_id)
+    include, start = frozenset(query.include), query.starting_after + 1
+    if not query.stream:
         return json_reply(shown_response(log.response, include))
-    form = ResponsesForm(stream=True, obfuscate=obfuscate, include=include)
+    form = ResponsesForm(stream=True, obfuscate=query.include_obfuscation, include=include)
     return stream_reply(responses.ResponsesStream(log, start, form), server_context(request))
 
 
-@endpoint(Endpoint("DELETE", "/v1/responses/{response_id}", prepare=prepare_read, audit="delete"))
+@endpoint(Endpoint("DELETE", "/v1/responses/{response_id}", prepare=prepare_read))
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored response. A background response that is still running is cancelled."""
     context, log = server_context(request), await _find_log(request, response_id)
@@ -84,7 +96,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     return json_reply({"id": log.id, "object": "response", "deleted": True})
 
 
-@endpoint(Endpoint("POST", "/v1/responses/{response_id}/cancel", prepare=prepare_read))
+@endpoint(Endpoint("POST", "/v1/responses/{response_id}/cancel", prepare=prepare_read, reply=ResponseObject))
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Cancels a background response and returns it; a response that has ended is returned unchanged.
 
@@ -105,12 +117,14 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
         raise ApiError(503, "cancel_pending", CANCEL_PENDING_MESSAGE, headers=(("retry-after", "1"),)) from None
 
 
-@endpoint(Endpoint("GET", "/v1/responses/{response_id}/input_items", head=False, prepare=prepare_read))
+@endpoint(
+    Endpoint("GET", "/v1/responses/{response_id}/input_items", query=ItemPageQuery, head=False, prepare=prepare_read)
+)
 async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Lists the input items of a stored response, latest first by default."""
     log = await _find_log(request, response_id)
-    page = select_page(take_fields(request.query_params), log.input_items)
-    return await item_page_reply(request, log.input_items, page)
+    query = request_query(request, ItemPageQuery)
+    return await item_page_reply(request, log.input_items, select_page(query, log.input_items), query.include)
 
 
 async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest[ResponsesForm]:

@@ -8,7 +8,7 @@ from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.projections.chat.stored import stored_completion, stored_messages
@@ -19,25 +19,24 @@ from antiphon.app.replies.inspected_turns import forget_records
 from antiphon.app.replies.listed_items import message_page_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.chat.body import StoredCompletionBody
-from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
+from antiphon.app.requests.chat.stored import CompletionsQuery, read_completion_id, select_completions
 from antiphon.app.requests.fields import decode_body
-from antiphon.app.requests.pagination import select_ids
-from antiphon.app.requests.query_fields import take_fields
+from antiphon.app.requests.pagination import PageQuery, select_ids
 from antiphon.app.store.base import StoredCompletion
 
 
-@endpoint(Endpoint("GET", "/v1/chat/completions", prepare=prepare_read))
+@endpoint(Endpoint("GET", "/v1/chat/completions", query=CompletionsQuery, prepare=prepare_read))
 async def list_completions(request: AnyRequest) -> Response[Any]:
     """Lists the stored completions that have the `model` and `metadata` of the query, earliest first by default."""
     store, owner = server_context(request).store, request_owner(request)
-    sent = take_fields(request.query_params)
-    query = read_completion_query(sent)
+    sent = request_query(request, CompletionsQuery)
+    query = select_completions(sent)
     data: list[dict[str, Any]] = []
     while len(data) <= query.limit:  # one more than the page holds tells whether there are more
         missing = query.limit + 1 - len(data)
         batch = store.list_completions(owner, msgspec.structs.replace(query, limit=missing))
         if batch is None:
-            after = clip_text(sent["after"])
+            after = clip_text(sent.after or "")
             raise invalid_value("after", f"Invalid 'after': there is no chat completion with id '{after}'.")
         for completion in batch:
             if (found := await _load_completion(request, completion)) is not None:
@@ -70,7 +69,7 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
     return json_reply({**found, "metadata": metadata})
 
 
-@endpoint(Endpoint("DELETE", "/v1/chat/completions/{completion_id}", prepare=prepare_read, audit="delete"))
+@endpoint(Endpoint("DELETE", "/v1/chat/completions/{completion_id}", prepare=prepare_read))
 async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored completion with all its choices and its messages."""
     completion, _ = await _find_completion(request, completion_id)
@@ -81,13 +80,13 @@ async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -
     return json_reply({"id": chat_id(completion.id), "object": "chat.completion.deleted", "deleted": True})
 
 
-@endpoint(Endpoint("GET", "/v1/chat/completions/{completion_id}/messages", prepare=prepare_read))
+@endpoint(Endpoint("GET", "/v1/chat/completions/{completion_id}/messages", query=PageQuery, prepare=prepare_read))
 async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Lists the messages that the client sent for a stored completion, earliest first by default."""
     completion, _ = await _find_completion(request, completion_id)
     messages = server_context(request).store.completion_messages(request_owner(request), completion.id)
     listed = stored_messages(completion, messages)
-    page = select_ids(take_fields(request.query_params), [message["id"] for message in listed], "asc")
+    page = select_ids(request_query(request, PageQuery), [message["id"] for message in listed], "asc")
     ordered = listed[::-1] if page.descending else listed
     return await message_page_reply(request, ordered[page.start : page.end], has_more=page.end < len(listed))
 

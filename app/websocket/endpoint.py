@@ -55,7 +55,7 @@ from antiphon.app.websocket.steering import (
 )
 from antiphon.events.response import Response
 
-SOCKET_ENDPOINT = Endpoint("WEBSOCKET", "/v1/responses", starts="responses", counts=True)
+SOCKET_ENDPOINT = Endpoint("WEBSOCKET", "/v1/responses", starts="responses")
 """Each frame that creates a response starts a turn, and counts as a request."""
 CONNECTION_LIFETIME_S = 3600.0
 """Seconds after which a connection accepts no further turn. Clients expect this limit and reconnect."""

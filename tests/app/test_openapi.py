@@ -193,21 +193,72 @@ def test_errors_match_their_schemas(document: dict[str, Any], server: RunningSer
             assert reply.headers["content-type"].partition(";")[0] in content
 
 
+INSPECTED = (
+    "",
+    "events",
+    "events?follow=true",
+    "prompt",
+    "grammar",
+    "request",
+    "findings",
+    "readings/chat",
+    "export/curl",
+)
+
+
+def test_replies_of_inspection_have_the_listed_media_types(document: dict[str, Any], server: RunningServer) -> None:
+    key = {"x-api-key": server.context.keys.page_key}
+    created = post(f"{server.root}/v1/responses", json={"model": "scripted", "input": "hi"}).json()["id"]
+    for part in INSPECTED:
+        reply = httpx.get(f"{server.root}/v1/inspect/turns/{created}/{part}".rstrip("/"), headers=key)
+        template = "/v1/inspect/turns/{turn_id}/" + re.sub("(readings|export)/.*", r"\1/{form}", part.partition("?")[0])
+        template = template.rstrip("/").replace("readings/{form}", "readings/{api}")
+        found = document["paths"][template]["get"]
+        assert reply.headers["content-type"].partition(";")[0] in found["responses"]["200"]["content"], part
+        assert found["security"] == [{"bearer": []}, {"x-api-key": []}] and "403" in found["responses"]
+    with httpx.stream("GET", f"{server.root}/v1/inspect/live", headers=key) as live:
+        kind = live.headers["content-type"].partition(";")[0]
+    assert [*document["paths"]["/v1/inspect/live"]["get"]["responses"]["200"]["content"]] == [kind]
+
+
+def test_streams_are_listed_where_a_request_may_ask_for_one(document: dict[str, Any]) -> None:
+    streams = {
+        f"{method} {path}"
+        for method, path, operation in list_operations(document)
+        if "text/event-stream" in operation["responses"]["200"]["content"] and path != "/v1/inspect/live"
+    }
+    assert streams == {
+        *(f"post /v1/{name}" for name in ("responses", "chat/completions", "completions", "messages")),
+        "get /v1/responses/{response_id}",
+    }
+
+
 INVALID_QUERIES = {
     "start_time": ["x", "-1"],
     "end_time": ["x"],
     "bucket_width": ["2h"],
     "group_by": ["color"],
-    "limit": ("0", "10001", "x"),
+    "limit": ("0", "200001", "x"),
     "purpose": ("up",),
     "order": ("up",),
     "after": ("none",),
     "starting_after": ("x", "-2"),
     "metadata": ("x",),
     "include": ("up",),
+    "status": ("up",),
+    "api": ("up",),
+    "ending": ("up",),
+    "tool": ("x" * 257,),
+    "previous": ("x" * 257,),
+    "text": ("x" * 257,),
+    "since": ("x",),
+    "until": ("x",),
+    "follow": ("up",),
+    "stream": ("up",),
+    "include_obfuscation": ("up",),
 }
 """Values that the endpoints reject, by the parameter. The others take any value."""
-FREE_PARAMETERS = {"model", "stream", "include_obfuscation", "page", "ids", "models", "api_key_ids", "user_ids"}
+FREE_PARAMETERS = {"beta", "client_version", "model", "page", "ids", "models", "api_key_ids", "user_ids"}
 
 
 def test_parameters_of_queries_are_those_that_are_read(document: dict[str, Any], server: RunningServer) -> None:
@@ -217,23 +268,23 @@ def test_parameters_of_queries_are_those_that_are_read(document: dict[str, Any],
         found: str = reply.json()["id"]
         return found
 
-    message = {"role": "user", "content": "hi"}
+    message, key = {"role": "user", "content": "hi"}, {"x-api-key": server.context.keys.page_key}
     ids = {
         "response_id": create("/v1/responses", model="scripted", input="hi"),
         "conversation_id": create("/v1/conversations"),
         "item_id": "none",
+        "turn_id": create("/v1/responses", model="scripted", input="hi"),
         "completion_id": create("/v1/chat/completions", model="scripted", messages=[message], store=True),
     }
     for method, path, operation in list_operations(document):
         queries = [parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "query"]
         assert set(queries) <= INVALID_QUERIES.keys() | FREE_PARAMETERS and (
-            method == "get" or queries in ([], ["include"])
+            method == "get" or queries in ([], ["include"], ["beta"])
         )
         for name in INVALID_QUERIES.keys() & set(queries):
             for value in INVALID_QUERIES[name]:
-                # A stream has one more parameter; other lists ignore that one.
-                others = {"start_time": "0"} if "start_time" in queries else {"stream": "true"}
-                reply = get(server.root + path.format_map(ids), params={**others, name: value})
+                others = {"start_time": "0"} if "start_time" in queries and name != "start_time" else {}
+                reply = httpx.get(server.root + path.format_map(ids), params={**others, name: value}, headers=key)
                 assert (reply.status_code, reply.json()["error"]["param"]) == (400, name), (path, reply.text)
 
 

@@ -15,9 +15,12 @@ from msgspec import Struct
 from antiphon.app.base.errors import ErrorShape
 from antiphon.app.base.turn_stats import Api
 from antiphon.app.requests.fields import RequestBody
+from antiphon.app.requests.query_fields import NoQuery, Query
 
 OPTION = "endpoint"
 """Name under which a handler of Litestar carries its declaration."""
+
+JSON = "application/json"
 
 
 class Key(enum.Enum):
@@ -51,25 +54,47 @@ class Endpoint(Struct, frozen=True, eq=False):
     """Other paths of the same handler."""
     key: Key = Key.CLIENT
     body: type[RequestBody] | Form | None = None
+    query: type[Query] = NoQuery
+    anthropic_query: type[Query] | None = None
+    """Query of requests with the header `anthropic-version`, if that is another one."""
+    reply: type | None = None
+    """Struct of a JSON reply; None: any object."""
+    media_types: tuple[str, ...] = (JSON,)
+    """Media types of replies, without those of errors and of the stream that a request may ask for."""
     starts: Api | None = None
     """API of the turns that a request starts. Admission control and the limit of running turns apply to it."""
     counts: bool = False
-    """A request counts for the limits of its key: those of requests, of tokens, and the budgets."""
+    """A request counts for the limits of its key, as all do that start turns: those of requests and tokens, budgets."""
     shape: ErrorShape = "openai"
     prepare: Callable[[Any], Awaitable[None]] | None = None
     """Runs before the handler, such as the wait for the store."""
     audit: str = ""
-    """Name of the act in the audit log; empty if it has no line."""
+    """Name of the act in the audit log, besides deletions; empty if it has no line."""
     batch: bool = False
     """Lines of batches may be requests to it."""
     head: bool = True
-    """A GET answers HEAD, too. False where a GET may stream."""
+    """A GET answers HEAD, too. False where a GET may stream; nothing that is inspected answers it."""
     traced: bool = True
 
     @property
     def paths(self) -> tuple[str, ...]:
         """All paths, the main one first."""
         return (self.path, *self.aliases)
+
+    @property
+    def is_limited(self) -> bool:
+        """True if a request counts for the limits of its key."""
+        return self.counts or self.starts is not None
+
+    @property
+    def action(self) -> str:
+        """Name of the act in the audit log; empty if it has no line."""
+        return self.audit or ("delete" if self.method == "DELETE" else "")
+
+    @property
+    def answers_head(self) -> bool:
+        """True if HEAD is answered as the GET is."""
+        return self.method == "GET" and self.head and self.key is not Key.INSPECTION
 
     @property
     def is_private(self) -> bool:

@@ -61,7 +61,6 @@ class PathEntry(Struct, frozen=True, eq=False):
     template: str
     by_method: dict[str, Match]
     otherwise: MethodNotAllowed
-    socket: Match | None
     num_fixed: int
     """Number of slashes before the parameter that takes the rest of the path; 0 without one."""
 
@@ -95,8 +94,8 @@ class EndpointTable:
         """Returns what the table has for a method and a canonical path. A WebSocket is the method `WEBSOCKET`."""
         entry = self.find_path(path)
         if method == "WEBSOCKET":
-            return UNKNOWN if entry is None or entry.socket is None else entry.socket
-        if entry is None or not entry.by_method:
+            return UNKNOWN if entry is None else entry.by_method.get(method, UNKNOWN)
+        if entry is None:
             return self._find_area(path)
         return entry.by_method.get(method, entry.otherwise)
 
@@ -157,23 +156,18 @@ class EndpointTable:
 
 def _build_entry(path: str, declared: list[Endpoint]) -> PathEntry:
     template = path.replace(REST_SUFFIX, "}")
-    http = [each for each in declared if each.method != "WEBSOCKET"]
-    methods = [each.method for each in http]
-    if len(set(methods)) < len(methods) or len({(each.key, each.shape, each.traced) for each in http}) > 1:
+    by_method: dict[str, Endpoint] = {each.method: each for each in declared}
+    if len(by_method) < len(declared) or len({(each.key, each.shape, each.traced) for each in declared}) > 1:
         raise ValueError(f"{path}: its endpoints have one method twice, or different keys, shapes or traces")
-    names = {*methods, "OPTIONS", *("HEAD" for each in http if each.method == "GET" and each.head)}
-    allow = ", ".join(sorted(names))
-    rights = reduce_to_rights(http[0]) if http else UNKNOWN_ENDPOINT
-    matches: dict[str, Match] = {each.method: Match(each, template, allow=allow) for each in http}
-    if http:
-        matches["OPTIONS"] = Match(rights, template, allow=allow)
-    if "HEAD" in names:
-        matches["HEAD"] = matches["GET"]
+    rights = reduce_to_rights(declared[0])
+    found = {**by_method, "OPTIONS": rights}
+    if "GET" in by_method and by_method["GET"].answers_head:
+        found["HEAD"] = by_method["GET"]
+    allow = ", ".join(sorted(found.keys() - {"WEBSOCKET"}))
     return PathEntry(
         template,
-        matches,
+        {method: Match(each, template, allow=allow) for method, each in found.items()},
         MethodNotAllowed(rights, allow=allow),
-        next((Match(each, template, allow="GET") for each in declared if each.method == "WEBSOCKET"), None),
         path.partition("{")[0].count("/") if path.endswith(REST_SUFFIX) else 0,
     )
 

@@ -1,4 +1,4 @@
-"""The path of a request: one canonical form, which every reader of the path sees.
+"""The target of a request: its query, and one canonical form of its path, which every reader of the path sees.
 
 The router takes several spellings for one path: it drops empty segments and a last slash, and adds a first slash.
 Checks that compare paths must not differ from it, so a request whose path is not canonical reaches no route.
@@ -11,11 +11,12 @@ Unlike RFC 9112 asks, the absolute form is refused, because its host would be a 
 
 import posixpath
 import re
-from urllib.parse import quote, unquote
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, quote, unquote
 
-from antiphon.app.base.errors import ApiError, clip_text
+from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text
 from antiphon.app.http.asgi import AsgiScope
-from antiphon.app.http.endpoints.endpoint import Key
+from antiphon.app.http.endpoints.endpoint import Endpoint, Key
 from antiphon.app.http.endpoints.table import (
     EndpointTable,
     Lookup,
@@ -24,6 +25,7 @@ from antiphon.app.http.endpoints.table import (
     Redirect,
     reduce_to_rights,
 )
+from antiphon.app.requests.query_fields import Query, decode_query
 
 REDIRECTED_METHODS = frozenset({"GET", "HEAD"})
 _ESCAPED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
@@ -66,6 +68,13 @@ def build_refusal(sent: str, method: str, path: str) -> ApiError:
         "'/', has no empty segment, '.', '..', '\\' or control character, and '%2F' only in the name of a model."
     )
     return ApiError(404, "unknown_url", message)
+
+
+def read_query(endpoint: Endpoint, scope: AsgiScope, headers: Mapping[str, str]) -> Query:
+    """Returns the query of a request. Raises `ApiError` 400."""
+    kind = (endpoint.anthropic_query if ANTHROPIC_HEADER in headers else None) or endpoint.query
+    sent: bytes = scope.get("query_string", b"")
+    return decode_query(kind, parse_qsl(sent.decode("latin-1"), keep_blank_values=True))
 
 
 def _may_escape_slashes(raw: bytes, path: str, table: EndpointTable) -> bool:

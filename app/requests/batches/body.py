@@ -9,10 +9,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from antiphon.app.base.blob_urls import describe_type
-from antiphon.app.base.errors import invalid_type, invalid_value, unknown_field
+from antiphon.app.base.errors import invalid_value, unknown_field
 from antiphon.app.requests.fields import Echoed, Honoured, RequestBody
 from antiphon.app.requests.fields.checks import build_check, check_choice, require_value
 from antiphon.app.requests.fields.common import Metadata
+from antiphon.app.requests.query_fields import parse_integer
 
 MIN_FILE_LIFETIME_S = 3600
 """Shortest time after which a client may have a file deleted."""
@@ -28,8 +29,6 @@ MAX_BATCH_FILE_BYTES = 200 << 20
 FILE_PURPOSES = ("batch", "user_data", "assistants", "vision")
 OUTPUT_PURPOSE = "batch_output"
 """Purpose of the files that batches write."""
-LISTED_PURPOSES = (*FILE_PURPOSES, OUTPUT_PURPOSE, "evals")
-"""Purposes that a list of files may be limited to. Earlier versions took `evals`."""
 MAX_FILENAME_CHARS = 255
 _MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}")
 FILE_ID = re.compile(r"^file-[A-Za-z0-9_-]{1,123}\Z")
@@ -120,10 +119,9 @@ def read_anthropic_fields(fields: Mapping[str, str]) -> UploadFields:
 
 
 def _read_seconds(sent: str, name: str, kind: Any) -> int:
-    if not re.fullmatch(r"-?[0-9]{1,9}", sent):
-        raise invalid_type(name, "an integer", sent)
-    build_check(kind)(int(sent), name)
-    return int(sent)
+    seconds = parse_integer(sent, name)
+    build_check(kind)(seconds, name)
+    return seconds
 
 
 def read_part_fields(fields: Mapping[str, str]) -> UploadFields:
@@ -131,13 +129,6 @@ def read_part_fields(fields: Mapping[str, str]) -> UploadFields:
     for name in fields:
         raise unknown_field(name)
     return UploadFields("", None)
-
-
-def read_purpose(query: Mapping[str, str]) -> str | None:
-    """Returns the purpose that a list of files is limited to, if any. Raises `ApiError` 400."""
-    if (purpose := query.get("purpose")) is not None:
-        check_choice(purpose, LISTED_PURPOSES, "purpose")
-    return purpose
 
 
 def read_file_id(sent: str) -> str | None:

@@ -1,16 +1,14 @@
 """Parts of requests about stored chat completions: the messages to store, and the query of a list."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from antiphon.app.base.errors import clip_text, invalid_value
+from antiphon.app.base.errors import clip_text
 from antiphon.app.requests.chat.body import ChatBody
-from antiphon.app.requests.fields.checks import build_check
 from antiphon.app.requests.fields.common import Metadata
-from antiphon.app.requests.pagination import read_limit, read_order
+from antiphon.app.requests.pagination import PageQuery
 
 MESSAGE_KEYS = frozenset(
     {
@@ -26,7 +24,6 @@ MESSAGE_KEYS = frozenset(
     }
 )
 """Keys of a message that are stored. Others have no effect, and may hold anything."""
-_METADATA_PARAM = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 _COMPLETION_ID = re.compile(r"chatcmpl-([A-Za-z0-9]{1,64})")
 
 ChatMessages = tuple[dict[str, Any], ...]
@@ -56,20 +53,22 @@ def read_completion_id(sent: str) -> str | None:
     return f"chatcmpl_{found[1]}" if found else None
 
 
-def read_completion_query(query: Mapping[str, str]) -> CompletionQuery:
-    """Returns the query of a list of completions, earliest first by default. Raises `ApiError` 400.
+class CompletionsQuery(PageQuery, frozen=True, kw_only=True):
+    """Query of a list of completions."""
 
-    The caller checks that `after` exists.
-    """
-    if "metadata" in query:
-        raise invalid_value("metadata", "Invalid 'metadata': send each pair as 'metadata[key]=value'.")
-    metadata = {found[1]: value for key, value in query.items() if (found := _METADATA_PARAM.fullmatch(key))}
-    build_check(Metadata)(metadata, "metadata")
-    after = query.get("after")
+    model: str | None = None
+    """Only completions of this model."""
+    metadata: Metadata = field(default_factory=dict)
+    """Only completions with these pairs."""
+
+
+def select_completions(query: CompletionsQuery) -> CompletionQuery:
+    """Returns what a query selects, earliest first by default. The caller checks that `after` exists."""
+    after = query.after
     return CompletionQuery(
-        limit=read_limit(query),
+        limit=query.limit,
         after=None if after is None else read_completion_id(after) or clip_text(after),
-        descending=read_order(query, "asc") == "desc",
-        model=query.get("model"),
-        metadata=metadata,
+        descending=query.order == "desc",
+        model=query.model,
+        metadata=query.metadata,
     )

@@ -12,30 +12,32 @@ from litestar.response import Response, Stream
 
 from antiphon.app.base.errors import ANTHROPIC_HEADER, NO_RETRY, ApiError, clip_text, invalid_value, not_found
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
-from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form, endpoint
 from antiphon.app.projections.files import anthropic_file_body, anthropic_file_id, file_body
 from antiphon.app.projections.item_lists import build_list
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.replies.upload import ANTHROPIC_FORM, OPENAI_FORM, receive_upload
-from antiphon.app.requests.batches.body import MAX_BATCH_FILE_BYTES, read_file_id, read_purpose
+from antiphon.app.requests.batches.body import MAX_BATCH_FILE_BYTES, read_file_id
 from antiphon.app.requests.pagination import (
     DEFAULT_LIMIT,
-    MAX_ANTHROPIC_FILES,
-    MAX_FILES_LIMIT,
     PAGE_PREFIX,
+    AnthropicFilesQuery,
+    FilesQuery,
     read_ids,
-    read_limit,
-    read_order,
     read_page,
 )
-from antiphon.app.requests.query_fields import take_fields
+from antiphon.app.requests.query_fields import BetaQuery
 from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.turns.manager import new_id
 
 
-@endpoint(Endpoint("POST", "/v1/files", body=Form(MAX_BATCH_FILE_BYTES), shape="by_header", prepare=prepare_read))
+@endpoint(
+    Endpoint(
+        "POST", "/v1/files", body=Form(MAX_BATCH_FILE_BYTES), query=BetaQuery, shape="by_header", prepare=prepare_read
+    )
+)
 async def upload_file(request: AnyRequest) -> Response[Any]:
     """Stores a file: a multipart form with the fields "file", "purpose" and, optionally, "expires_after".
 
@@ -59,27 +61,44 @@ async def upload_file(request: AnyRequest) -> Response[Any]:
     return _file_reply(request, completed)
 
 
-@endpoint(Endpoint("GET", "/v1/files", shape="by_header", prepare=prepare_read))
+@endpoint(
+    Endpoint(
+        "GET",
+        "/v1/files",
+        query=FilesQuery,
+        anthropic_query=AnthropicFilesQuery,
+        shape="by_header",
+        prepare=prepare_read,
+    )
+)
 async def list_files(request: AnyRequest) -> Response[Any]:
     """Lists files, latest first by default."""
     if _is_anthropic(request):
         return await _list_anthropic(request)
-    query = take_fields(request.query_params)
-    limit, after = read_limit(query, str(MAX_FILES_LIMIT), MAX_FILES_LIMIT), query.get("after")
-    purpose, is_descending = read_purpose(query), read_order(query, "desc") == "desc"
-    files = await _load_files(request, limit + 1, after, purpose=purpose, descending=is_descending)
+    query = request_query(request, FilesQuery)
+    limit, after, is_descending = query.limit, query.after, query.order == "desc"
+    files = await _load_files(request, limit + 1, after, purpose=query.purpose, descending=is_descending)
     if files is None:
         raise invalid_value("after", f"Invalid 'after': there is no file with id '{clip_text(after or '')}'.")
     return json_reply(build_list([file_body(file) for file in files[:limit]], has_more=len(files) > limit))
 
 
-@endpoint(Endpoint("GET", "/v1/files/{file_id}", shape="by_header", prepare=prepare_read))
+@endpoint(Endpoint("GET", "/v1/files/{file_id}", query=BetaQuery, shape="by_header", prepare=prepare_read))
 async def retrieve_file(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Returns a file without its content."""
     return _file_reply(request, await _require_file(request, file_id))
 
 
-@endpoint(Endpoint("GET", "/v1/files/{file_id}/content", shape="by_header", prepare=prepare_read))
+@endpoint(
+    Endpoint(
+        "GET",
+        "/v1/files/{file_id}/content",
+        query=BetaQuery,
+        shape="by_header",
+        prepare=prepare_read,
+        media_types=("application/octet-stream",),
+    )
+)
 async def retrieve_content(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Returns the content of a file."""
     file = await _require_file(request, file_id)
@@ -88,7 +107,7 @@ async def retrieve_content(request: AnyRequest, file_id: FromPath[str]) -> Respo
     return Stream(content, media_type="application/octet-stream", headers=headers)
 
 
-@endpoint(Endpoint("DELETE", "/v1/files/{file_id}", shape="by_header", prepare=prepare_read, audit="delete"))
+@endpoint(Endpoint("DELETE", "/v1/files/{file_id}", query=BetaQuery, shape="by_header", prepare=prepare_read))
 async def delete_file(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Deletes a file, unless a batch reads it."""
     store, file = server_context(request).store, await _require_file(request, file_id)
@@ -111,14 +130,15 @@ async def find_file(request: AnyRequest, file_id: str) -> StoredFile | None:
 
 async def _list_anthropic(request: AnyRequest) -> Response[Any]:
     """Returns a list as Anthropic's API has it: a page, or the files with the ids of the query."""
-    query, ids = take_fields(request.query_params), read_ids(request.query_params)
+    query = request_query(request, AnthropicFilesQuery)
+    ids = read_ids(query)
     if ids:
         stored_ids = [stored_id for each in ids if (stored_id := read_file_id(each)) is not None]
         context, owner = server_context(request), request_owner(request)
         now = context.turn_manager.clock()
         found = await context.store.read(lambda database: database.files.find_files(owner, stored_ids, now))
         return json_reply({"data": [anthropic_file_body(file) for file in found], "next_page": None})
-    limit, page = read_limit(query, DEFAULT_LIMIT, MAX_ANTHROPIC_FILES), read_page(query)
+    limit, page = query.limit or DEFAULT_LIMIT, read_page(query)
     files = await _load_files(request, limit + 1, page, purpose=None, descending=True)
     if files is None:
         raise invalid_value("page", "Invalid 'page': it is not the 'next_page' of a list. Begin the list again.")

@@ -1,39 +1,70 @@
-"""Query parameters of `/v1/inspect`."""
+"""Queries of `/v1/inspect`."""
 
 import math
-from collections.abc import Mapping
-from typing import get_args
+from typing import Annotated, Literal
 
-from antiphon.app.base.endings import CAUSES
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value
+from msgspec import Meta
+
+from antiphon.app.base.endings import Cause
 from antiphon.app.base.turn_stats import Api
 from antiphon.app.inspection.summaries import TurnFilter
-from antiphon.app.requests.query_fields import read_time
+from antiphon.app.requests.query_fields import Query
 
-DEFAULT_TURNS, MAX_TURNS = 50, 200
-DEFAULT_EVENTS, MAX_EVENTS = 5_000, 100_000
-DEFAULT_TOKENS, MAX_TOKENS = 20_000, 200_000
-STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
-MAX_FILTER_CHARS = 256
+FilterText = Annotated[str, Meta(max_length=256)]
+LastSeen = Annotated[int, Meta(ge=-1, le=10**9)]
 
 
-def read_filter(query: Mapping[str, str]) -> tuple[TurnFilter, str]:
-    """Returns the filter of a list, and the text that requests must have. Raises `ApiError` 400 by parameter."""
-    _check_choice(query, "status", STATUSES)
-    _check_choice(query, "api", get_args(Api))
-    _check_choice(query, "ending", CAUSES)
-    for name in ("model", "tool", "previous", "text"):
-        if len(query.get(name, "")) > MAX_FILTER_CHARS:
-            raise invalid_value(name, f"Invalid '{name}': it has more than {MAX_FILTER_CHARS} characters.")
-    texts = {name: query.get(name, "") for name in ("status", "model", "api", "ending", "tool", "previous")}
-    since, until = read_time(query, "since", -math.inf), read_time(query, "until", math.inf)
-    return TurnFilter(**texts, since=since, until=until), query.get("text", "")
+class TurnsQuery(Query, frozen=True, kw_only=True):
+    """Query of the list of turns: those that fit every field, latest first."""
+
+    omits_empty = True
+
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    after: str = ""
+    """Id of the turn before the page."""
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"] | None = None
+    api: Api | None = None
+    ending: Cause | None = None
+    """Why the turn ended."""
+    model: FilterText = ""
+    tool: FilterText = ""
+    """Name of a tool that the model called."""
+    previous: FilterText = ""
+    """Id of the response that the turn continues."""
+    text: FilterText = ""
+    """Part of the request, in upper or lower case."""
+    since: float = -math.inf
+    """Seconds since 1970 at which the turn began, or later."""
+    until: float = math.inf
 
 
-def _check_choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> None:
-    sent = query.get(name, "")
-    if sent and sent not in choices:
-        supported = ", ".join(f"'{choice}'" for choice in choices)
-        raise ApiError(
-            400, "invalid_value", f"Invalid value: '{clip_text(sent)}'. Supported values are: {supported}.", name
-        )
+class EventsQuery(Query, frozen=True, kw_only=True):
+    """Query of the events of a turn."""
+
+    after: LastSeen = -1
+    """Number of the last event that is known already."""
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
+    follow: bool = False
+    """Goes on while the turn runs."""
+
+
+class PromptQuery(Query, frozen=True, kw_only=True):
+    """Query of the prompt of a turn."""
+
+    after: LastSeen = -1
+    """Number of the last token that is known already."""
+    limit: Annotated[int, Meta(ge=1, le=200_000)] = 20_000
+
+
+def build_filter(query: TurnsQuery) -> TurnFilter:
+    """Returns the filter of a list, without its text."""
+    return TurnFilter(
+        status=query.status or "",
+        model=query.model,
+        api=query.api or "",
+        ending=query.ending or "",
+        tool=query.tool,
+        previous=query.previous,
+        since=query.since,
+        until=query.until,
+    )

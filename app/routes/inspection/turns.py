@@ -9,8 +9,8 @@ from litestar.response import Response, Stream
 
 from antiphon.app.base.errors import ApiError, clip_text
 from antiphon.app.base.event_log import EventLog, LogDivergedError
-from antiphon.app.context import AnyRequest, endpoint_table, request_owner, server_context
-from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
+from antiphon.app.context import AnyRequest, endpoint_table, request_owner, request_query, server_context
+from antiphon.app.http.endpoints.endpoint import JSON, Endpoint, Key, endpoint
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.projections.inspection.exports import EXPORT_FORMS, FILE_NAMES, export_turn
 from antiphon.app.projections.inspection.prompts import encode_prompt
@@ -25,44 +25,33 @@ from antiphon.app.projections.inspection.summaries import (
 from antiphon.app.projections.inspection.unoffered import list_unoffered_calls
 from antiphon.app.replies.inspected_turns import InspectedTurn, find_turn, forget_turn
 from antiphon.app.replies.turn_lists import MAX_SEARCHED_TURNS, TurnQuery, find_place, list_owner_turns
-from antiphon.app.requests.query_fields import read_flag, read_integer, take_fields
-from antiphon.app.routes.inspection.query import (
-    DEFAULT_EVENTS,
-    DEFAULT_TOKENS,
-    DEFAULT_TURNS,
-    MAX_EVENTS,
-    MAX_TOKENS,
-    MAX_TURNS,
-    read_filter,
-)
-from antiphon.app.routes.inspection.replies import file_page, json_page, lines_page, missing_page, text_page
+from antiphon.app.routes.inspection.query import EventsQuery, PromptQuery, TurnsQuery, build_filter
+from antiphon.app.routes.inspection.replies import LINES, file_page, json_page, lines_page, missing_page, text_page
 
 PING_INTERVAL_S = 15.0
 """Silence of a turn that is followed, after which an empty line is sent: proxies close silent streams."""
-MAX_NUMBER = 10**9
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns", key=Key.INSPECTION, head=False))
+@endpoint(Endpoint("GET", "/v1/inspect/turns", query=TurnsQuery, key=Key.INSPECTION))
 async def list_turns(request: AnyRequest) -> Response[bytes]:
     """Lists summaries of the owner's turns, latest first.
 
     `excerpt` is the last text of the user, at most 80 characters; null if the turn has no record.
     """
-    context, owner, query = server_context(request), request_owner(request), take_fields(request.query_params)
-    limit = read_integer(query, "limit", DEFAULT_TURNS, 1, MAX_TURNS)
-    wanted, text = read_filter(query)
+    context, owner, query = server_context(request), request_owner(request), request_query(request, TurnsQuery)
+    limit, text = query.limit, query.text
     await context.store.prepare_read(owner)
-    place = await find_place(context, owner, query.get("after", ""))
+    place = await find_place(context, owner, query.after)
     if place is None:
-        raise ApiError(400, "invalid_value", f"There is no turn with the id '{clip_text(query['after'])}'.", "after")
-    chosen = TurnQuery(owner=owner, wanted=wanted, text=text, before=place, limit=limit + 1)
+        raise ApiError(400, "invalid_value", f"There is no turn with the id '{clip_text(query.after)}'.", "after")
+    chosen = TurnQuery(owner=owner, wanted=build_filter(query), text=text, before=place, limit=limit + 1)
     shown = await list_owner_turns(context, chosen)
     data = [build_summary(each.stats, is_recorded=each.is_recorded, excerpt=each.excerpt) for each in shown[:limit]]
     searched = {"searched": MAX_SEARCHED_TURNS} if text else {}
     return json_page({"object": "list", "data": data, "has_more": len(shown) > limit} | searched)
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION, head=False))
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION))
 async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Returns what is known of a turn: its ending, times and sizes, and where its parts are."""
     turn = await find_turn(request, turn_id)
@@ -81,7 +70,7 @@ async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response
     return json_page(summary | counts | details)
 
 
-@endpoint(Endpoint("DELETE", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION, audit="delete"))
+@endpoint(Endpoint("DELETE", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION))
 async def delete_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Forgets the record of a turn. Its response stays where it is."""
     turn = await find_turn(request, turn_id)
@@ -89,18 +78,16 @@ async def delete_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[b
     return json_page({"id": turn.log.id, "object": "inspect.turn", "deleted": is_deleted})
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/events", key=Key.INSPECTION, head=False))
+@endpoint(
+    Endpoint("GET", "/v1/inspect/turns/{turn_id}/events", query=EventsQuery, key=Key.INSPECTION, media_types=(LINES,))
+)
 async def list_events(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the events of a turn as JSON lines. With `follow`, goes on while the turn runs."""
-    query = take_fields(request.query_params)
-    after = read_integer(query, "after", -1, -1, MAX_NUMBER)
-    limit = read_integer(query, "limit", DEFAULT_EVENTS, 1, MAX_EVENTS)
-    follow = read_flag(query, "follow")
-    turn = await find_turn(request, turn_id)
-    if follow:
-        return lines_page(Stream(_follow_events(turn.log, after), media_type="application/x-ndjson"))
+    query, turn = request_query(request, EventsQuery), await find_turn(request, turn_id)
+    if query.follow:
+        return lines_page(Stream(_follow_events(turn.log, query.after), media_type="application/x-ndjson"))
     entries = turn.log.entries[: turn.log.published]
-    return lines_page(await asyncio.to_thread(encode_page, entries, after, limit))
+    return lines_page(await asyncio.to_thread(encode_page, entries, query.after, query.limit))
 
 
 async def _follow_events(log: EventLog, after: int) -> AsyncIterator[bytes]:
@@ -126,19 +113,20 @@ async def _follow_events(log: EventLog, after: int) -> AsyncIterator[bytes]:
                     yield b"\n"
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/prompt", key=Key.INSPECTION, head=False))
+@endpoint(
+    Endpoint(
+        "GET", "/v1/inspect/turns/{turn_id}/prompt", query=PromptQuery, key=Key.INSPECTION, media_types=(LINES, JSON)
+    )
+)
 async def retrieve_prompt(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the prompts of a turn as JSON lines: runs of tokens with their texts."""
-    query = take_fields(request.query_params)
-    after = read_integer(query, "after", -1, -1, MAX_NUMBER)
-    limit = read_integer(query, "limit", DEFAULT_TOKENS, 1, MAX_TOKENS)
-    turn = await find_turn(request, turn_id)
+    query, turn = request_query(request, PromptQuery), await find_turn(request, turn_id)
     if turn.record is None:
         return missing_page(turn.missing)
     model = _find_model(request, turn)
     form = None if model is None else model.format
     rounds = await asyncio.to_thread(turn.record.read_rounds)
-    return lines_page(await asyncio.to_thread(encode_prompt, rounds, form, after, limit))
+    return lines_page(await asyncio.to_thread(encode_prompt, rounds, form, query.after, query.limit))
 
 
 def _find_model(request: AnyRequest, turn: InspectedTurn) -> ServedModel | None:
@@ -147,7 +135,7 @@ def _find_model(request: AnyRequest, turn: InspectedTurn) -> ServedModel | None:
     return next((model for model in models if turn.stats.model in model.names), None)
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/grammar", key=Key.INSPECTION, head=False))
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/grammar", key=Key.INSPECTION, media_types=("text/plain", JSON)))
 async def retrieve_grammar(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the grammar that constrained the first round; empty if there was none."""
     turn = await find_turn(request, turn_id)
@@ -157,7 +145,7 @@ async def retrieve_grammar(request: AnyRequest, turn_id: FromPath[str]) -> Respo
     return text_page(rounds[0].grammar.encode() if rounds else b"")
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/request", key=Key.INSPECTION, head=False))
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/request", key=Key.INSPECTION))
 async def retrieve_request(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the body of the request, without secrets."""
     turn = await find_turn(request, turn_id)
@@ -167,7 +155,7 @@ async def retrieve_request(request: AnyRequest, turn_id: FromPath[str]) -> Respo
     return text_page(body, "application/json") if body else missing_page(TOO_LONG)
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/readings/{api}", key=Key.INSPECTION, head=False))
+@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/readings/{api}", key=Key.INSPECTION, media_types=(LINES,)))
 async def retrieve_reading(request: AnyRequest, turn_id: FromPath[str], api: FromPath[str]) -> Response[Any]:
     """Returns what an API would have sent for the turn, as JSON lines."""
     turn = await find_turn(request, turn_id)
@@ -176,7 +164,15 @@ async def retrieve_reading(request: AnyRequest, turn_id: FromPath[str], api: Fro
     return lines_page(await asyncio.to_thread(encode_reading, turn.log, api))  # type: ignore[arg-type]  # checked above
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/export/{form}", key=Key.INSPECTION, head=False, audit="export"))
+@endpoint(
+    Endpoint(
+        "GET",
+        "/v1/inspect/turns/{turn_id}/export/{form}",
+        key=Key.INSPECTION,
+        audit="export",
+        media_types=("application/octet-stream", JSON),
+    )
+)
 async def export(request: AnyRequest, turn_id: FromPath[str], form: FromPath[str]) -> Response[Any]:
     """Returns a turn as a file: a script, a cassette, a test, or its request for curl or Python."""
     turn = await find_turn(request, turn_id)

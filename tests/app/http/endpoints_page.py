@@ -4,6 +4,7 @@ import sys
 
 from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form, Key
+from antiphon.app.requests.query_fields import AnyQuery, NoQuery
 
 KEYS = {
     Key.NONE: "none",
@@ -23,14 +24,15 @@ is up to date.
   role is `operator`, or the key of the server's runtime file, also on a server without API keys. Requests with the last two keys are refused for
   pages of other origins. A path that is not served needs a key, too.
 - **body**: the struct that decodes it ([fields](../fields.md)), or a *form* with a file.
+- **query**: the struct that decodes it; without one, the endpoint takes no field. The fields are in `/openapi.json`.
 - **counts**: the request counts for the [limits](../keys.md#limits) of its key.
 - **starts**: API of the turns that it starts, which need a place of the engine.
 - **errors**: API whose shape errors have; *by header*: Anthropic's with `anthropic-version`, else OpenAI's.
 - **batch**: lines of a batch may be requests to it.
 - **audit**: name of the act in the audit log. **HEAD**: answered like the GET. **spans**: traced.
 
-| method | path | key | body | counts | starts | errors | batch | audit | HEAD | spans |
-|---|---|---|---|---|---|---|---|---|---|---|
+| method | path | key | body | query | counts | starts | errors | batch | audit | HEAD | spans |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -46,15 +48,23 @@ def _render_row(declared: Endpoint) -> str:
         " ".join(f"`{path}`" for path in declared.paths),
         KEYS[declared.key],
         body,
-        "yes" if declared.counts else "",
+        _render_query(declared),
+        "yes" if declared.is_limited else "",
         declared.starts or "",
         SHAPES[declared.shape],
         "yes" if declared.batch else "",
-        declared.audit,
-        "yes" if declared.method == "GET" and declared.head else "",
+        declared.action,
+        "yes" if declared.answers_head else "",
         "yes" if declared.traced else "",
     )
     return f"| {' | '.join(cells)} |\n"
+
+
+def _render_query(declared: Endpoint) -> str:
+    if declared.query is AnyQuery or declared.key is Key.PAGE:
+        return "any"
+    kinds = [kind for kind in (declared.query, declared.anthropic_query) if kind not in (None, NoQuery)]
+    return " ".join(f"`{kind.__name__}`" for kind in kinds if kind is not None)
 
 
 if __name__ == "__main__":

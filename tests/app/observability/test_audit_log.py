@@ -63,7 +63,7 @@ def test_acts_of_a_server(start_server: StartServer, tmp_path: Path, monkeypatch
 
 
 def test_which_endpoints_are_acts() -> None:
-    acts = {f"{each.method} {each.path}": each.audit for each in ENDPOINTS if each.audit}
+    acts = {f"{each.method} {each.path}": each.action for each in ENDPOINTS if each.action}
     assert acts == {f"DELETE {each.path}": "delete" for each in ENDPOINTS if each.method == "DELETE"} | {
         "POST /v1/admin/reload": "reload",
         "POST /v1/admin/drain": "drain",

@@ -1,5 +1,6 @@
 """Fields of the queries of all routes: what they take, and 400 with the name of the field for everything else."""
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from antiphon.app.http.endpoints.endpoint import Form, Key
+from antiphon.app.requests.query_fields import AnyQuery
+from antiphon.app.routes.table import ENDPOINTS
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, [{"name": "any", "output": ["Hello."]}], inspect="memory")
@@ -128,6 +132,39 @@ def test_field_with_one_value_is_sent_once(
 ) -> None:
     pairs = [(field, value), (field, value)]
     assert ask(client, name, paths[name], pairs)[:2] == (400, field)
+
+
+def test_no_endpoint_takes_a_field_that_it_does_not_declare(server: RunningServer, client: httpx.Client) -> None:
+    """The query is read before the body and before the handler, so nothing is done."""
+    for each in (each for each in ENDPOINTS if each.query is not AnyQuery):
+        key = server.context.keys.control_key if each.key is Key.OPERATOR else server.context.keys.page_key
+        sent: dict[str, Any] = {"files": {"file": b""}} if isinstance(each.body, Form) else {"json": {}}
+        for path in each.paths:
+            url = server.root + re.sub(r"{\w+(:path)?}", "none", path)
+            more = sent if each.method == "POST" else {}
+            for name in ("nope", "limit[0]", "after[x]", "stream[]", "\0"):
+                reply = client.request(each.method, url, params={name: "1"}, headers={"x-api-key": key}, **more)
+                assert reply.status_code == 400, (each.method, url, reply.text)
+                error = reply.json()["error"]
+                assert f"Unknown parameter: '{name}'" in (error if each.shape == "ollama" else error["message"])
+
+
+def test_fields_that_clients_are_known_to_send_are_taken(client: httpx.Client) -> None:
+    assert client.get("/models", params={"client_version": "0.99.0"}).status_code == 200
+    for path in ("/models", "/models/scripted"):
+        assert client.get(path, params={"beta": "true"}).status_code == 200
+    body = {"model": "scripted", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
+    assert client.post("/messages", params={"beta": "true"}, json=body).status_code == 200
+    assert client.post("/responses", params={"beta": "true"}, json={}).status_code == 400
+    for path in ("/health", "/ready", "/metrics", "/ui/", "/"):
+        assert client.get(str(client.base_url.copy_with(path=path)), params={"now": "1"}).status_code == 200
+
+
+@pytest.mark.parametrize("written", ["include", "include[]", "include[0]"])
+def test_list_is_written_as_libraries_do(client: httpx.Client, paths: dict[str, str], written: str) -> None:
+    pairs = [(written, "reasoning.encrypted_content"), (written, "file_search_call.results")]
+    assert ask(client, "input_items", paths["input_items"], pairs)[0] == 200
+    assert ask(client, "input_items", paths["input_items"], [(written, "no")])[:2] == (400, "include")
 
 
 @pytest.mark.parametrize("value", ["true", "True", "TRUE", "1"])

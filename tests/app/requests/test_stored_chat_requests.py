@@ -6,7 +6,8 @@ import pytest
 
 from antiphon.app.base.errors import ApiError
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.chat.stored import CompletionQuery, read_completion_id, read_completion_query
+from antiphon.app.requests.chat.stored import CompletionQuery, CompletionsQuery, read_completion_id, select_completions
+from antiphon.app.requests.query_fields import decode_query
 from antiphon.app.requests.turn_spec import TurnSpec
 from tests.serving import scripted_registry
 
@@ -34,6 +35,10 @@ def test_stored_chat_keeps_the_messages_without_unknown_keys() -> None:
 )
 def test_malformed_completion_id_is_none(sent: str) -> None:
     assert read_completion_id(sent) is None and read_completion_id("chatcmpl-1f") == "chatcmpl_1f"
+
+
+def read_completion_query(query: dict[str, str]) -> CompletionQuery:
+    return select_completions(decode_query(CompletionsQuery, query.items()))
 
 
 def test_query_of_completions_has_defaults() -> None:
