@@ -7,15 +7,17 @@ the documentation read declarations; none of them compares paths.
 import enum
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from antiphon.app.base.errors import ErrorShape
 from antiphon.app.base.turn_stats import Api
 from antiphon.app.requests.fields import RequestBody
 from antiphon.app.requests.query_fields import NoQuery, Query
+
+if TYPE_CHECKING:
+    from litestar.handlers import HTTPRouteHandler
 
 OPTION = "endpoint"
 """Name under which a handler of Litestar carries its declaration."""
@@ -106,8 +108,10 @@ UNKNOWN_ENDPOINT = Endpoint("GET", "")
 """Rights and shape of requests to paths that no endpoint has: their 404 needs a key, too."""
 
 
-def endpoint(declared: Endpoint) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
+def endpoint(declared: Endpoint) -> Callable[[Callable[..., Any]], "HTTPRouteHandler"]:
     """Declares the decorated function to be the handler of an endpoint. Its replies have the status 200."""
+    from litestar.handlers import HTTPRouteHandler  # noqa: PLC0415  fast start of the command line
+
     return HTTPRouteHandler(
         [re.sub(r"{(\w+)}", r"{\1:str}", path) for path in declared.paths],
         http_method=declared.method,  # type: ignore[arg-type]  # a WebSocket has no handler of Litestar
