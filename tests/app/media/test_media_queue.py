@@ -28,7 +28,7 @@ class HeldProcess(MediaProcess):
         self._released = threading.Event()
         self.payloads: list[bytes] = []
 
-    def exchange(self, _request: MediaRequest, payload: bytes) -> MediaAnswer:
+    def ask(self, _request: MediaRequest, payload: bytes = b"") -> MediaAnswer:
         assert self._released.wait(HANG_TIMEOUT_S)
         self.payloads.append(payload)
         return MediaAnswer(reply=ImageFacts("image/png", 1, 1))
