@@ -94,7 +94,7 @@ class EndpointTable:
         """Returns what the table has for a method and a canonical path. A WebSocket is the method `WEBSOCKET`."""
         entry = self.find_path(path)
         if method == "WEBSOCKET":
-            return UNKNOWN if entry is None else entry.by_method.get(method, UNKNOWN)
+            return self._find_socket(path, entry)
         if entry is None:
             return self._find_area(path)
         return entry.by_method.get(method, entry.otherwise)
@@ -145,12 +145,19 @@ class EndpointTable:
                 node = node.literals.setdefault(segment, _Node())
         node.entry = entry
 
+    def _find_socket(self, path: str, entry: PathEntry | None) -> Lookup:
+        """Returns the WebSocket of a path. Other paths have the shape of their HTTP endpoints, but not their rights."""
+        if entry is not None and "WEBSOCKET" in entry.by_method:
+            return entry.by_method["WEBSOCKET"]
+        around = self._find_area(path) if entry is None else entry.otherwise
+        return NotFound(structs.replace(UNKNOWN_ENDPOINT, shape=around.endpoint.shape))
+
     def _find_area(self, path: str) -> NotFound:
-        """Returns the rights and the shape that all endpoints around an unknown path have."""
+        """Returns the rights and the shape that all endpoints around or below an unknown path have."""
         while path:
-            path = path.rpartition("/")[0]
             if (found := self._areas.get(path)) is not None:
                 return found
+            path = path.rpartition("/")[0]
         return UNKNOWN
 
 

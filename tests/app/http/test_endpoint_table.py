@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 from litestar import Litestar
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
+from msgspec import structs
 
 from antiphon.app.application import ENDPOINT_TABLE, require_same_endpoint
 from antiphon.app.base.turn_stats import Api
@@ -102,9 +103,11 @@ def test_declarations_are_consistent() -> None:
     ("path", "key", "shape"),
     [
         ("/v1/inspect/nope", Key.INSPECTION, "openai"),
+        ("/v1/admin", Key.OPERATOR, "openai"),
         ("/v1/admin/nope/x", Key.OPERATOR, "openai"),
         ("/v1/messages/batches", Key.CLIENT, "anthropic"),
         ("/v1/files/x/nope", Key.CLIENT, "by_header"),
+        ("/api", Key.CLIENT, "ollama"),
         ("/api/chat", Key.CLIENT, "ollama"),
         ("/health/x", Key.CLIENT, "openai"),
         ("/v1/nope", Key.CLIENT, "openai"),
@@ -140,9 +143,16 @@ def test_path_with_two_rights_is_refused() -> None:
 def test_websocket_is_found_at_its_path_alone() -> None:
     [socket] = [each for each in ENDPOINT_TABLE.endpoints if each.method == "WEBSOCKET"]
     assert ENDPOINT_TABLE.find("WEBSOCKET", "/v1/responses").endpoint is socket
-    for path in ("/", "/ui/", "/v1/responses/x", "/v1/messages", "/v1/inspect/nope"):
+    shapes = {
+        "/v1/messages": "anthropic",
+        "/v1/messages/x": "anthropic",
+        "/v1/files/x": "by_header",
+        "/api/x": "ollama",
+    }
+    for path in ("/", "/ui/", "/v1/responses/x", "/v1/inspect/nope", "/v1/admin/drain", "/health", *shapes):
         lookup = ENDPOINT_TABLE.find("WEBSOCKET", path)
-        assert isinstance(lookup, NotFound) and lookup.endpoint is UNKNOWN_ENDPOINT
+        rights = structs.replace(UNKNOWN_ENDPOINT, shape=shapes.get(path, "openai"))
+        assert isinstance(lookup, NotFound) and structs.asdict(lookup.endpoint) == structs.asdict(rights)
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS"])
