@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from antiphon.app.base.settings import Settings
 from antiphon.app.tools.code.code_runner import check_extra as check_code_extra
+from antiphon.app.tools.mcp.client_server import create_client_policy
 from antiphon.app.tools.mcp.tool_server import ToolServer, read_tool_servers
 from antiphon.app.tools.mcp.tool_servers import check_extra
 from antiphon.app.tools.search.file_index import check_fts5
@@ -105,6 +106,7 @@ def read_tool_options(settings: Settings) -> tuple[dict[str, ToolServer], Hosted
                 raise ToolOptionError(f"--tool-approve: there is no tool server with the label {label!r}.")
         if servers or settings.mcp_allowed_hosts:
             check_extra()
+        create_client_policy(settings.mcp_allowed_hosts)
         options = read_hosted_options(settings.hosted_tools, settings.hosted_offline, settings.vector_stores, servers)
         if options.has_sandbox:
             check_code_extra()

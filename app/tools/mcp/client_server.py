@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import IPv6Address
 
-from antiphon.app.outbound.address import ClientAddress, is_loopback_host
+from antiphon.app.outbound.address import ANY_HOST, ClientAddress, parse_ip, parse_url
 from antiphon.app.outbound.faults import RefusedUrlError
 from antiphon.app.outbound.policy import AllowedHost, OutboundPolicy
 
@@ -22,18 +23,26 @@ _REFUSED_HEADERS = frozenset(
 def create_client_policy(entries: Iterable[str]) -> OutboundPolicy:
     """Returns the policy for the URLs of clients' tool servers.
 
-    An entry is HOST, HOST:PORT or `*`. Without a port in the entry, 443 and 80 are allowed.
+    An entry is HOST, HOST:PORT or `*`. Without a port in the entry, 443 and 80 are allowed. Raises ValueError for any
+    other text, naming the option.
     """
     return OutboundPolicy(hosts=tuple(_parse_entry(entry.lower()) for entry in entries), reach="loopback")
 
 
 def _parse_entry(entry: str) -> AllowedHost:
-    host, _, port = entry.rpartition(":")
-    if not port.isdecimal() or (":" in host and not host.endswith("]")):
-        host, port = entry, ""
-    host = host.removeprefix("[").removesuffix("]")
-    schemes = {"http", "https"} if is_loopback_host(host) else {"https"}
-    return AllowedHost(frozenset(schemes), host, int(port) if port else None)
+    """Returns the host of an entry in the form that it has in a parsed URL, so that the two can be compared."""
+    if entry == ANY_HOST:
+        return AllowedHost(frozenset({"https"}), ANY_HOST)
+    is_bare_ipv6 = isinstance(parse_ip(entry), IPv6Address)
+    try:
+        address = parse_url(f"https://[{entry}]" if is_bare_ipv6 else f"https://{entry}")
+    except ValueError as error:
+        raise ValueError(f"--mcp-allow {entry}: {error}") from None
+    if address.path != "/":
+        raise ValueError(f"--mcp-allow {entry}: Name a host without a path.")
+    schemes = {"http", "https"} if address.is_loopback else {"https"}
+    has_port = not is_bare_ipv6 and ":" in entry.rpartition("]")[2]
+    return AllowedHost(frozenset(schemes), address.host, address.port if has_port else None)
 
 
 def check_client_url(url: str, policy: OutboundPolicy) -> ClientAddress:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from antiphon.app.base.settings import Settings
+from antiphon.app.tools.hosted_options import ToolOptionError, check_tool_options
 from antiphon.app.tools.mcp.client_server import check_client_headers, check_client_url, create_client_policy
 
 ANY = create_client_policy(["*"])
@@ -147,6 +149,7 @@ def test_url_is_rebuilt(url: str, rebuilt: str) -> None:
         ("http://127.0.0.2:9000/mcp", ["127.0.0.1:9000"], False),
         ("http://[::1]:9000/mcp", ["[::1]:9000"], True),
         ("http://[::1]/mcp", ["::1"], True),
+        ("http://[::1]:9000/mcp", ["[0:0::1]:9000"], True),
         ("http://a.example/", ["a.example"], False),
         ("https://10.0.0.1/", ["10.0.0.1"], False),
         ("https://169.254.169.254/", ["169.254.169.254", "*"], False),
@@ -158,6 +161,17 @@ def test_allowed_hosts(url: str, allowed: list[str], *, is_allowed: bool) -> Non
     else:
         with pytest.raises(ValueError, match=r"not allowed|not public|must begin with https"):
             check_client_url(url, create_client_policy(allowed))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["*:8443", "*.example", "", ":443", "a.example:", "a.example:0", "https://a.example", "a.example/mcp", "a_b:x"],
+)
+def test_entry_that_names_no_host_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError, match=r"--mcp-allow"):
+        create_client_policy(["b.example", entry])
+    with pytest.raises(ToolOptionError, match=r"--mcp-allow"):
+        check_tool_options(Settings(mcp_allowed_hosts=(entry,)))
 
 
 def test_headers_are_kept_and_authorization_is_added() -> None:
