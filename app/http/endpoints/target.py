@@ -49,7 +49,10 @@ def find_target(scope: AsgiScope, table: EndpointTable) -> Lookup:
     if sent.startswith(f"{path}/") and table.ends_in_slash(path):
         path = f"{path}/"
     scope["path"] = path
-    found = table.find("WEBSOCKET" if scope["type"] == "websocket" else scope["method"], path)
+    method = "WEBSOCKET" if scope["type"] == "websocket" else scope["method"]
+    if method == "WEBSOCKET" and scope["type"] == "http":
+        method = ""  # a request line may have any word: this one is no upgrade, and no method of an endpoint
+    found = table.find(method, path)
     is_plain = not _FORBIDDEN.search(sent) and _may_escape_slashes(raw, path, table)
     if is_plain and sent == path:
         return found

@@ -9,7 +9,7 @@ import pytest
 from litestar.utils.path import normalize_path
 
 from antiphon.app.application import ENDPOINT_TABLE
-from antiphon.app.http.endpoints.table import Lookup, NotFound, Redirect
+from antiphon.app.http.endpoints.table import Lookup, MethodNotAllowed, NotFound, Redirect
 from antiphon.app.http.endpoints.target import build_refusal, find_target
 from tests.app.http.test_middleware import exchange_bytes
 from tests.counts import FULL_COUNTS
@@ -130,6 +130,13 @@ def test_last_slash_is_redirected_relatively(raw: str, query: bytes, location: s
     for method, kind in (("POST", "http"), ("DELETE", "http"), ("OPTIONS", "http"), ("GET", "websocket")):
         refused = find(make_scope(raw, method, kind, query_string=query))
         assert isinstance(refused, NotFound) and refused.sent
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/models", "/v1/inspect/turns", "/v1/admin/drain", "/ui/"])
+def test_request_whose_method_is_called_websocket_is_one_of_another_method(path: str) -> None:
+    found = find(make_scope(path, method="WEBSOCKET"))
+    expected = find(make_scope(path, method="PATCH"))
+    assert isinstance(found, MethodNotAllowed) and found is expected
 
 
 def test_mounted_application_reads_the_path_below_its_root() -> None:
