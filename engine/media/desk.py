@@ -174,10 +174,13 @@ class PictureDesk:
     def _serve(
         self, user: PictureUser, pictures: SequencePictures, wanted: dict[FeatureKey, None], *, is_first: bool
     ) -> Fault | None:
-        start = user.num_computed_tokens
+        start, num_awaited = user.num_computed_tokens, 0
         for index in pictures.list_done(start):
             self._give_back(pictures, index)
-        for index in pictures.list_missing(start)[:LOOKAHEAD]:
+        for number, index in enumerate(pictures.list_missing(start)):
+            is_urgent = index in self._list_urgent(user, pictures)
+            if num_awaited == LOOKAHEAD or (number >= LOOKAHEAD and not is_urgent):
+                return None  # urgent ones behind those that are there are fetched now: nothing else would begin it
             span = pictures.spans[index]
             key = (user.job.owner, user.job.cache_salt, span.key)
             fault = self._job_faults.get((user.job.id, span.key)) or self._faults.get(key)
@@ -190,13 +193,13 @@ class PictureDesk:
                 self._fresh.discard(key)
                 continue
             is_known = key in self._tasks or key in self._asked or key in wanted
-            is_urgent = index in self._list_urgent(user, pictures)
             if not is_known and not (is_urgent or self._row_bytes):
                 return None  # the size of features is not known yet
             has_room = (is_urgent and is_first) or self.cache.has_room(span.rows * self._row_bytes)
             if not is_known and not has_room:
                 return None
             wanted[key] = None
+            num_awaited += 1
             if not is_known:
                 self._asked[key] = user.job.id
                 self._tasks[key] = EncodingTask(key, {}, span.rows)

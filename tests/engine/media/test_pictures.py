@@ -154,3 +154,14 @@ def test_files_equal_generate() -> None:
 def test_refused_types_say_why() -> None:
     assert judge_pictures("paligemma").startswith("refused: its whole prompt attends both ways")
     assert judge_pictures("kimi_k25").startswith("refused: its output with pictures was not compared")
+
+
+def test_picture_behind_two_that_are_cached_is_asked_for_in_the_same_step() -> None:
+    """All three are in one block, so that nothing runs, and nothing wakes the engine, before the third is there."""
+    case = make_case("qwen3_5")
+    core, prompt = case.build(), case.prompts[7]
+    first, second, third = prompt.pictures
+    run_alone(core, make_prompt(first, 7, second, 9), "earlier")
+    core.add(make_picture_job(prompt, "next"))
+    core.step()
+    assert core.pictures is not None and core.pictures.take_requests() == [("next", third.key)]
