@@ -3,13 +3,13 @@
 import json
 import threading
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 
 from antiphon.app.base.endings import CAUSES
-from antiphon.app.routes.inspection.query import STATUSES
+from antiphon.app.routes.inspection.query import ListedStatus
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 from tests.web.accessibility import list_violations
@@ -42,8 +42,8 @@ def test_filters_offer_what_the_api_knows() -> None:
     lists = {name: text.partition(f"{name} = ")[2].partition(";")[0] for name in names}
     lists["CAUSES"] += lists["FAULTS"] + lists["CUTS"]
     assert all(f'"{cause}"' in lists["CAUSES"] for cause in CAUSES) and lists["CAUSES"].count('"') == 2 * len(CAUSES)
-    assert all(f'"{status}"' in lists["STATUSES"] for status in STATUSES)
-    assert lists["STATUSES"].count('"') == 2 * len(STATUSES)
+    assert all(f'"{status}"' in lists["STATUSES"] for status in get_args(ListedStatus))
+    assert lists["STATUSES"].count('"') == 2 * len(get_args(ListedStatus))
 
 
 def test_page_key_of_the_printed_address_opens_the_list(open_tab: OpenTab, server: RunningServer) -> None:

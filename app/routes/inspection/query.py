@@ -12,6 +12,7 @@ from antiphon.app.requests.query_fields import Query
 
 FilterText = Annotated[str, Meta(max_length=256)]
 LastSeen = Annotated[int, Meta(ge=-1, le=10**9)]
+ListedStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class TurnsQuery(Query, frozen=True, kw_only=True):
@@ -22,7 +23,7 @@ class TurnsQuery(Query, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
     after: str = ""
     """Id of the turn before the page."""
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"] | None = None
+    status: ListedStatus | None = None
     api: Api | None = None
     ending: Cause | None = None
     """Why the turn ended."""
