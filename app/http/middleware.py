@@ -141,7 +141,7 @@ class RequestGuard:
         state: RequestState,
         reservation: BodyReservation,
     ) -> None:
-        """Runs the handler of a request that has the right to it. Raises `ApiError` if there is none."""
+        """Runs the handler of an authorized request. Raises `ApiError` 404 or 405 without a handler."""
         if scope["type"] == "websocket" and self._websocket_app is not None:
             await self._websocket_app(scope, receive, response.send)
             return

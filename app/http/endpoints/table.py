@@ -23,7 +23,7 @@ class Lookup(Struct, frozen=True, eq=False):
     endpoint: Endpoint
     """The endpoint, or the rights and the shape of the errors at this path."""
     template: str = ""
-    """Path of the endpoint as it is declared, without types of parameters; empty if there is none."""
+    """Path of the endpoint as it is declared, without types of parameters; empty for an unknown path."""
     sent: str = ""
     """The path as it was sent, if it was not canonical."""
 
@@ -202,7 +202,7 @@ def _find_common_rights(declared: list[Endpoint]) -> Endpoint:
 
 
 def require_match(lookup: Lookup, method: str, path: str) -> Match:
-    """Returns the match. Raises `ApiError` 404 or 405 if there is none."""
+    """Returns the match. Raises `ApiError` 404 for an unknown path, and 405 for an unknown method."""
     if isinstance(lookup, Match):
         return lookup
     target = f"{method} {clip_text(path)}"
