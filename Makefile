@@ -17,7 +17,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 SPREAD := -n $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-processes test-engine test-clients test-all test-full test-cpus test-gpu check mutants snapshots models prove sbom bench bench-peers clean
+.PHONY: help serve test test-processes test-engine test-clients test-all test-full test-cpus test-gpu check mutants snapshots models prove sbom release bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
@@ -106,6 +106,11 @@ sbom:  ## write build/sbom.json, the pinned dependencies in the form of CycloneD
 	$(PYTHON) -m venv build/sbom && build/sbom/bin/pip install -q cyclonedx-bom==7.5.0
 	build/sbom/bin/cyclonedx-py requirements requirements.lock --output-file build/sbom.json
 	@echo build/sbom.json
+
+release: $(TEST) sbom  ## build wheel, sdist, SBOM and notes into build/release, and check both in new environments
+	rm -rf build/release && mkdir -p build/release && cp build/sbom.json build/release
+	$(BIN)/python -m tests.release $(ARGS)
+	build/sbom/bin/pip install -q twine==7.0.0 && build/sbom/bin/twine check --strict build/release/*.whl build/release/*.tar.gz
 
 bench: $(TEST)  ## run every benchmark against the installed peers: over an hour; results in .bench/results
 	$(BIN)/python -m bench.protocol

@@ -42,6 +42,7 @@ from antiphon.engine.process.spawn import PrespawnedWorker, SpawnWorker, WorkerP
 from antiphon.kit.cli.cassettes import record, replay
 from antiphon.kit.cli.chat import chat
 from antiphon.kit.cli.check import check
+from antiphon.kit.cli.demo import demo
 from antiphon.kit.cli.inspect import inspect
 from antiphon.kit.cli.reload import drain, reload
 from antiphon.kit.cli.top import top
@@ -148,6 +149,7 @@ def _spawn_worker(options: ServeOptions) -> AbstractContextManager[SpawnWorker]:
 
 main.add_command(chat)
 main.add_command(check)
+main.add_command(demo)
 main.add_command(drain)
 main.add_command(inspect)
 main.add_command(keys)

@@ -20,11 +20,11 @@ def build_wheel(factory: pytest.TempPathFactory) -> Path:
     folder = find_run_folder(factory) / "built-wheel"
     with hold_lock(folder):
         built = list(folder.glob("wheel/*.whl"))
-        return built[0] if built else _build_wheel(folder)
+        return built[0] if built else build_files(folder)[1]
 
 
-def _build_wheel(folder: Path) -> Path:
-    """Builds from the unpacked sdist, so that a file missing from the sdist is missing from the wheel."""
+def build_files(folder: Path) -> tuple[Path, Path]:
+    """Returns the sdist, and the wheel built from it unpacked: a file missing from the sdist is missing from the wheel."""
     source = folder / "source"
     source.mkdir()
     for name in BUILD_FILES:
@@ -34,7 +34,7 @@ def _build_wheel(folder: Path) -> Path:
         archive.extractall(folder, filter="data")
     (unpacked,) = folder.glob("antiphon-*")
     (wheel,) = _run_backend("wheel", unpacked, folder / "wheel")
-    return wheel
+    return sdist, wheel
 
 
 def _run_backend(kind: str, source: Path, out: Path) -> list[Path]:

@@ -102,6 +102,15 @@ def check_started_server(server: Server, block: str, _: Path) -> None:
     assert httpx.get(f"http://{server.address}/v1/models").json()["data"][0]["id"] == "antiphon"
 
 
+def check_demo(server: Server, block: str, _: Path) -> None:
+    assert run(server, bin_command(block.splitlines()[-1])).endswith("\nchecked: 0 findings\n")
+
+
+def bin_command(line: str) -> list[str]:
+    """Returns a command of the page, with the environment of the tests in place of `.venv`."""
+    return shlex.split(line.replace(".venv/bin", str(BIN)))
+
+
 def check_stream(server: Server, block: str, _: Path) -> None:
     """Compares the events with the list that follows the block in the README."""
     (shown,) = (text for language, text in BLOCKS if language == "text")
@@ -134,7 +143,7 @@ def check_kit(server: Server, block: str, folder: Path) -> None:
     """Runs each line of the block; those that serve until they are interrupted get a request."""
     lines = [line.partition("  #") for line in block.splitlines()]
     assert [shlex.split(line)[1] for line, _, _ in lines] == ["chat", "check", "check", "record", "replay"]
-    chat, check, proxy, record, replay = (shlex.split(line.replace(ADDRESS, server.address)) for line, _, _ in lines)
+    chat, check, proxy, record, replay = (bin_command(line.replace(ADDRESS, server.address)) for line, _, _ in lines)
     assert run(server, chat, folder, "Hello!").strip()
     sample = [] if FULL_COUNTS else ["--suite", "basics", "--suite", "errors"]
     assert re.search(r"^ +all +\d+ +\d+ +0 ", run(server, [*check, *sample], folder), re.MULTILINE)
@@ -170,6 +179,7 @@ def forward(server: Server, command: list[str], folder: Path) -> tuple[Any, str]
 
 
 RUNS: dict[str, Callable[[Server, str, Path], None]] = {
+    "antiphon demo": check_demo,
     "make serve": check_started_server,
     '"stream": true}': check_stream,
     "samples/picture.png": check_picture,
@@ -181,10 +191,8 @@ RUNS: dict[str, Callable[[Server, str, Path], None]] = {
 
 NOT_RUN = {
     "response.created   ": "output of the block above it, with which it is compared",
-    "python3 -m venv light": "installs a second environment; tests/test_packaging.py builds one",
     "PATH_OR_HUB_ID": "serves a model of the reader",
-    "vllm serve": "needs vLLM",
-    "light/bin/antiphon serve": "needs vLLM, and installs",
+    "vllm serve": "needs vLLM, and installs",
 }
 """A part of each block that is not run, and why."""
 
