@@ -12,7 +12,7 @@ from antiphon.app import cli
 from antiphon.app.config_file import load_config_file
 from antiphon.app.serve_options import check_store_url, resolve_store
 from antiphon.app.store.postgres.store import PostgresStore
-from tests.app.test_deploy import parse_serve
+from tests.app.deployment_files import parse_serve
 from tests.postgres_server import PASSWORD, PostgresServer
 from tests.syntax import ROOT
 

@@ -19,6 +19,7 @@ import yaml
 
 from antiphon.app import cli
 from antiphon.app.config_file import SECRETS, load_config_file
+from tests.app.deployment_files import parse_serve
 from tests.conftest import StartServer
 from tests.syntax import PACKAGES, ROOT
 
@@ -29,17 +30,6 @@ HADOLINT, SYSTEMD_ANALYZE = shutil.which("hadolint"), shutil.which("systemd-anal
 
 def read_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def parse_serve(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Parses the words after `antiphon`, as the program does. Returns the values of all parameters."""
-    for parameter in cli.serve.params:
-        monkeypatch.delenv(str(parameter.envvar), raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert words[0] == "serve"
-    with cli.serve.make_context("serve", words[1:]) as context:
-        return context.params
 
 
 def read_unit() -> ConfigParser:

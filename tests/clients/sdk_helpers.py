@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import anthropic
 import httpx
 import httpx2
 from openai import AsyncOpenAI, OpenAI
@@ -251,3 +252,7 @@ def record_prompts(server: RunningServer) -> list[str]:
 
     engine.generate = generate_recorded
     return prompts
+
+
+def open_anthropic(server: RunningServer, key: str = "sk-one") -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.root, api_key=key, max_retries=0, timeout=HANG_TIMEOUT_S)

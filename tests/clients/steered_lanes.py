@@ -1,12 +1,18 @@
 """Lanes whose turns are steered at random moments: the plan for a client, the script, and checks of what it saw."""
 
 import asyncio
+import json
 import random
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from websockets.sync.client import connect
+
 from antiphon.engine.protocol import Chunk
+from tests.clients.lane_client import LaneClient
 from tests.clients.sdk_helpers import Json
 from tests.invariants import check_stream
 from tests.serving import RunningServer
@@ -179,3 +185,43 @@ def _matches(event: Json, other: Json) -> bool:
 def _text_of(response: Json) -> str:
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return "".join(part["text"] for part in parts)
+
+
+KEYS = ("sk-one", "sk-two")
+
+
+@contextmanager
+def open_with_key(server: RunningServer, key: str = KEYS[0]) -> Iterator[LaneClient]:
+    url, headers = server.url.replace("http", "ws") + "/responses", {"authorization": f"Bearer {key}"}
+    with connect(url, additional_headers=headers, max_size=None, max_queue=None) as websocket:
+        yield LaneClient(websocket)
+
+
+def begin(client: LaneClient, lane: str, text: str, kind: str = "response.in_progress", **fields: Any) -> str:
+    """Starts a response, and waits for an event of it. Returns its id."""
+    client.create(lane, text, **fields)
+    while not any(event["type"] == kind for event in client.events[lane]):
+        client.receive()
+    return str(client.events[lane][0]["response"]["id"])
+
+
+def take_failed(client: LaneClient, lane: str | None) -> str:
+    """Returns the code of the next refusal of a steer."""
+    while not (found := [e for e in client.events[lane] if e["type"] == "response.steer.failed"]):
+        client.receive()
+    client.events[lane].remove(found[0])
+    return str(found[0]["error"]["code"])
+
+
+def steer(client: LaneClient, response_id: Any, sent: Any = "Turn left", **fields: Any) -> None:
+    frame = {"type": "response.steer", "previous_response_id": response_id, "input": sent, **fields}
+    client.websocket.send(json.dumps(frame))
+
+
+def take(client: LaneClient, kind: str, lane: str | None = "a") -> dict[str, Any]:
+    """Returns the next event about a steer, and removes it from the lane."""
+    name = f"response.steer.{kind}"
+    while not (found := [event for event in client.events[lane] if event["type"] == name]):
+        client.receive()
+    client.events[lane].remove(found[0])
+    return found[0]

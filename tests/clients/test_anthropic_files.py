@@ -16,7 +16,7 @@ import pytest
 from anthropic.resources import Files
 
 from tests.clients.batch_files import list_methods, open_client
-from tests.progress import HANG_TIMEOUT_S
+from tests.clients.sdk_helpers import open_anthropic
 from tests.serving import RunningServer, serve
 
 KEYS = ("sk-one", "sk-two")
@@ -28,10 +28,6 @@ DAY_S = 86_400
 def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     with SERVER(file_store=request.param == "file") as running:
         yield running
-
-
-def open_anthropic(server: RunningServer, key: str = KEYS[0]) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.root, api_key=key, max_retries=0, timeout=HANG_TIMEOUT_S)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from tests.clients.media.vision_model import data_url, make_png
 from tests.clients.sdk_helpers import Json
-from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
+from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.node_install import run_node_script
+from tests.clients.node_results import check_node_result
+from tests.clients.response_streams import check_response_result, read_response_stream, read_response_stream_async
 from tests.clients.sdk_helpers import (
     Case,
     Json,
@@ -18,8 +20,6 @@ from tests.clients.sdk_helpers import (
     parse_events,
     responses_body,
 )
-from tests.clients.test_node_sdk import check_node_result
-from tests.clients.test_responses_stream import check_response_result, read_response_stream, read_response_stream_async
 from tests.invariants import check_stream
 from tests.serving import RunningServer, serve
 from tests.snapshots.builtin_cases import BUILTIN_CASES

@@ -1,49 +1,28 @@
 """The programs and items of docs/client-tools.md."""
 
 import json
-import re
-import tomllib
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.clients.python_install import install_python_clients, run_in_turn
+from tests.clients.client_tools_page import (
+    LOCAL_SHELL_LINES,
+    PAGE,
+    PATCH_PROGRAM,
+    SEARCH_PROGRAM,
+    SHELL_PROGRAM,
+    find_page_blocks,
+    make_page_registry,
+    run_page_programs,
+)
 from tests.clients.sdk_helpers import Json, post
-from tests.serving import RunningServer, scripted_registry, serve
-from tests.syntax import ROOT
+from tests.serving import RunningServer, serve
 
-PAGE = (ROOT / "docs" / "client-tools.md").read_text(encoding="utf-8")
-BASE_URL = "http://127.0.0.1:8000/v1"
-
-
-def find_page_blocks(language: str) -> list[str]:
-    """Returns the blocks of the page in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-
-
-SHELL_PROGRAM, PATCH_PROGRAM, LOCAL_SHELL_LINES, SEARCH_PROGRAM = find_page_blocks("python")
+SERVER = partial(serve, make_page_registry)
 ITEMS = [json.loads(block) for block in find_page_blocks("json")]
 SHELL_TOOL, SHELL_CALL, SHELL_OUTPUT, UPDATE_CALL, CREATE_CALL, PATCH_OUTPUT = ITEMS[:6]
 LOCAL_SHELL_CALL, LOCAL_SHELL_OUTPUT, SEARCH_CALL = ITEMS[6:]
-PATCH_PROMPT = "Rename greet() to welcome() in hello.py, and list it in notes.txt."
-(SCRIPT,) = find_page_blocks("toml")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    """A server that plays the script of the page."""
-    with serve(scripted_registry(tomllib.loads(SCRIPT)["reply"], names=("antiphon",))) as running:
-        yield running
-
-
-def run_page_programs(programs: list[tuple[str, Path]], server: RunningServer, home: Path) -> list[str]:
-    """Runs programs of the page, each in its folder, with the libraries that they name. Returns what each prints."""
-    return run_in_turn(
-        install_python_clients("python"),
-        [(program.replace(BASE_URL, server.url), "", folder) for program, folder in programs],
-        home,
-    )
 
 
 def write_local_shell_program() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.node_install import copy_node_programs, run_node_script
+from tests.clients.node_results import check_node_result
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
 from tests.clients.reading_script import (
     AGAIN,
@@ -21,7 +22,6 @@ from tests.clients.reading_script import (
     make_reading_registry,
 )
 from tests.clients.sdk_helpers import Json, record_prompts
-from tests.clients.test_node_sdk import check_node_result
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, make_reading_registry)

@@ -12,7 +12,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from tests.clients.sdk_helpers import Json
-from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
+from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve

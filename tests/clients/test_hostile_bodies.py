@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.clients.sdk_helpers import get, post
-from tests.clients.test_hostile_frames import begin, open_with_key, steer, take_failed
+from tests.clients.steered_lanes import begin, open_with_key, steer, take_failed
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve

@@ -1,9 +1,6 @@
 """Frames of a WebSocket that are meant to disturb other responses. Covers row 60 of the hard inputs."""
 
-import json
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +9,7 @@ from websockets.sync.client import connect
 
 from tests.clients.lane_client import LaneClient, text_of
 from tests.clients.sdk_helpers import wait_until
+from tests.clients.steered_lanes import KEYS, begin, open_with_key, steer, take_failed
 from tests.invariants import check_stream
 from tests.progress import wait_with_progress
 from tests.serving import RunningServer, scripted_registry, serve
@@ -22,7 +20,6 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "silent", "when": ["Silence"], "output": [{"stall": True}]},
     {"name": "any", "output": ["Yes."]},
 ]
-KEYS = ("sk-one", "sk-two")
 NUM_STEERS = 1000
 MAX_STEERS = 16
 
@@ -32,33 +29,6 @@ def make_registry() -> Any:
 
 
 SERVER = partial(serve, make_registry, api_keys=KEYS)
-
-
-@contextmanager
-def open_with_key(server: RunningServer, key: str = KEYS[0]) -> Iterator[LaneClient]:
-    url, headers = server.url.replace("http", "ws") + "/responses", {"authorization": f"Bearer {key}"}
-    with connect(url, additional_headers=headers, max_size=None, max_queue=None) as websocket:
-        yield LaneClient(websocket)
-
-
-def begin(client: LaneClient, lane: str, text: str, kind: str = "response.in_progress", **fields: Any) -> str:
-    """Starts a response, and waits for an event of it. Returns its id."""
-    client.create(lane, text, **fields)
-    while not any(event["type"] == kind for event in client.events[lane]):
-        client.receive()
-    return str(client.events[lane][0]["response"]["id"])
-
-
-def steer(client: LaneClient, response_id: Any, sent: Any = "Turn left") -> None:
-    client.websocket.send(json.dumps({"type": "response.steer", "previous_response_id": response_id, "input": sent}))
-
-
-def take_failed(client: LaneClient, lane: str | None) -> str:
-    """Returns the code of the next refusal of a steer."""
-    while not (found := [e for e in client.events[lane] if e["type"] == "response.steer.failed"]):
-        client.receive()
-    client.events[lane].remove(found[0])
-    return str(found[0]["error"]["code"])
 
 
 @pytest.mark.parametrize("key", KEYS, ids=["same key", "another key"])

@@ -2,23 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.clients.node_install import run_node_script
+from tests.clients.node_results import check_node_result, drop_helper_keys
 from tests.clients.sdk_helpers import (
     CASES,
     Case,
     Json,
     chat_body,
-    get,
     normalize_completion,
-    parse_events,
     post,
     responses_body,
 )
-from tests.invariants import check_stream
 from tests.serving import RunningServer
 
 UNCANCELLED_CASES = [case for case in CASES if not case.refused and not case.cancel]
@@ -38,41 +35,11 @@ def node_results(node: Path, case_server: RunningServer, tmp_path_factory: pytes
     return run_node_script(node, "read.mjs", task)
 
 
-def drop_helper_keys(value: Any) -> Any:
-    """Returns a value without the keys that the helpers add."""
-    if isinstance(value, dict):
-        added = ("parsed", "parsed_arguments", "output_parsed", "output_text", "snapshot")
-        return {key: drop_helper_keys(inside) for key, inside in value.items() if key not in added}
-    return [drop_helper_keys(inside) for inside in value] if isinstance(value, list) else value
-
-
 @pytest.mark.parametrize("case", UNCANCELLED_CASES, ids=lambda case: case.name)
 def test_response_helper_reads_every_case_and_raises_only_on_errors(
     node_results: Json, case_server: RunningServer, case: Case
 ) -> None:
     check_node_result(node_results[case.name], case_server, fails=case.fails)
-
-
-def check_node_result(results: Json, server: RunningServer, *, fails: bool) -> None:
-    """Checks the helper's events and errors against the stored stream, and those of the resumed stream."""
-    result = results["responses"]
-    response_id = result["events"][0]["response"]["id"]
-    wire = parse_events(get(f"{server.url}/responses/{response_id}?stream=true").content)
-    response = check_stream(wire)
-    assert get(f"{server.url}/responses/{response_id}").json() == response
-    assert (wire[-1]["type"] == "response.failed") == fails
-    if fails:
-        assert result["raised"]["message"].endswith(response["error"]["message"])
-        assert drop_helper_keys(result["events"]) == drop_helper_keys(wire[:-2])
-        return
-    assert result["raised"] is result["raisedAtTheEnd"] is None
-    assert drop_helper_keys(result["events"]) == drop_helper_keys(wire)
-    assert drop_helper_keys(result["final"]) == drop_helper_keys(response)
-    resumed = results["again"]
-    assert resumed["raised"] is resumed["raisedAtTheEnd"] is None
-    assert drop_helper_keys(resumed["events"]) == drop_helper_keys(wire[2:]) and drop_helper_keys(
-        resumed["final"]
-    ) == drop_helper_keys(response)
 
 
 @pytest.mark.parametrize("case", UNCANCELLED_CASES, ids=lambda case: case.name)

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.test_websocket import open_websocket, run_turn
+from tests.clients.websocket_turns import open_websocket, run_turn
 from tests.conftest import StartServer
 from tests.invariants import check_stream
 from tests.serving import scripted_registry, serve

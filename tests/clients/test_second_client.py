@@ -14,16 +14,12 @@ import httpx
 import pytest
 
 from tests.app.sandbox.grammar_chains import reference_chain, rule_chain
+from tests.clients.second_client import NUM_WORDS, SCRIPT, SecondClient
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
-NUM_WORDS = 150
-SCRIPT: list[dict[str, Any]] = [
-    {"name": "long", "when": ["At length"], "output": ["word " * NUM_WORDS], "tokens_per_chunk": 5},
-    {"name": "any", "output": ["Yes."]},
-]
 SERVER = partial(serve, partial(scripted_registry, SCRIPT, delay=0.01))
 HEAD = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CUSTOM = {"type": "custom", "name": "t", "format": {"type": "grammar", "syntax": "lark"}}
@@ -74,42 +70,6 @@ BYTES = {
     "unknown version": HEAD.replace(b"HTTP/1.1", b"HTTP/9.9") + b"Content-Length: 2\r\n\r\n{}",
     "huge chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % 2**70,
 }
-
-
-class SecondClient:
-    """Streams a long response and asks `/health` all the while, in two threads."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self._server = server
-        self.events: list[dict[str, Any]] = []
-        self.health_s: list[float] = []
-        self._threads = [threading.Thread(target=self._stream), threading.Thread(target=self._ask_health)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        while not self.events:
-            time.sleep(0.01)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for thread in self._threads:
-            thread.join()
-
-    def _stream(self) -> None:
-        body = {"model": "scripted", "input": "At length", "stream": True}
-        with httpx.stream("POST", f"{self._server.url}/responses", json=body, timeout=HANG_TIMEOUT_S) as reply:
-            for line in reply.iter_lines():
-                if line.startswith("data: {"):
-                    self.events.append(json.loads(line.removeprefix("data: ")))
-
-    def _ask_health(self) -> None:
-        with httpx.Client(timeout=HANG_TIMEOUT_S) as client:
-            while self._threads[0].is_alive():
-                started = time.monotonic()
-                assert client.get(f"{self._server.root}/health").status_code == 200
-                self.health_s.append(time.monotonic() - started)
-                time.sleep(0.02)
 
 
 class LoopProbe:

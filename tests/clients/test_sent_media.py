@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from antiphon.app.turns.media import reading
-from tests.app.store.test_blobs import find_faults
+from tests.app.store.stored_blobs import find_faults
 from tests.clients.batch_files import open_client
-from tests.clients.test_anthropic_files import open_anthropic
+from tests.clients.sdk_helpers import open_anthropic
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, [{"name": "any", "output": ["Yes."]}], api_keys=("sk-one", "sk-two"))

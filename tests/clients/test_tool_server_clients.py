@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.clients.node_install import copy_node_programs, run_node_script
+from tests.clients.node_results import check_node_result, drop_helper_keys
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
+from tests.clients.response_streams import ResponseStreamResult, check_response_result
 from tests.clients.sdk_helpers import Json, dump_sdk_object, open_sdk, parse_events
-from tests.clients.test_node_sdk import check_node_result, drop_helper_keys
-from tests.clients.test_responses_stream import ResponseStreamResult, check_response_result
 from tests.clients.tool_servers import get, name_server, post, serve_sdk_tools
 from tests.invariants import check_stream
 from tests.serving import RunningServer, serve

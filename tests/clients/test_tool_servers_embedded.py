@@ -13,7 +13,7 @@ import pytest
 
 from tests.clients.sdk_helpers import Json, parse_events
 from tests.clients.tool_servers import TIME_COMMAND, name_server
-from tests.codex.test_codex_embedded import needs_weights
+from tests.codex.embedded_registry import needs_weights
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready

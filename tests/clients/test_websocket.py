@@ -4,8 +4,6 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,15 @@ from typing import Any
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from tests.clients import sdk_helpers
+from tests.clients.websocket_turns import KEYS, open_websocket, receive_events, run_turn, send_create
 from tests.conftest import StartServer
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
-KEYS = ("sk-one", "sk-two")
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 SCRIPT: list[dict[str, Any]] = [
     {"name": "fault", "when": ["Fail"], "output": ["Oh", {"fault": "broken", "code": "server_error"}]},
@@ -41,35 +39,6 @@ USER: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 
 
 SERVER = partial(serve, SCRIPT, api_keys=KEYS, max_body_bytes=200_000)
-
-
-@contextmanager
-def open_websocket(server: RunningServer, key: str = KEYS[0], **options: Any) -> Iterator[ClientConnection]:
-    headers = {"authorization": f"Bearer {key}", "openai-beta": "responses_websockets=2026-02-06"}
-    url = server.url.replace("http", "ws") + "/responses"
-    with connect(url, additional_headers=headers, max_size=None, **options) as websocket:
-        yield websocket
-
-
-def send_create(websocket: ClientConnection, text: Any = "Hi", **fields: Any) -> None:
-    websocket.send(json.dumps({"type": "response.create", "model": "scripted", "input": text, **fields}))
-
-
-def receive_events(websocket: ClientConnection) -> list[dict[str, Any]]:
-    """Returns the events up to a terminal event or a request error."""
-    events: list[dict[str, Any]] = []
-    while True:
-        events.append(json.loads(websocket.recv(timeout=HANG_TIMEOUT_S)))
-        kind = events[-1]["type"]
-        if kind in ("response.completed", "response.incomplete", "response.failed") or (
-            kind == "error" and "status" in events[-1]
-        ):
-            return events
-
-
-def run_turn(websocket: ClientConnection, text: Any = "Hi", **fields: Any) -> list[dict[str, Any]]:
-    send_create(websocket, text, **fields)
-    return receive_events(websocket)
 
 
 def read_error(events: list[dict[str, Any]]) -> tuple[int, str | None, str | None]:

@@ -17,22 +17,14 @@ from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Chunk, Job, OnChunk
 from antiphon.harmony.detect import load_format
 from tests.clients.lane_client import LaneClient, open_lanes
-from tests.clients.test_websocket_steering import steer, take
-from tests.codex.test_codex_embedded import make_registry, needs_weights
+from tests.clients.steered_lanes import steer, take
+from tests.codex.embedded_registry import KEEPING_TEMPLATE, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.invariants import check_stream
 from tests.progress import wait_with_progress
 from tests.serving import RunningServer, serve
 
 pytestmark = needs_weights
-KEEPING_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
-{% if message.reasoning_content %}<think>
-{{ message.reasoning_content }}
-</think>
-
-{% endif %}{{ message.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 
 class ChunkGate:

@@ -1,6 +1,5 @@
 """Steering over a WebSocket: what becomes of a response and of its steers, in each state, and when they come too late."""
 
-import json
 import random
 from functools import partial
 from typing import Any
@@ -9,6 +8,7 @@ import openai
 import pytest
 
 from tests.clients.lane_client import LaneClient, open_lanes, text_of
+from tests.clients.steered_lanes import steer, take
 from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -52,20 +52,6 @@ def begin(
         client.receive()
     created = next(event for event in client.events[lane][start:] if event["type"] == "response.created")
     return str(created["response"]["id"])
-
-
-def steer(client: LaneClient, response_id: Any, sent: Any = "Turn left", **fields: Any) -> None:
-    frame = {"type": "response.steer", "previous_response_id": response_id, "input": sent, **fields}
-    client.websocket.send(json.dumps(frame))
-
-
-def take(client: LaneClient, kind: str, lane: str | None = "a") -> dict[str, Any]:
-    """Returns the next event about a steer, and removes it from the lane."""
-    name = f"response.steer.{kind}"
-    while not (found := [event for event in client.events[lane] if event["type"] == name]):
-        client.receive()
-    client.events[lane].remove(found[0])
-    return found[0]
 
 
 def test_silent_response_ends_at_once_and_its_successor_reads_the_steer(server: RunningServer) -> None:

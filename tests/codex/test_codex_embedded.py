@@ -2,7 +2,6 @@
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -13,17 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.engine.protocol import Engine
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
-from antiphon.harmony import detect
-from antiphon.harmony.format import ModelFormat
 from tests.clients.claude_code import install_claude_code, run_claude_code
 from tests.codex.codex_process import API_KEY, CodexCli
 from tests.codex.codex_terminal import CodexTerminal, open_terminal
+from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
 from tests.codex.recorder import HttpExchange, TrafficRecorder
 from tests.conftest import StartServer
 from tests.counts import FULL_COUNTS
@@ -32,26 +28,9 @@ from tests.serving import RunningServer, serve
 from training.pictures.drawing import draw_picture, draw_scene
 from training.pictures.soft_words import describe_scene
 
-needs_weights = pytest.mark.skipif(
-    not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
-)
 LONG_FOLDER_NAME = "directory-with-quite-a-long-name"
 SESSIONS = 10 if FULL_COUNTS else 1
 NUM_VIEWED, NUM_CHATTED = (40, 200) if FULL_COUNTS else (1, 10)
-
-
-def make_registry(engine: Engine, model_format: ModelFormat) -> ModelRegistry:
-    return ModelRegistry(
-        [
-            ServedModel(
-                names=("antiphon",), engine=engine, format=model_format, created=int(time.time()), folder=MODEL_DIR
-            )
-        ]
-    )
-
-
-def load_model_format() -> ModelFormat:
-    return detect.load_format(MODEL_DIR, "hermes").format
 
 
 @pytest.fixture(scope="module")

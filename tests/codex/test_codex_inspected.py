@@ -17,7 +17,7 @@ from antiphon.kit.cassette.reading import read_cassette
 from antiphon.kit.snapshot.stream_text import format_stream
 from tests.app.inspection.inspector import Inspector
 from tests.codex.codex_process import CodexCli, CodexRun
-from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
+from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import RunningServer, scripted_registry, serve

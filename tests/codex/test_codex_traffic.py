@@ -13,8 +13,8 @@ from antiphon.kit.cassette.exchanges import RecordedExchange
 from antiphon.kit.cassette.reading import read_cassette
 from antiphon.kit.checker.stream import check_sse
 from tests.codex.codex_process import API_KEY, CodexCli, CodexRun
+from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
 from tests.codex.replies import COMMAND, LAST_REPLY, make_command_call, make_reply
-from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.kit.cassette.cassette_files import run_player, run_recorder
 from tests.kit.proxy.wire_servers import run_checked_proxy

@@ -1,9 +1,5 @@
 """Two turns with tools on templates of many kinds: nothing of the conversation is lost, and no template refuses it."""
 
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 
 from antiphon.events.inputs import (
@@ -15,47 +11,23 @@ from antiphon.events.inputs import (
     InputMessage,
 )
 from antiphon.events.tools import CustomTool, FunctionTool
-from antiphon.harmony.detect import load_format
-from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.format import PromptInput
 from antiphon.harmony.tools import ToolTable
 from antiphon.state.segments import Say
 from tests.harmony import parser_helpers
+from tests.harmony.calling_models import (
+    ANSWER,
+    CALL_ITEMS,
+    EACH_CALLING_MODEL,
+    OUTPUT_ITEMS,
+    QUESTION,
+    TOOLS,
+    load_model,
+)
 from tests.harmony.template_models import TEMPLATE_MODELS, TEMPLATES_FOLDER, TemplateModel
 
-QUESTION = InputMessage(role="user", content="How is the weather in the two cities?")
-ANSWER = InputMessage(role="assistant", content="Rainy in both.")
-TOOLS = ToolTable.from_request(
-    [
-        FunctionTool(
-            name="find_weather",
-            description="Finds the weather.",
-            parameters={
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-                "required": ["city"],
-            },
-        )
-    ]
-)
 CALLS = [("find_weather", {"city": "Oslo", "days": 2}), ("find_weather", {"city": "Bergen", "days": 3})]
-CALL_ITEMS: tuple[AnyInput, ...] = (
-    InputFunctionCall(call_id="call_8f3a90c1", name="find_weather", arguments='{"city": "Oslo", "days": 2}'),
-    InputFunctionCall(call_id="call_77ab02de", name="find_weather", arguments='{"city": "Bergen", "days": 3}'),
-)
-OUTPUT_ITEMS: tuple[AnyInput, ...] = (
-    InputFunctionOutput(call_id="call_8f3a90c1", output="sleet until noon"),
-    InputFunctionOutput(call_id="call_77ab02de", output="drizzle all day"),
-)
 EACH_MODEL = pytest.mark.parametrize("model", TEMPLATE_MODELS, ids=lambda model: model.name)
-EACH_CALLING_MODEL = pytest.mark.parametrize(
-    "model", [model for model in TEMPLATE_MODELS if model.output], ids=lambda model: model.name
-)
-
-
-@cache
-def load_model(model: TemplateModel) -> ModelFormat:
-    with TemporaryDirectory() as folder:
-        return load_format(model.write_folder(Path(folder))).format
 
 
 def render(model: TemplateModel, *items: AnyInput, tools: ToolTable = TOOLS, effort: str | None = None) -> str:

@@ -19,9 +19,8 @@ from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.outbound.faults import FetchFault
 from antiphon.app.outbound.fetcher import UrlFetcher
-from tests.app.media.documents import make_pdf
+from tests.app.media.documents import encrypt_pdf, make_pdf
 from tests.clients.media.image_requests import BLUE, RED, Caller, call_items, chat_image, image_block, image_part, user
-from tests.clients.media.test_file_requests import encrypt_pdf
 from tests.clients.media.vision_model import SAY_IMAGES, data_url, make_png, vision_registry, write_vision_model
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.snapshots.snapshot_files import SNAPSHOT_FOLDER, CaseSnapshot

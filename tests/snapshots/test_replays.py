@@ -34,8 +34,8 @@ from tests.snapshots.run_case import (
     read_responses,
     run_messages_request,
 )
-from tests.snapshots.test_server_tools import CASES as SERVER_TOOL_CASES
-from tests.snapshots.test_server_tools import SETTINGS, start_chat_turns, start_message_turn
+from tests.snapshots.server_tool_turns import CASES as SERVER_TOOL_CASES
+from tests.snapshots.server_tool_turns import SETTINGS, start_chat_turns, start_message_turn
 from tests.snapshots.tool_cases import TOOL_CASES
 from tests.snapshots.tool_runs import ToolCase, run_tool_case
 

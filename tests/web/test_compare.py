@@ -10,10 +10,9 @@ from tests.serving import RunningServer, serve
 from tests.web.accessibility import check_every_look
 from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
-from tests.web.hostile_texts import list_texts
+from tests.web.hostile_texts import ODD_TEXT, check_unharmed, hostile_events, list_texts, listen
 from tests.web.inspection import FakeInspection, make_rows, make_summary
-from tests.web.test_hostile_texts import ODD_TEXT, check_unharmed, hostile_events, listen
-from tests.web.test_turn_parts import ask
+from tests.web.turn_pages import ask
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 

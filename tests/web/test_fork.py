@@ -11,7 +11,7 @@ from tests.serving import RunningServer, scripted_registry, serve
 from tests.web.accessibility import check_every_look
 from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
-from tests.web.test_play import MODELS, SCRIPT, TOOLS, Json, ask, find_item, last_request, last_turn, send
+from tests.web.played_requests import MODELS, SCRIPT, TOOLS, Json, ask, find_item, last_request, last_turn, send
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 

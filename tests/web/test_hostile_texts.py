@@ -12,16 +12,13 @@ from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 from tests.web.browser import Faults, open_page
 from tests.web.conftest import OpenTab
-from tests.web.hostile_texts import list_texts
+from tests.web.hostile_texts import ODD_TEXT, TEXTS, check_unharmed, hostile_events, list_texts, listen, open_everything
 from tests.web.inspection import FakeInspection, make_rows, make_summary
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
 SERVER = partial(serve, [{"name": "hello", "output": ["Hello."]}])
-Json = dict[str, Any]
-TEXTS = [text for _, text in list_texts()]
 ALL_TEXTS = "\n".join(TEXTS)
-LISTEN = "window.fired = []; window.fire = (number) => { fired.push(number); };"
 CONTROL_PAGE = """<!doctype html><title>without defences</title><body><script>
 window.fired = [];
 window.fire = (number) => { fired.push(number); };
@@ -51,10 +48,6 @@ function apply(way, text, number) {
   }
 }
 </script></body>"""
-FOREIGN_ELEMENTS = (
-    "img, image, iframe, svg, math, object, embed, style, video, audio, base, meta[http-equiv], template, form[action],"
-    "script:not([src]), link:not([rel=stylesheet]):not([rel=modulepreload]), [style*=url], [srcdoc], [background]"
-)
 
 
 def test_every_text_does_its_harm_on_a_page_without_defences(browser: Any) -> None:
@@ -83,66 +76,6 @@ def find_harm(page: Any, faults: Faults) -> set[int]:
     """Returns the numbers of the texts that ran, and of those that asked another server for a file."""
     loaded = {int(number) for url in faults.requests for number in re.findall(r"evil\.example/(\d+)$", url)}
     return {*page.evaluate("fired"), *loaded}
-
-
-def listen(page: Any) -> None:
-    page.add_init_script(LISTEN)
-
-
-def check_unharmed(page: Any, server: RunningServer, *, shown: str = TEXTS[0]) -> None:
-    """Checks that the text is on the page, and that no text did anything there. `open_tab` checks its requests."""
-    assert shown in page.locator("body").inner_text().replace("\n", " ")
-    assert page.evaluate("[fired, ({}).polluted ?? null, typeof hidden_by_name]") == [[], None, "undefined"]
-    assert (
-        page.evaluate(
-            "(selector) => [...document.querySelectorAll(selector)].map((e) => e.outerHTML)", FOREIGN_ELEMENTS
-        )
-        == []
-    )
-    addresses = page.evaluate("[...document.querySelectorAll('a')].map((link) => link.href)")
-    assert [address for address in addresses if not address.startswith(f"{server.root}/ui/")] == []
-    handlers = page.evaluate(
-        "[...document.querySelectorAll('*')].flatMap((e) => e.getAttributeNames()).filter((n) => n.startsWith('on'))"
-    )
-    assert handlers == []
-
-
-def hostile_response(text: str, output: list[Json] | None = None) -> Json:
-    names = ("id", "object", "status", "model", "instructions", "previous_response_id", "user", "safety_identifier")
-    return dict.fromkeys(names, text) | {
-        "output": output or [],
-        "metadata": {text: text},
-        "error": {"code": text, "message": text},
-        "tools": [
-            {"type": text, "name": text, "description": text, "parameters": {"properties": {text: {"enum": [text]}}}}
-        ],
-        "__proto__": {"polluted": text},
-        "constructor": {"prototype": {"polluted": text}},
-    }
-
-
-def hostile_events(text: str) -> list[Json]:
-    """Events that hold a text in every field that may hold one."""
-    annotation = {"type": text, "url": text, "title": text, "file_id": text, "filename": text}
-    part = {"type": text, "text": text, "refusal": text, "annotations": [annotation]}
-    item = dict.fromkeys(("id", "type", "role", "name", "namespace", "call_id", "arguments", "input", "output"), text)
-    item |= {"content": [part], "summary": [part], "action": {"commands": [text]}, text: text, "status": text}
-    item |= {"__proto__": {"polluted": text}, "constructor": {"prototype": {"polluted": text}}}
-    place = {"output_index": 0, "content_index": 0, "summary_index": 0, "item_id": text, "command_index": 0}
-    streams = ("output_text", "refusal", "reasoning_text", "reasoning_summary_text", "function_call_arguments")
-    streams += ("custom_tool_call_input", "apply_patch_call_operation_diff", "shell_call_command", text)
-    events: list[Json] = [{"type": "response.created", "response": hostile_response(text)}]
-    events += [{"type": "response.output_item.added", "item": item} | place]
-    events += [
-        {"type": f"response.{stream}.delta", "delta": text, "logprobs": [{"token": text}]} | place for stream in streams
-    ]
-    events += [
-        {"type": "response.output_text.annotation.added", "annotation_index": 0, "annotation": annotation} | place
-    ]
-    events += [{"type": "error", "message": text, "code": text, "param": text, "error": {"message": text}}]
-    events += [{"type": text, text: text}, {"type": "response.output_text.delta", "output_index": text, "delta": text}]
-    events += [{"type": "response.failed", "response": hostile_response(text, [item])}]
-    return [event | {"sequence_number": n} for n, event in enumerate(events)]
 
 
 def test_start_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -> None:
@@ -248,15 +181,6 @@ def test_timeline_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -
     check_unharmed(page, server)
 
 
-def open_everything(page: Any) -> None:
-    """Opens all parts of a page that can be opened, and those inside them. A part exists once the one around it is open."""
-    script = "[...document.querySelectorAll('details:not([open])')].map((part) => { part.open = true; }).length"
-    for _ in range(12):
-        if page.evaluate(script) == 0:
-            return
-        page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
-
-
 def test_prompt_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -> None:
     runs = [{"round": text, "ids": [text], "texts": [text], "control": True, "cached": text} for text in TEXTS]
     runs += [{"round": 0, "ids": [1], "texts": text} for text in TEXTS] + [{"ids": 1}, {"ids": [{}], "texts": [{}]}]
@@ -271,9 +195,6 @@ def test_prompt_shows_them_as_text(open_tab: OpenTab, server: RunningServer) -> 
     expect(page.locator(".token")).to_have_count(2 * len(TEXTS) + 1)
     page.get_by_label("ids").check()
     check_unharmed(page, server)
-
-
-ODD_TEXT = "a\ud800b\x00c\u202ed\u2066e\u200bf\x1b[2Jg\x9bh\u2028i" + "e" + "\u0301" * 500 + "\U0001f44d"
 
 
 def test_hidden_characters_are_seen_in_every_view(open_tab: OpenTab) -> None:

@@ -15,8 +15,7 @@ from tests.serving import RunningServer, serve
 from tests.web.accessibility import check_every_look
 from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
-from tests.web.hostile_texts import list_texts
-from tests.web.test_hostile_texts import ODD_TEXT, check_unharmed, listen, open_everything
+from tests.web.hostile_texts import ODD_TEXT, check_unharmed, list_texts, listen, open_everything
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 

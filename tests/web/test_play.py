@@ -4,69 +4,21 @@ import json
 from functools import partial
 from typing import Any, get_args
 
-import httpx
 import pytest
 
 from antiphon.app.requests.fields.common import Effort
-from tests.progress import HANG_TIMEOUT_S, wait_with_progress
+from tests.progress import wait_with_progress
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.web.accessibility import check_every_look
 from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
-from tests.web.hostile_texts import list_texts
+from tests.web.hostile_texts import ODD_TEXT, check_unharmed, hostile_events, list_texts, listen
 from tests.web.inspection import FakeInspection, make_rows, make_summary
+from tests.web.played_requests import MODELS, SCRIPT, expect, find_item, last_request, last_turn, send
 from tests.web.sources import WEB
-from tests.web.test_hostile_texts import ODD_TEXT, check_unharmed, hostile_events, listen
 
-expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
-
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-SCRIPT = [
-    {"name": "slow", "when": ["slow"], "output": ["One. ", {"pause": HANG_TIMEOUT_S}, "Two."]},
-    {"name": "answered", "when": ["12 degrees"], "output": ["It is ", "12 degrees in Oslo."]},
-    {"name": "call", "when": ["weather"], "output": [CALL]},
-    {"name": "json", "when": ["JSON"], "output": ['{"answer": "yes"}']},
-    {"name": "hello", "output": ["<think>\nHm.\n</think>\n\n", "Hello, ", "you."]},
-]
-MODELS = ("scripted", "other", "third", "fourth")
 SERVER = partial(serve, partial(scripted_registry, SCRIPT, names=MODELS), inspect="memory")
 TEXTS = [text for _, text in list_texts()]
-TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}]
-Json = dict[str, Any]
-
-
-def ask(server: RunningServer, **fields: Any) -> Json:
-    """Makes a turn. Returns its response."""
-    body = {"model": "scripted", "input": "Hi"} | fields
-    return dict(httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S).json())
-
-
-def read_request(server: RunningServer, turn_id: str) -> Json:
-    """Returns the request of a turn, as the server recorded it."""
-    headers = {"authorization": f"Bearer {server.context.page_key}"}
-    return dict(httpx.get(f"{server.url}/inspect/turns/{turn_id}/request", headers=headers).json())
-
-
-def last_turn(server: RunningServer) -> Json:
-    headers = {"authorization": f"Bearer {server.context.page_key}"}
-    return dict(httpx.get(f"{server.url}/inspect/turns?limit=1", headers=headers).json()["data"][0])
-
-
-def last_request(server: RunningServer) -> Json:
-    return read_request(server, last_turn(server)["id"])
-
-
-def find_item(page: Any, name: str) -> Any:
-    """Returns the field of an item of the input."""
-    return page.get_by_role("textbox", name=name, exact=True)
-
-
-def send(page: Any) -> Any:
-    """Sends the request, and waits until each model has answered. Returns the replies."""
-    page.get_by_role("button", name="Send", exact=True).click()
-    replies = page.locator(".column .output")
-    expect(replies.filter(has_text="completed").first).to_be_visible()
-    return replies
 
 
 def test_new_request_is_sent_with_what_was_typed(open_tab: OpenTab, server: RunningServer) -> None:

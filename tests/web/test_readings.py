@@ -11,9 +11,9 @@ import pytest
 from tests.serving import RunningServer, serve
 from tests.web.accessibility import check_every_look
 from tests.web.conftest import OpenTab
+from tests.web.hostile_texts import ODD_TEXT, check_unharmed, listen, open_everything
 from tests.web.inspection import FakeInspection, make_summary
-from tests.web.test_hostile_texts import ODD_TEXT, check_unharmed, listen, open_everything
-from tests.web.test_turn_parts import SCRIPT, TEXTS, address, answer, ask
+from tests.web.turn_pages import SCRIPT, TEXTS, address, answer, ask
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 

@@ -9,18 +9,15 @@ import httpx
 import pytest
 
 from antiphon.app.projections.inspection.exports import EXPORT_FORMS, FILE_NAMES
-from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 from tests.web.accessibility import check_every_look
 from tests.web.browser import open_page
 from tests.web.conftest import OpenTab
-from tests.web.hostile_texts import list_texts
-from tests.web.inspection import FakeInspection, make_summary
-from tests.web.test_hostile_texts import ODD_TEXT, check_unharmed, listen, open_everything
+from tests.web.hostile_texts import ODD_TEXT, check_unharmed, open_everything
+from tests.web.turn_pages import SCRIPT, TEXTS, address, answer, ask
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
-SCRIPT = [{"name": "hello", "output": ["<think>\nHm.\n</think>\n\n", "Hello, ", "you."]}]
 SERVER = partial(serve, SCRIPT)
 LABELS = {
     "script": "Script of the scripted engine",
@@ -29,28 +26,6 @@ LABELS = {
     "curl": "Request for curl",
     "python": "Request for Python",
 }
-TEXTS = [text for _, text in list_texts()]
-
-
-def ask(server: RunningServer, text: str, **fields: Any) -> str:
-    """Makes a turn. Returns its id."""
-    body = {"model": "scripted", "input": text} | fields
-    return str(httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S).json()["id"])
-
-
-def address(server: RunningServer, turn_id: str, view: str = "request") -> str:
-    return f"turns/{turn_id}?view={view}#key={server.context.page_key}"
-
-
-def answer(path: str, body: str, **options: Any) -> Any:
-    """Returns a function that plays the inspection API in a tab, with this body at the path."""
-
-    def before(page: Any) -> None:
-        listen(page)
-        FakeInspection(**make_summary(1)).attach(page)
-        page.route(path, lambda route: route.fulfill(body=body, **options))
-
-    return before
 
 
 def test_request_is_the_body_as_it_came(open_tab: OpenTab, server: RunningServer) -> None:

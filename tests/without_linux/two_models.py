@@ -3,7 +3,7 @@
 import json
 
 from antiphon.app.models.on_demand_engine import OnDemandEngine
-from tests.app.models.test_worker_models import respond, two_worker_models, worker
+from tests.app.models.two_models import respond, two_worker_models, worker
 from tests.serving import serve
 
 with serve(two_worker_models()) as server:

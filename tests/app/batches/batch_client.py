@@ -95,3 +95,15 @@ class BatchClient:
     def read_results(self, batch: Any) -> tuple[list[Any], list[Any]]:
         """Returns the lines of the output file and of the error file of a batch."""
         return self.read_lines(batch["output_file_id"]), self.read_lines(batch["error_file_id"])
+
+
+SCRIPT = [{"name": "any", "output": ["Yes."]}]
+KEYS = ("alice", "bob")
+BOUNDARY = "----xyz"
+
+
+def count_rows(server: RunningServer, table: str, column: str, value: str) -> int:
+    """Returns the number of rows in the database of the server."""
+    reader: Any = server.context.store._reader
+    query = f"SELECT count(*) FROM {table} WHERE {column} = ?"
+    return int(reader._connection.execute(query, (value,)).fetchone()[0])

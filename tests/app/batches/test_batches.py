@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.app.batches.batch_client import BatchClient, make_lines
-from tests.app.batches.test_files import count_rows
+from tests.app.batches.batch_client import BatchClient, count_rows, make_lines
 from tests.app.server_helpers import wait_until
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve

@@ -4,26 +4,19 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from antiphon.app.replies import upload
 from antiphon.app.store.batches.records import PIECE_BYTES
-from tests.app.batches.batch_client import BatchClient
+from tests.app.batches.batch_client import BOUNDARY, KEYS, SCRIPT, BatchClient, count_rows
 from tests.app.server_helpers import wait_until
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
-SCRIPT = [{"name": "any", "output": ["Yes."]}]
-KEYS = ("alice", "bob")
-BOUNDARY = "----xyz"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(SCRIPT, api_keys=KEYS, file_store=True) as running:
-        yield running
+SERVER = partial(serve, SCRIPT, api_keys=KEYS, file_store=True)
 
 
 @pytest.fixture
@@ -294,13 +287,6 @@ def send_head(server: RunningServer, length: int) -> socket.socket:
     )
     connection.sendall(head.encode())
     return connection
-
-
-def count_rows(server: RunningServer, table: str, column: str, value: str) -> int:
-    """Returns the number of rows in the database of the server."""
-    reader: Any = server.context.store._reader
-    query = f"SELECT count(*) FROM {table} WHERE {column} = ?"
-    return int(reader._connection.execute(query, (value,)).fetchone()[0])
 
 
 def assert_no_incomplete(server: RunningServer) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.http import protocol
-from tests.app.batches.batch_client import BatchClient
-from tests.app.batches.test_files import BOUNDARY, count_rows
+from tests.app.batches.batch_client import BOUNDARY, BatchClient, count_rows
 from tests.app.server_helpers import wait_until
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import h11
 
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer
 
 
@@ -57,3 +58,16 @@ class SocketClient:
         if connection.our_state is h11.DONE and connection.their_state is h11.DONE:
             connection.start_next_cycle()
         return status, body
+
+
+def exchange_bytes(server: RunningServer, data: bytes, timeout: float = HANG_TIMEOUT_S) -> bytes:
+    """Sends the bytes. Returns what the server sends until it closes the connection or `timeout` seconds pass."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=timeout) as client:
+        client.sendall(data)
+        reply = b""
+        try:
+            while piece := client.recv(65536):
+                reply += piece
+        except TimeoutError:
+            pass
+        return reply

@@ -18,6 +18,7 @@ from antiphon.app.base.settings import DEFAULT_SETTINGS
 from antiphon.app.http.admission import RequestHead
 from antiphon.app.http.headers import MAX_HEADER_BYTES, MAX_HEADERS
 from antiphon.app.http.middleware import RequestGuard
+from tests.app.http.socket_client import exchange_bytes
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
@@ -51,19 +52,6 @@ def check_error(reply: httpx.Response) -> tuple[int, Any, Any]:
     error = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return reply.status_code, error["code"], error["param"]
-
-
-def exchange_bytes(server: RunningServer, data: bytes, timeout: float = HANG_TIMEOUT_S) -> bytes:
-    """Sends the bytes. Returns what the server sends until it closes the connection or `timeout` seconds pass."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=timeout) as client:
-        client.sendall(data)
-        reply = b""
-        try:
-            while piece := client.recv(65536):
-                reply += piece
-        except TimeoutError:
-            pass
-        return reply
 
 
 def post_request(server: RunningServer, path: str = "/responses", **options: Any) -> httpx.Response:

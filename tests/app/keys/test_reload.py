@@ -24,7 +24,7 @@ from antiphon.app.keys.reloader import Reloader, ReloadReport
 from antiphon.app.keys.sources import load_api_keys
 from antiphon.app.store.factory import open_store
 from tests.app.http.certificates import write_certificate
-from tests.app.keys.test_key_file import FAULTS
+from tests.app.keys.key_file_faults import FAULTS
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import RunningServer, scripted_registry

@@ -15,8 +15,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS
 from antiphon.harmony.detect import load_format
-from tests.clients.test_websocket_embedded import KEEPING_TEMPLATE
-from tests.codex.test_codex_embedded import make_registry, needs_weights
+from tests.codex.embedded_registry import KEEPING_TEMPLATE, make_registry, needs_weights
 from tests.conftest import StartServer
 from tests.engine.threaded_engine import ThreadWorker
 from tests.serving import RunningServer, scripted_registry, serve

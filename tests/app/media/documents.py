@@ -1,7 +1,10 @@
 """PDFs for the tests: bytes, without a library."""
 
+import io
 import zlib
 from collections.abc import Mapping, Sequence
+
+from pypdf import PdfWriter
 
 Objects = dict[int, bytes]
 
@@ -51,3 +54,12 @@ def make_pdf_objects(
 def make_pdf(*texts: str, box: bytes = b"[0 0 612 792]") -> bytes:
     """Returns a PDF with a page for each text."""
     return join_objects(make_pdf_objects([write_text(text) for text in texts], box=box))
+
+
+def encrypt_pdf(data: bytes) -> bytes:
+    """Returns a PDF that opens with a password only."""
+    writer = PdfWriter(clone_from=io.BytesIO(data))
+    writer.encrypt("secret", algorithm="RC4-128")
+    encrypted = io.BytesIO()
+    writer.write(encrypted)
+    return encrypted.getvalue()

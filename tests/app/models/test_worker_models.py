@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,60 +11,20 @@ import pytest
 from msgspec import structs
 
 from antiphon.app.adapters.updates import AdapterUpdates
-from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.base.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.models.memory import MemoryEstimate, measure_engine
-from antiphon.app.models.memory_pool import GIB, ModelMemory, ModelMemoryPool, PoolTimeouts
+from antiphon.app.models.memory_pool import GIB, ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
-from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.messages import AdapterReport, Command, LoadAdapter, UnloadAdapter
 from antiphon.engine.process.resident_memory import read_resident_bytes
 from tests.app.models.fake_engines import GatedEngine
-from tests.app.server_helpers import process_engine_registry, wait_until
-from tests.progress import HANG_TIMEOUT_S
+from tests.app.models.two_models import respond, two_worker_models, worker
+from tests.app.server_helpers import wait_until
 from tests.serving import RunningServer, scripted_registry, serve
 
-
-def two_worker_models() -> ModelRegistry:
-    host = ModelMemoryPool(8 * GIB, PoolTimeouts(min_stay_s=0.0))
-    models = []
-    for name in ("first", "second"):
-        (model,) = process_engine_registry().served
-
-        def measure(engine: Any = model.engine) -> int | None:
-            return measure_engine(engine, MemoryEstimate(GIB // 2, GIB))
-
-        engine = OnDemandEngine(
-            model.engine,
-            host,
-            name,
-            on_demand=True,
-            idle_unload_s=0.3 if name == "second" else None,
-            memory=ModelMemory(growth=GIB, measure=measure),
-        )
-        models.append(structs.replace(model, names=(name,), engine=engine))
-    return ModelRegistry(models)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(two_worker_models()) as running:
-        yield running
-
-
-def respond(server: RunningServer, model: str, text: str = "hello", num_tokens: int = 3) -> dict[str, Any]:
-    body = {"model": model, "input": text, "max_output_tokens": num_tokens}
-    reply: dict[str, Any] = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S).json()
-    return reply
-
-
-def worker(server: RunningServer, number: int) -> ProcessEngine:
-    engine = unwrap_engine(server.context.models.served[number].engine)
-    assert isinstance(engine, ProcessEngine)
-    return engine
+SERVER = partial(serve, two_worker_models)
 
 
 def test_worker_that_dies_disturbs_no_other_model(server: RunningServer) -> None:

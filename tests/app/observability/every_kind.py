@@ -24,7 +24,7 @@ from antiphon.harmony.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, connect
 from tests.app.media.documents import make_pdf
 from tests.app.observability.span_collector import ReceivedSpan, run_collector
-from tests.app.remote.test_served import serve_remote, tokens_of
+from tests.app.remote.served_engine import serve_remote, tokens_of
 from tests.app.server_helpers import WORKER_TIMEOUTS, process_engine_registry
 from tests.clients.tool_servers import name_server, serve_sdk_tools
 from tests.engine.embeddings.tiny_repositories import save_tokenizer

@@ -23,7 +23,7 @@ from antiphon.harmony.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, connect
 from tests.app.observability.every_kind import serve_encoder
 from tests.app.observability.span_collector import ReceivedSpan, SpanCollector, run_collector
-from tests.app.remote.test_served import serve_remote, tokens_of
+from tests.app.remote.served_engine import serve_remote, tokens_of
 from tests.app.tools.sdk_servers import serve_sdk
 from tests.clients.tool_servers import name_server, run_in_thread
 from tests.conftest import StartServer

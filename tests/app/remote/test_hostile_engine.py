@@ -19,8 +19,8 @@ from antiphon.engine.remote.transport.connection import HttpConnection
 from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.harmony import detect
 from tests.app.remote.hostile_replies import ENGINE_KEY, FAILED, REPLIES
-from tests.app.remote.test_served import decode_events
-from tests.clients.test_second_client import NUM_WORDS, SCRIPT, SecondClient
+from tests.app.remote.served_engine import decode_events
+from tests.clients.second_client import NUM_WORDS, SCRIPT, SecondClient
 from tests.engine.remote.remote_helpers import FAST, load_model
 from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve

@@ -1,104 +1,34 @@
 """A whole server in front of a remote engine: streams, refusals, restarts of the engine, conversations."""
 
-import asyncio
 import gc
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
-from antiphon.engine.embedded import MODEL_DIR
-from antiphon.harmony import detect
+from tests.app.remote.served_engine import FakeServerThread, decode_events, serve_remote, tokens_of
 from tests.counts import FULL_COUNTS
 from tests.engine.remote.fake_server import FakeServer, Pause, Reply, Reset, json_reply, play_vllm, sse, vllm_tokens
 from tests.engine.remote.remote_helpers import (
     EOS,
-    build_engine,
-    decode,
     drop_grammars,
-    encode,
     follow_gbnf,
     follow_grammars,
-    load_tokenizer,
     play_llama,
     sample_gbnf,
     sample_grammar,
 )
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer
 
 KILLS = 100 if FULL_COUNTS else 6
 STREAMS = 4
-
-
-class FakeServerThread:
-    """A fake server with an event loop of its own. Its methods may be called from any thread."""
-
-    def __init__(self, default: Reply, probes: Callable[[dict[str, Any]], Reply | None]) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.server = FakeServer(encode, default, probes)
-        self.start()
-
-    def start(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.server.start(), self._loop).result(10)
-
-    def kill(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.server.kill(), self._loop).result(10)
-
-    def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _finish(self) -> None:
-        """Ends the connections that were just accepted, too."""
-        await self.server.kill()
-        handlers = asyncio.all_tasks() - {asyncio.current_task()}
-        for handler in handlers:
-            handler.cancel()
-        await asyncio.gather(*handlers, return_exceptions=True)
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-
-@contextmanager
-def serve_remote(
-    default: Reply,
-    probes: Callable[[dict[str, Any]], Reply | None] = follow_grammars,
-    num_engines: int = 1,
-    settings: dict[str, Any] | None = None,
-    **attributes: Any,
-) -> Iterator[tuple[RunningServer, list[FakeServerThread]]]:
-    """Serves the embedded model's format over fake engines."""
-    threads = [FakeServerThread(default, probes) for _ in range(num_engines)]
-    for each in threads:
-        each.server.decode = decode
-        for name, value in attributes.items():
-            setattr(each.server, name, value)
-    engine = build_engine([each.server for each in threads])
-    model_format = detect.load_format(MODEL_DIR, "hermes").format
-    models = ModelRegistry([ServedModel(names=("tiny",), engine=engine, format=model_format, created=1_700_000_000)])
-    try:
-        with serve(models, **(settings or {})) as server:
-            yield server, threads
-    finally:
-        for each in threads:
-            each.close()
-
-
-def tokens_of(text: str) -> list[int]:
-    return [*load_tokenizer().tokenize_str(text), EOS]
 
 
 def read_events(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
@@ -107,10 +37,6 @@ def read_events(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
     response = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
     response.raise_for_status()
     return decode_events(response.text)
-
-
-def decode_events(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
 
 
 def test_stream_of_a_remote_engine() -> None:

@@ -19,7 +19,7 @@ from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from antiphon.harmony.detect import load_format
 from tests.app.media.pictures import PNG_MAGIC, QWEN3_VL_PROCESSOR, make_png
-from tests.app.remote.test_served import FakeServerThread
+from tests.app.remote.served_engine import FakeServerThread
 from tests.engine.remote.fake_server import Reply, json_reply, sse
 from tests.engine.remote.remote_helpers import FAST
 from tests.harmony.image_models import IMAGE_MODELS

@@ -10,7 +10,7 @@ import pytest
 from antiphon.app.base.errors import ApiError
 from antiphon.engine.protocol import EngineInfo
 from tests.app.requests.request_builders import read_responses_spec, summarize_error
-from tests.clients.test_websocket import open_websocket, run_turn
+from tests.clients.websocket_turns import open_websocket, run_turn
 from tests.serving import RunningServer, scripted_registry, serve
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"word": {"type": "string"}}}

@@ -16,7 +16,7 @@ from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
 from antiphon.harmony.rendered_prompt import RenderError
-from tests.clients.test_second_client import SCRIPT, SecondClient
+from tests.clients.second_client import SCRIPT, SecondClient
 from tests.harmony import parser_helpers
 from tests.harmony.template_models import TEMPLATES_FOLDER
 from tests.progress import HANG_TIMEOUT_S

@@ -1,5 +1,6 @@
 """Shared by the tests of stores: logs with four steps, a store that is closed at the end, and a server program."""
 
+import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -13,19 +14,21 @@ from msgspec import structs
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.base.step_detail import TokenDetail
+from antiphon.app.batches.stored_files import FileWriter
 from antiphon.app.store.base import StoredCompletion
+from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.store.database import Database
 from antiphon.app.store.postgres.address import parse_address
 from antiphon.app.store.postgres.database import PostgresDatabase
 from antiphon.app.store.postgres.store import PostgresStore
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import open_connection
-from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.sqlite.store import MemoryStore, SqliteStore
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.base import Event
-from antiphon.events.inputs import HostedInput, InputMessage
+from antiphon.events.inputs import HostedInput, InputMessage, InputText
 from antiphon.events.response import Response
 from antiphon.state.segments import Say
 from tests.progress import wait_with_progress
@@ -174,6 +177,21 @@ async def open_test_store(path: Path, **options: Any) -> AsyncIterator[SqliteSto
         await store.close()
 
 
+class MemoryPlace:
+    """A store in memory in place of a file: each one is new."""
+
+    @asynccontextmanager
+    async def open(self, **options: Any) -> AsyncIterator[MemoryStore]:
+        store = MemoryStore(**options)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+AnyPlace = StorePlace | MemoryPlace
+
+
 def take_over(database: Database, response_id: str, old: str, new: str) -> None:
     """Makes `new` the writer of a response, once `old` is not in the middle of a transaction."""
 
@@ -250,3 +268,42 @@ def read_uses(place: StorePlace) -> dict[bytes, int]:
     uses = {bytes(key): number for key, number, _, _ in rows}
     assert uses == counted
     return uses
+
+
+async def becomes_true(condition: Any) -> bool:
+    for _ in range(200):
+        if condition():
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+def make_items(numbers: Sequence[int], length: int = 10) -> tuple[InputMessage, ...]:
+    return tuple(
+        InputMessage(role="user", content=(InputText(text="x" * length),), id=f"msg_{number}") for number in numbers
+    )
+
+
+NOW = 2_000_000_000
+
+
+async def add_file(
+    store: ResponseStore, name: str, content: bytes = b"abc", *, is_complete: bool = True, **fields: Any
+) -> StoredFile:
+    file = StoredFile(
+        **{
+            "created_at": NOW,
+            "expires_at": None,
+            "filename": "a",
+            "purpose": "user_data",
+            **fields,
+            "id": f"file-{name}",
+        }
+    )
+    writer = FileWriter(store, "me", file, is_limited=True)
+    await writer.begin()
+    await writer.write(content)
+    await writer.flush()
+    if is_complete:
+        assert await store.change(writer.complete)
+    return writer.file

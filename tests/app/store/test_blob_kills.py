@@ -18,7 +18,7 @@ import pytest
 from antiphon.app.store.batches.file_tables import DELETED_OWNER
 from antiphon.app.store.database import Database
 from tests.app.store.store_helpers import StorePlace
-from tests.app.store.test_blobs import find_faults
+from tests.app.store.stored_blobs import find_faults
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT

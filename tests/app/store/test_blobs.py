@@ -4,10 +4,7 @@ import itertools
 import random
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import json, structs
@@ -18,116 +15,30 @@ from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.blobs.blob_tables import BLOB_PIECE_BYTES, BlobHolder
-from antiphon.app.store.database import Database
 from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.sqlite.schema import open_memory
-from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.store.sqlite.versions import MIGRATIONS
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import InputFile, InputImage, InputMessage
-from antiphon.events.response import ConversationRef
 from tests.app.store.store_helpers import (
-    SqlitePlace,
+    AnyPlace,
     StorePlace,
     make_response,
     make_steps,
     open_test_store,
 )
+from tests.app.store.stored_blobs import PICTURE, add_picture_log, contents_of, find_faults, picture_message
 from tests.app.store.test_sqlite import VERSION_2_SQL
 
-PICTURE = b"\x89PNG of a cat " * 1000
 DOCUMENT = b"%PDF of a letter " * 1000
 TABLES = ("blobs", "blob_pieces", "blob_references")
-
-
-class MemoryPlace:
-    """A store in memory in place of a file: each one is new."""
-
-    @asynccontextmanager
-    async def open(self, **options: Any) -> AsyncIterator[MemoryStore]:
-        store = MemoryStore(**options)
-        try:
-            yield store
-        finally:
-            await store.close()
-
-
-AnyPlace = StorePlace | MemoryPlace
-
-
-@pytest.fixture(params=["sqlite", "postgres", "memory"])
-def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> AnyPlace:
-    if request.param == "memory":
-        return MemoryPlace()
-    if request.param == "sqlite":
-        return SqlitePlace(tmp_path / "store" / "responses.db")
-    found: StorePlace = request.getfixturevalue("postgres_place")
-    return found
-
-
-def picture_message(*contents: bytes, media_type: str = "image/png") -> InputMessage:
-    images = [InputImage(image_url=format_blob_url(refer_to(content, media_type))) for content in contents]
-    return InputMessage(role="user", content=tuple(images))
-
-
-def contents_of(*contents: bytes) -> Mapping[bytes, bytes]:
-    return {refer_to(content, "").sha256: content for content in contents}
-
-
-async def add_picture_log(
-    store: ResponseStore,
-    name: str,
-    *contents: bytes,
-    owner: str = "me",
-    conversation: str | None = None,
-    created: int = 2_000_000_000,
-    sends: bool = True,
-) -> EventLog:
-    """Stores a finished response whose input has these pictures, and sends their bytes or not."""
-    base: Any = make_response(name, created=created)
-    if conversation is not None:
-        base = structs.replace(base, conversation=ConversationRef(id=conversation))
-    blobs = contents_of(*contents) if sends else {}
-    log = EventLog(base, owner, with_ids((picture_message(*contents),), base.id), blobs=blobs)
-    log.append_step(make_steps()[0])
-    store.add_log(log)
-    for step in make_steps()[1:]:
-        log.append_step(step)
-    log.end_log()
-    await log.wait_published()
-    return log
 
 
 def count_rows(store: ResponseStore) -> tuple[int, ...]:
     """Returns the numbers of rows of `TABLES`."""
     queries = [f"SELECT count(*) FROM {table}" for table in TABLES]
     return tuple(store._database._connection.execute(query).fetchone()[0] for query in queries)
-
-
-def find_faults(database: Database) -> list[str]:
-    """Returns what is wrong: blobs without references or all their pieces, references without blobs or holders."""
-    queries = {
-        "blob without reference": """
-            SELECT count(*) FROM blobs WHERE NOT EXISTS (SELECT 1 FROM blob_references AS held
-            WHERE held.owner = blobs.owner AND held.sha256 = blobs.sha256)""",
-        "reference without blob": """
-            SELECT count(*) FROM blob_references AS held WHERE NOT EXISTS (SELECT 1 FROM blobs
-            WHERE held.owner = blobs.owner AND held.sha256 = blobs.sha256)""",
-        "pieces without blob": """
-            SELECT count(*) FROM blob_pieces AS piece WHERE NOT EXISTS (SELECT 1 FROM blobs
-            WHERE piece.owner = blobs.owner AND piece.sha256 = blobs.sha256)""",
-        "blob without all pieces": """
-            SELECT count(*) FROM blobs WHERE size <> (SELECT coalesce(sum(length(data)), 0) FROM blob_pieces AS piece
-            WHERE piece.owner = blobs.owner AND piece.sha256 = blobs.sha256)""",
-        "reference of a row that does not exist": """
-            SELECT count(*) FROM blob_references WHERE
-            (kind = 'response' AND NOT EXISTS (SELECT 1 FROM responses WHERE id = holder)) OR
-            (kind = 'completion' AND NOT EXISTS (SELECT 1 FROM chat_completions WHERE id = holder)) OR
-            (kind = 'conversation' AND NOT EXISTS (SELECT 1 FROM conversation_items WHERE conversation = holder))""",
-    }
-    found = {name: database._connection.execute(query).fetchone()[0] for name, query in queries.items()}
-    return [f"{count} × {name}" for name, count in found.items() if count]
 
 
 async def test_picture_of_50_turns_is_stored_once_until_the_last_one_is_deleted(any_place: AnyPlace) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -11,56 +11,24 @@ import pytest
 from antiphon.app.base.continuation import Continuation
 from antiphon.app.base.event_log import EventLog
 from antiphon.app.base.settings import Settings
-from antiphon.app.context import ServerContext, create_context
+from antiphon.app.context import create_context
 from antiphon.app.inspection.summaries import RESTARTED_CODE
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.turns.stored_history import StoredHistory
+from tests.app.store.continued_turns import (
+    BODY,
+    DELAY_S,
+    SCRIPT,
+    TEXT,
+    read_end,
+    run_context,
+    start_turn,
+    wait_for_entries,
+)
 from tests.app.store.store_helpers import StorePlace
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
-
-TEXT = "one two three four five six seven eight"
-SCRIPT = [{"name": "words", "output": [TEXT], "tokens_per_chunk": 1}]
-BODY = {"model": "scripted", "input": "Hi", "background": True, "store": True}
-DELAY_S = 0.005
-
-
-@asynccontextmanager
-async def run_context(
-    place: StorePlace, *, delay: float = DELAY_S, registry: ModelRegistry | None = None, **settings: Any
-) -> AsyncIterator[ServerContext]:
-    """Runs all of a server but its socket. At its end, the server leaves its responses open, as at a restart."""
-    async with place.open() as store:
-        models = registry or scripted_registry(SCRIPT, delay=delay)
-        context = create_context(Settings(**settings), models, store=store)
-        context.turn_manager.continuer.start(models.served, context.settings.continue_within)
-        await context.turn_manager.continuer.wait_started()
-        try:
-            yield context
-        finally:
-            await context.turn_manager.drain(0)
-
-
-async def start_turn(context: ServerContext, **fields: Any) -> EventLog:
-    parsed = read_responses_request(BODY | fields, context.models)
-    return await context.turn_manager.start_turn(parsed.model, parsed.spec)
-
-
-async def wait_for_entries(log: EventLog, count: int) -> None:
-    async with asyncio.timeout(HANG_TIMEOUT_S):
-        while log.published < count:
-            await asyncio.sleep(0.002)
-
-
-async def read_end(context: ServerContext, response_id: str) -> list[dict[str, Any]]:
-    """Returns all events of a response, which ends."""
-    async with asyncio.timeout(HANG_TIMEOUT_S):
-        log = await context.store.read_log("", response_id)
-        assert log is not None
-        await log.wait_finished()
-    return [json.loads(entry.data) for entry in log.entries]
 
 
 def text_of(events: Sequence[dict[str, Any]]) -> str:

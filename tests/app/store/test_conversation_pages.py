@@ -1,7 +1,6 @@
 """Pages of the items of a conversation: read by themselves from the database, and of limited size."""
 
 import random
-from collections.abc import Sequence
 
 import httpx
 import pytest
@@ -11,18 +10,11 @@ from antiphon.app.store import conversation_tables
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns import stored_history
 from antiphon.app.turns.stored_history import StoredHistory
-from antiphon.events.inputs import InputMessage, InputText
-from tests.app.store.store_helpers import StorePlace
+from tests.app.store.store_helpers import StorePlace, make_items
 from tests.conftest import StartServer
 
 NUM_ITEMS = 25
 CONVERSATION = StoredConversation(id="conv_1", created_at=1, metadata={})
-
-
-def make_items(numbers: Sequence[int], length: int = 10) -> tuple[InputMessage, ...]:
-    return tuple(
-        InputMessage(role="user", content=(InputText(text="x" * length),), id=f"msg_{number}") for number in numbers
-    )
 
 
 @pytest.fixture

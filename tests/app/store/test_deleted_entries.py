@@ -17,14 +17,18 @@ from antiphon.app.store.history import deleted_entries
 from antiphon.app.store.history.deleted_entries import DELETED_ENTRY_LIFETIME_S
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
-from tests.app.store.store_helpers import StorePlace, add_completion, add_log
-from tests.app.store.test_blobs import AnyPlace, MemoryPlace, any_place
-from tests.app.store.test_conversation_pages import make_items
-from tests.app.store.test_stored_files import add_file
+from tests.app.store.store_helpers import (
+    AnyPlace,
+    MemoryPlace,
+    StorePlace,
+    add_completion,
+    add_file,
+    add_log,
+    make_items,
+)
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
-__all__ = ["any_place"]
 NUM_ENTRIES = 5
 KEY = "alice"
 HEADERS = {"authorization": f"Bearer {KEY}"}

@@ -19,6 +19,7 @@ from tests.app.store.store_helpers import (
     StorePlace,
     add_completion,
     add_log,
+    becomes_true,
     make_response,
     make_steps,
     take_over,
@@ -144,14 +145,6 @@ async def test_second_process_reads_while_the_first_writes(place: StorePlace) ->
         assert (await asyncio.wait_for(reading, HANG_TIMEOUT_S)).status == "completed"
         assert entry_data(found) == entry_data(log)
         assert not second._logs.remote or await becomes_true(lambda: not second._logs.remote)
-
-
-async def becomes_true(condition: Any) -> bool:
-    for _ in range(200):
-        if condition():
-            return True
-        await asyncio.sleep(0.02)
-    return False
 
 
 async def test_response_of_a_dead_writer_is_failed_exactly_once(place: StorePlace) -> None:

@@ -5,8 +5,8 @@ import random
 
 import httpx
 
+from tests.app.store.killed_servers import read_until_killed, replay, run_server
 from tests.app.store.store_helpers import StorePlace, read_uses
-from tests.app.store.test_kill import read_until_killed, replay, run_server
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S
 

@@ -11,8 +11,8 @@ from msgspec import structs
 from antiphon.app.base.settings import Settings
 from antiphon.app.inspection.server_figures import MAX_FIGURES_BYTES, decode_figures, encode_figures
 from tests.app.inspection.inspector import SCRIPT, Inspector
+from tests.app.store.killed_servers import run_server
 from tests.app.store.store_helpers import StorePlace
-from tests.app.store.test_kill import run_server
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import scripted_registry, serve
 

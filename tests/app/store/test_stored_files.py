@@ -6,40 +6,12 @@ from typing import Any
 import pytest
 
 from antiphon.app.base.errors import ApiError
-from antiphon.app.batches.stored_files import FileWriter
-from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile, StoredUpload
-from antiphon.app.store.store import ResponseStore
+from antiphon.app.store.batches.records import PIECE_BYTES, StoredUpload
 from antiphon.app.store.upkeep import UPLOAD_RECORD_S
 from antiphon.app.store.write_ops import StoreTimings
-from tests.app.store.store_helpers import StorePlace, add_log
-from tests.app.store.test_blobs import AnyPlace, any_place
-from tests.app.store.test_persistent_stores import becomes_true
+from tests.app.store.store_helpers import NOW, AnyPlace, StorePlace, add_file, add_log, becomes_true
 
-__all__ = ["any_place"]
-NOW = 2_000_000_000
 MAX_BYTES = 64 << 20
-
-
-async def add_file(
-    store: ResponseStore, name: str, content: bytes = b"abc", *, is_complete: bool = True, **fields: Any
-) -> StoredFile:
-    file = StoredFile(
-        **{
-            "created_at": NOW,
-            "expires_at": None,
-            "filename": "a",
-            "purpose": "user_data",
-            **fields,
-            "id": f"file-{name}",
-        }
-    )
-    writer = FileWriter(store, "me", file, is_limited=True)
-    await writer.begin()
-    await writer.write(content)
-    await writer.flush()
-    if is_complete:
-        assert await store.change(writer.complete)
-    return writer.file
 
 
 async def test_content_is_read_for_a_request(any_place: AnyPlace) -> None:

@@ -9,8 +9,8 @@ from antiphon.app.base.endings import Ending
 from antiphon.app.base.turn_stats import TurnStats, TurnTimes
 from antiphon.app.inspection.summaries import TurnFilter
 from antiphon.app.store.history.summary_tables import SUMMARY_COLUMNS, encode_summary
+from tests.app.store.continued_turns import read_end, run_context, start_turn, wait_for_entries
 from tests.app.store.store_helpers import StorePlace
-from tests.app.store.test_continued_responses import read_end, run_context, start_turn, wait_for_entries
 
 
 @pytest.fixture

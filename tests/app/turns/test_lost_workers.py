@@ -22,7 +22,7 @@ from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import JobChunk
 from antiphon.engine.scheduler.core import Core
 from antiphon.harmony.format import ModelFormat
-from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
+from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
 from tests.counts import FULL_COUNTS
 from tests.engine.threaded_engine import ThreadWorker
 from tests.invariants import Event, check_stream

@@ -13,9 +13,7 @@ from antiphon.events.inputs import AnyInput, InputFunctionCall
 from antiphon.events.items import FunctionCall
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.template_format import TemplateFormat
-from tests.harmony.parser_helpers import NOW
-from tests.harmony.template_models import TEMPLATE_MODELS, TemplateModel
-from tests.harmony.test_two_turns import (
+from tests.harmony.calling_models import (
     ANSWER,
     CALL_ITEMS,
     EACH_CALLING_MODEL,
@@ -24,6 +22,8 @@ from tests.harmony.test_two_turns import (
     TOOLS,
     load_model,
 )
+from tests.harmony.parser_helpers import NOW
+from tests.harmony.template_models import TEMPLATE_MODELS, TemplateModel
 
 OUTPUT = tuple(
     FunctionCall(

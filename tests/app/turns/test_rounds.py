@@ -25,9 +25,9 @@ from antiphon.state.table import State
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
+from tests.snapshots.captured_orders import check_item_orders
 from tests.snapshots.cases import WEATHER, WEATHER_CALL
 from tests.snapshots.run_case import collect_frames
-from tests.snapshots.test_captured_orders import check_item_orders
 from tests.snapshots.tool_cases import ANSWER, ASKED, BAR, CAFE, FOUND, GPT_CALL, TOOL_CASES, cancel
 from tests.snapshots.tool_runs import MCP, QUESTION, Reply, ToolCase, ToolRun, open_run, run_tool_case
 from tests.state.machine_helpers import CountedIds

@@ -12,7 +12,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS
-from tests.codex.test_codex_embedded import load_model_format, make_registry, needs_weights
+from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
 from tests.engine.threaded_engine import ThreadWorker
 from tests.snapshots.tool_cases import CALLED
 from tests.snapshots.tool_runs import ToolCase, open_run

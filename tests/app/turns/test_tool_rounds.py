@@ -10,7 +10,7 @@ from antiphon.app.turns.rounds import Round, RoundPlanner, ServerCall
 from antiphon.events.hosted import McpCall
 from antiphon.events.inputs import InputFunctionCall
 from antiphon.state.segments import Call
-from tests.app.tools.test_interrupted_calls import body, run_tools
+from tests.app.tools.interrupted_calls import body, run_tools
 
 
 def test_call_that_was_cut_is_spoken_as_it_stands() -> None:

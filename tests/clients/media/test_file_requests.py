@@ -1,16 +1,14 @@
 """Files in requests: text and PDFs in the prompt, pages as images for models that see, and the errors about them."""
 
 import base64
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from pypdf import PdfWriter
 
-from tests.app.media.documents import make_pdf
+from tests.app.media.documents import encrypt_pdf, make_pdf
 from tests.clients.media.vision_model import SAY_IMAGES, data_url, make_png, vision_registry, write_vision_model
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
@@ -23,15 +21,6 @@ REPLIES = [
     SAY_IMAGES,
 ]
 PDF = make_pdf("gamma delta", "second page")
-
-
-def encrypt_pdf(data: bytes) -> bytes:
-    """Returns a PDF that opens with a password only."""
-    writer = PdfWriter(clone_from=io.BytesIO(data))
-    writer.encrypt("secret", algorithm="RC4-128")
-    encrypted = io.BytesIO()
-    writer.write(encrypted)
-    return encrypted.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from antiphon.app.requests.media.errors import INVALID_IMAGE
+from tests.app.media.hostile_pictures import FAULTS
 from tests.app.media.pictures import make_png
-from tests.app.media.test_hostile_pictures import FAULTS
 from tests.clients.media.hostile_server import WORDS, SeparateServer, run_server
 from tests.clients.media.image_requests import (
     RED,

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.engine.checkpoint.vision_families import VERIFIED_TYPES
 from tests.app.media.pictures import make_png, write_model
-from tests.app.media.test_processor_families import FAMILIES
+from tests.app.media.processor_families import FAMILIES
 from tests.clients.media.image_requests import Caller, chat_image, image_block, image_part, user
 from tests.clients.media.vision_model import TEMPLATE, vision_registry, write_vision_model
 from tests.counts import FULL_COUNTS

@@ -1,0 +1,39 @@
+"""The registry of the embedded model, and the mark of tests that need its weights."""
+
+import time
+
+import pytest
+
+from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.protocol import Engine
+from antiphon.harmony import detect
+from antiphon.harmony.format import ModelFormat
+
+needs_weights = pytest.mark.skipif(
+    not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
+)
+
+
+def make_registry(engine: Engine, model_format: ModelFormat) -> ModelRegistry:
+    return ModelRegistry(
+        [
+            ServedModel(
+                names=("antiphon",), engine=engine, format=model_format, created=int(time.time()), folder=MODEL_DIR
+            )
+        ]
+    )
+
+
+def load_model_format() -> ModelFormat:
+    return detect.load_format(MODEL_DIR, "hermes").format
+
+
+KEEPING_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
