@@ -27,12 +27,12 @@ from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import is_starting
 from antiphon.app.observability.audit_log import AuditLog
 from antiphon.app.observability.metrics.collector import MetricsCollector
-from antiphon.app.observability.tracing.tracer import Tracer, open_tracer
 from antiphon.app.outbound.fetcher import UrlFetcher, create_fetch_policy, parse_allowed_host
 from antiphon.app.outbound.policy import AllowedHost
 from antiphon.app.requests.query_fields import AnyQueryFields
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import create_tool_host
+from antiphon.app.tracing.tracer import Tracer, open_tracer
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager, new_id
 from antiphon.app.turns.media.resolver import MediaResolver

@@ -65,7 +65,7 @@ def run_antiphon(model: Path, threads: int | None) -> Iterator[httpx.Client]:
         script = Path(folder) / "script.toml"
         script.write_text(SCRIPT, encoding="utf-8")
         command = [
-            *(sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)),
+            *(sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)),
             *("--embedding-model", str(model), "--port", str(port), "--store", "memory"),
             *(() if threads is None else ("--threads", str(threads))),
         ]

@@ -63,7 +63,7 @@ class Server:
 
     def start(self) -> None:
         """Starts the process and waits until it is ready."""
-        command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--port", str(self._port), *self._options]
+        command = [sys.executable, "-m", "antiphon", "serve", "--port", str(self._port), *self._options]
         self.process = subprocess.Popen([*self._launcher, *command], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         self.url = read_until_ready(self.process.stderr)["base_urls"][0]

@@ -23,7 +23,7 @@ from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.keys import reloader
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.keys.key_ring import KeyRing
-from antiphon.app.launch import tune_gc
+from antiphon.app.main.launch import tune_gc
 from antiphon.app.store.history.usage_tables import UsageCounts
 from antiphon.app.usage.limits import RateLimits
 from antiphon.app.usage.meter import UsageMeter

@@ -95,7 +95,7 @@ class Peer:
 def _antiphon_command(*options: str) -> BuildCommand:
     """A gpt-oss with the made-up vocabulary has no tokens for its own dialect."""
     return lambda model, port: [
-        *(sys.executable, "-m", "antiphon.app.cli", "serve", str(model)),
+        *(sys.executable, "-m", "antiphon", "serve", str(model)),
         *("--served-model-name", model.name, "--port", str(port), *options),
         *(("--dialect", "hermes") if find_oss_shape(model.name) else ()),
     ]
@@ -123,7 +123,7 @@ def _vllm_for_antiphon_command(model: Path, port: int) -> list[str]:
 
 def _antiphon_over_vllm_command(model: Path, port: int) -> list[str]:
     return [
-        *(sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "vllm", "--engine-url", UPSTREAM),
+        *(sys.executable, "-m", "antiphon", "serve", "--engine", "vllm", "--engine-url", UPSTREAM),
         *("--tokenizer", str(model), "--served-model-name", model.name, "--port", str(port), "--store", "memory"),
     ]
 

@@ -17,11 +17,11 @@ from rich.console import Console
 
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
-from antiphon.app.launch import tune_gc
 from antiphon.app.lifecycle.listeners import bind_socket
+from antiphon.app.main.launch import tune_gc
+from antiphon.app.main.server import run_server
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.observability.access_log import AccessLog, console_format
-from antiphon.app.server import run_server
 from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.remote.engine import RemoteEngine

@@ -36,7 +36,7 @@ from tests.serving import read_until_ready
 
 TRAFFIC_S = 27.0
 """Seconds of traffic between two readings."""
-SERVER = "from antiphon.app.cli import main; main()"
+SERVER = "from antiphon.app.cli.commands import main; main()"
 CALL_TIMEOUT_S = 2.0
 TOOL_SERVER = f"""
 from antiphon.app.tools.mcp.tool_server import ToolLimits

@@ -12,7 +12,7 @@ KVCacheDtype = Literal["float32", "float16"]
 class Option(msgspec.Struct, frozen=True):
     """Metadata of a field that an option of the command line sets. The field has the option's type and default.
 
-    `antiphon.app.cli_options` derives from it the option, its environment variable and its key in a file.
+    `antiphon.app.cli.options` derives from it the option, its environment variable and its key in a file.
     """
 
     group: str

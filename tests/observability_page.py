@@ -12,13 +12,13 @@ from pathlib import Path
 from msgspec import Struct
 
 from antiphon.app.base.settings import Settings
-from antiphon.app.observability import conventions as names
 from antiphon.app.serve_options import flag_name, list_options
+from antiphon.app.tracing import conventions as names
 from tests.app.observability.every_kind import observe
 from tests.syntax import ROOT
 
-TRACE_OPTIONS = ROOT / "app/observability/tracing/options.py"
-SAMPLING = ROOT / "app/observability/tracing/sampling.py"
+TRACE_OPTIONS = ROOT / "app/tracing/options.py"
+SAMPLING = ROOT / "app/tracing/sampling.py"
 VARIABLES = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "URL of the collector, if `--otlp-endpoint` is not given. The others of `OTEL_EXPORTER_OTLP_…` (headers, "
     "timeout, compression, certificates) are read by the exporter.",
@@ -198,7 +198,7 @@ def render_page() -> str:
         "\n| variable | meaning |\n|---|---|",
         *(f"| `{name}` | {text} |" for name, text in VARIABLES.items()),
         "\n### Spans\n",
-        f"Names and attributes are those of the schema `{names.SCHEMA_URL}`, in `app/observability/conventions.py`.",
+        f"Names and attributes are those of the schema `{names.SCHEMA_URL}`, in `app/tracing/conventions.py`.",
         "Attributes that begin with `antiphon.` are this project's, `gen_ai.latency.*` are those of vLLM and SGLang, in seconds.\n",
         "| span | there is one for | attributes |\n|---|---|---|",
         *spans,

@@ -4,8 +4,8 @@ import sys
 
 import click
 
-from antiphon.app import cli
-from antiphon.app.cli_options import GROUPS, ServeOption
+from antiphon.app.cli import commands as cli
+from antiphon.app.cli.options import GROUPS, ServeOption
 from antiphon.app.serve_options import FORMAT_FIELDS, PER_MODEL_OPTIONS
 
 HEAD = """# Options of `antiphon serve`

@@ -79,7 +79,7 @@ EXTERNAL_IMPORTS = {
 """Third-party packages that each package may import besides the standard library."""
 
 ROOM_IMPORTS = {
-    "app/observability/tracing": {"opentelemetry"},
+    "app/tracing": {"opentelemetry"},
     "app/outbound": {"httpx2"},
     "app/sandbox/media": {"PIL", "numpy", "pypdfium2", "transformers"},
     "app/tools/mcp": {"mcp", "httpx2", "anyio", "pydantic"},
@@ -102,8 +102,8 @@ IMPURE_IMPORT_EXCEPTIONS = {
 """(module, import) pairs that are allowed, each with its reason."""
 
 WITHOUT_TORCH = (
-    "antiphon.app.cli",
-    "antiphon.app.launch",
+    "antiphon.app.cli.commands",
+    "antiphon.app.main.launch",
     "antiphon.engine.checkpoint.files",
     "antiphon.engine.checkpoint.hub",
     "antiphon.engine.embeddings.core",

@@ -148,7 +148,7 @@ def test_scripted_engine_runs_without_torch(python: Path, tmp_path: Path) -> Non
     script = tmp_path / "hello.toml"
     script.write_text('[[reply]]\nname = "hello"\noutput = ["Hello."]\n', encoding="utf-8")
     hide_torch = "import sys; sys.modules.update(torch=None, transformers=None, safetensors=None, huggingface_hub=None)"
-    command = [str(python), "-c", f"{hide_torch}; from antiphon.app.cli import main; main()"]
+    command = [str(python), "-c", f"{hide_torch}; from antiphon.app.cli.commands import main; main()"]
     with _run_server(command, tmp_path, "--engine", "scripted", "--script", str(script)) as url:
         reply = httpx.post(f"{url}/responses", json={"model": "scripted", "input": "Hi"}, timeout=HANG_TIMEOUT_S).json()
     assert reply["output"][0]["content"][0]["text"] == "Hello."
@@ -162,7 +162,15 @@ def test_tools_without_their_extra_end_the_start_with_one_line(
     python: Path, tmp_path: Path, option: str, extra: str
 ) -> None:
     hide = "import sys; sys.modules.update(mcp=None, pydantic_monty=None)"
-    command = [str(python), "-c", f"{hide}; from antiphon.app.cli import main; main()", "serve", "--port", "0", option]
+    command = [
+        str(python),
+        "-c",
+        f"{hide}; from antiphon.app.cli.commands import main; main()",
+        "serve",
+        "--port",
+        "0",
+        option,
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
     (line,) = (done.stdout + done.stderr).splitlines()
     assert done.returncode != 0 and f"antiphon[{extra}]" in line

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from antiphon.app import cli
+from antiphon.app.cli import commands as cli
 from antiphon.engine.embedded import MODEL_DIR
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from antiphon.app import cli
-from antiphon.app.cli_options import ServeOption
+from antiphon.app.cli import commands as cli
+from antiphon.app.cli.options import ServeOption
 from tests.syntax import list_source_modules, parse_module
 
 HEAD = """# Timeouts, intervals and delays
@@ -21,7 +21,7 @@ item yet, or the event of the call that a tool of the server works on, because s
 """
 
 SECTIONS = {
-    "Connections": ("app/base", "app/http", "app/routes", "app/server.py"),
+    "Connections": ("app/base", "app/http", "app/routes", "app/main"),
     "Turns": ("app/turns", "app/replies", "app/encoders", "app/sandbox"),
     "Models": ("app/serve_options.py", "app/models"),
     "Storage": ("app/store",),

@@ -3,7 +3,7 @@
 Some modules outside it read others: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
 vocabulary is loaded if that folder does not contain it; `engine/kernels/compiler.py` reads `XDG_CACHE_HOME` (where
 compiled kernels are stored) and `CC`. `app/tools/hosted_options.py` reads the variables that
-`--tool-server-key` names, and `app/observability/tracing/options.py` the standard ones of OpenTelemetry. The engine's
+`--tool-server-key` names, and `app/tracing/options.py` the standard ones of OpenTelemetry. The engine's
 worker process inherits the environment without its secrets.
 """
 

@@ -8,7 +8,7 @@ from antiphon.app.base.errors import RETRY_AFTER_S, ApiError, invalid_value, rep
 from antiphon.app.models.status import blocked_reason
 from antiphon.app.requests.embeddings.body import MAX_REQUEST_TOKENS, too_many_tokens
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
-from antiphon.app.turns.prompts.cpu_limit import run_with_cpu_limit
+from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
 from antiphon.engine.encoder_messages import EncoderInput
 from antiphon.engine.protocol import Chunk, EngineError, Fault, Job
 from antiphon.harmony.tokens.vocabulary import TokenizeError

@@ -42,9 +42,9 @@ from antiphon.app.http.headers import choose_request_id
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.models.status import known_info
+from antiphon.app.replies.engine_ready import unready_reason
 from antiphon.app.replies.http_replies import cancel_started, count_readers
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
-from antiphon.app.routes.health import unready_reason
 from antiphon.engine.protocol import EngineInfo
 
 SERVER_TYPE = "vllm-grpc"

@@ -1,5 +1,5 @@
 """`python -m antiphon` runs the command line."""
 
-from antiphon.app.cli import main
+from antiphon.app.cli.commands import main
 
 main()

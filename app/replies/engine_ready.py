@@ -1,12 +1,12 @@
-"""Waits for the engine of a request's model, before anything else of the request is processed."""
+"""Tells why engines are not ready, and waits for the one of a request before anything else of it is processed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from antiphon.app.base.errors import report_engine_errors
-from antiphon.app.context import AnyRequest, request_models
-from antiphon.app.model_registry import ModelRegistry, NamedModel
-from antiphon.app.models.status import known_info
+from antiphon.app.context import AnyRequest, ServerContext, request_models
+from antiphon.app.model_registry import ModelRegistry, NamedModel, ServedModel
+from antiphon.app.models.status import blocked_reason, is_starting, known_info
 from antiphon.app.replies.http_replies import cancel_on_disconnect
 
 
@@ -45,3 +45,25 @@ async def wait_until_known(request: AnyRequest, model: NamedModel | None) -> Non
 async def _wait_ready(model: NamedModel) -> None:
     with report_engine_errors():
         await model.engine.wait_ready()
+
+
+def unready_reason(context: ServerContext, model: ServedModel | None = None) -> str | None:
+    """Returns the reason why the server would not accept a request now, or one for this model; None if it would.
+
+    At the start, the server waits for all models. Later, it is ready while any of them is: a load balancer must not
+    take the others away because one restarts.
+    """
+    if context.draining:
+        return "the server is shutting down"
+    models = context.models.all_models if model is None else (model,)
+    unready = list_unready(models)
+    starting = any(is_starting(each.engine) for each in models)
+    if not starting and len(unready) < len(models):
+        return None
+    return "; ".join(f"{name}: {reason}" for name, reason in unready.items()) or None
+
+
+def list_unready(models: Iterable[NamedModel]) -> dict[str, str]:
+    """Returns the reasons of models that are not ready, by their first names."""
+    reasons = {model.names[0]: blocked_reason(model.engine) for model in models}
+    return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -5,10 +5,11 @@ from typing import Any
 
 from litestar.response import Response
 
-from antiphon.app.context import AnyRequest, ServerContext, server_context
+from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
-from antiphon.app.model_registry import NamedModel, ServedModel
-from antiphon.app.models.status import blocked_reason, is_starting, loaded_info
+from antiphon.app.model_registry import NamedModel
+from antiphon.app.models.status import loaded_info
+from antiphon.app.replies.engine_ready import list_unready, unready_reason
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.requests.query_fields import AnyQuery
 from antiphon.engine.fallbacks import list_kinds
@@ -41,7 +42,7 @@ async def get_ready(request: AnyRequest) -> Response[Any]:
     reason = unready_reason(context)
     if reason is not None:
         return json_reply({"status": "not ready", "reason": reason}, 503)
-    unready = _unready_models(context.models.all_models)
+    unready = list_unready(context.models.all_models)
     fallbacks = _list_fallbacks(context.models.all_models)
     return json_reply(
         {"status": "ready"}
@@ -50,29 +51,7 @@ async def get_ready(request: AnyRequest) -> Response[Any]:
     )
 
 
-def unready_reason(context: ServerContext, model: ServedModel | None = None) -> str | None:
-    """Returns the reason why the server would not accept a request now, or one for this model; None if it would.
-
-    At the start, the server waits for all models. Later, it is ready while any of them is: a load balancer must not
-    take the others away because one restarts.
-    """
-    if context.draining:
-        return "the server is shutting down"
-    models = context.models.all_models if model is None else (model,)
-    unready = _unready_models(models)
-    starting = any(is_starting(each.engine) for each in models)
-    if not starting and len(unready) < len(models):
-        return None
-    return "; ".join(f"{name}: {reason}" for name, reason in unready.items()) or None
-
-
 def _list_fallbacks(models: Iterable[NamedModel]) -> dict[str, list[str]]:
     """Returns the kinds of fallbacks of loaded models that have some, by their first names."""
     infos = {model.names[0]: loaded_info(model) for model in models}
     return {name: list_kinds(info.fallbacks) for name, info in infos.items() if info is not None and info.fallbacks}
-
-
-def _unready_models(models: Iterable[NamedModel]) -> dict[str, str]:
-    """Returns the reasons of models that are not ready, by their first names."""
-    reasons = {model.names[0]: blocked_reason(model.engine) for model in models}
-    return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -17,12 +17,12 @@ from antiphon.app.base.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnT
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.keys.key_checks import refuse_key
 from antiphon.app.model_registry import ServedModel
-from antiphon.app.observability.tracing.tracer import Tracer
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approved_calls import AnswerClaim
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
+from antiphon.app.tracing.tracer import Tracer
 from antiphon.app.turns import turn_groups
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import plan_compaction

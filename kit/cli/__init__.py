@@ -1,1 +1,1 @@
-"""Commands of the kit, which `antiphon.app.cli` registers. Importing them imports nothing heavy."""
+"""Commands of the kit, which `antiphon.app.cli.commands` registers. Importing them imports nothing heavy."""

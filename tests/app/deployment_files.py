@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app import cli
+from antiphon.app.cli import commands as cli
 
 
 def parse_serve(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

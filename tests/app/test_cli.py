@@ -15,8 +15,8 @@ from rich.console import Console
 
 from antiphon.app.base.api_keys import key_digest, plain_key
 from antiphon.app.base.settings import Settings
-from antiphon.app.cli import main
-from antiphon.app.cli_options import MOST_USED
+from antiphon.app.cli.commands import main
+from antiphon.app.cli.options import MOST_USED
 from antiphon.app.observability import startup
 from antiphon.app.serve_options import resolve_store
 from antiphon.engine.protocol import EngineInfo
@@ -181,7 +181,7 @@ def test_help_names_every_option() -> None:
 
 
 def test_heavy_modules_are_not_imported_with_the_cli() -> None:
-    program = "import sys, antiphon.app.cli; print(*{'litestar', 'uvicorn', 'tokenizers', 'openai_harmony'} & set(sys.modules))"
+    program = "import sys, antiphon.app.cli.commands; print(*{'litestar', 'uvicorn', 'tokenizers', 'openai_harmony'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
     assert not result.stdout.split()
 

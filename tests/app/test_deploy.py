@@ -17,8 +17,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from antiphon.app import cli
-from antiphon.app.config_file import SECRETS, load_config_file
+from antiphon.app.cli import commands as cli
+from antiphon.app.cli.config_file import SECRETS, load_config_file
 from tests.app.deployment_files import parse_serve
 from tests.conftest import StartServer
 from tests.syntax import PACKAGES, ROOT

@@ -32,7 +32,7 @@ def test_server_cleans_up_before_it_ends_by_the_signal(
     script, store = tmp_path / "script.toml", tmp_path / "responses.db"
     script.write_text('[[reply]]\nname = "a"\noutput = ["Hello."]\n', encoding="utf-8")
     options = ["--engine", "scripted", "--script", str(script), "--store", str(store), "--log-format", "json"]
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "antiphon", "serve", "--port", "0", *options]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     with process.stderr as log:

@@ -61,7 +61,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def serve_command(folder: Path, port: int, *more: str) -> list[str]:
     options = ["--engine", "scripted", "--script", str(folder / "script.toml"), "--store", str(folder / "store.db")]
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--port", str(port), "--shutdown-timeout", "60"]
+    command = [sys.executable, "-m", "antiphon", "serve", "--port", str(port), "--shutdown-timeout", "60"]
     return [*command, "--log-format", "json", *options, *more]
 
 
@@ -232,7 +232,7 @@ def test_drain_command_ends_a_server(folder: Path, processes: list[subprocess.Po
     port = free_port()
     processes.append(subprocess.Popen(serve_command(folder, port), cwd=ROOT, stderr=subprocess.DEVNULL))
     wait_for_process(port, processes[0])
-    command = [sys.executable, "-m", "antiphon.app.cli", "drain", "--url", f"http://127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "antiphon", "drain", "--url", f"http://127.0.0.1:{port}"]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert output == "The server ends; 0 responses run.\n"
     assert processes[0].wait(HANG_TIMEOUT_S) == 0

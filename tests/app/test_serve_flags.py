@@ -13,12 +13,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from antiphon.app import cli, launch
 from antiphon.app.assembly import models as assembly
 from antiphon.app.assembly.models import EMBEDDED_MODEL_NAME, create_models
 from antiphon.app.base.api_keys import key_digest, plain_key
 from antiphon.app.base.settings import Settings
-from antiphon.app.cli_options import GROUPS, ServeOption
+from antiphon.app.cli import commands as cli
+from antiphon.app.cli.options import GROUPS, ServeOption
+from antiphon.app.main import launch
 from antiphon.app.serve_options import ModelOption, ServeOptions
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions, LoraModule

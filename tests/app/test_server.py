@@ -177,7 +177,7 @@ class ScriptedServerProcess:
 
     def __init__(self, script: Path, *options: str) -> None:
         self._port = free_port()
-        command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+        command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
         command += ["--port", str(self._port), *options]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.url = f"http://127.0.0.1:{self._port}"

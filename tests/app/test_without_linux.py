@@ -42,7 +42,7 @@ class ServerProcess:
 
     def __init__(self, folder: Path) -> None:
         port = free_port()
-        command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--port", str(port)]
+        command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--port", str(port)]
         command += ["--script", str(folder / "script.toml"), "--store", str(folder / "responses.db")]
         self.url = f"http://127.0.0.1:{port}"
         with (folder / "log").open("w", encoding="utf-8") as log:
@@ -112,7 +112,7 @@ def test_greedy_grammar_is_refused(server: ServerProcess) -> None:
 
 
 def test_check_finds_nothing(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "antiphon.app.cli", "check", server.url, "--suite", "basics"]
+    command = [sys.executable, "-m", "antiphon", "check", server.url, "--suite", "basics"]
     done = subprocess.run(
         command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )

@@ -16,7 +16,7 @@ OUTPUT = ", ".join(['"x", {pause = 0.01}'] * 100)
 def scripted_peer(tmp_path: Path) -> Peer:
     script = tmp_path / "script.toml"
     script.write_text(f"[[reply]]\nname = 'x'\noutput = [{OUTPUT}]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
     return Peer(
         "antiphon",
         lambda model, port: [*command, "--served-model-name", model.name, "--port", str(port)],

@@ -34,7 +34,7 @@ def run_server(folder: Path, script: list[Json]) -> Iterator[tuple[openai.OpenAI
     """Runs a server process over the store in the folder. Yields a client and the process."""
     path = folder / "script.toml"
     path.write_text("".join(map(write_reply, script)), encoding="utf-8")
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(path)]
+    command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(path)]
     command += ["--port", "0", "--store", str(folder / "responses.db"), "--log-format", "json"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

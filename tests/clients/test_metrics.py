@@ -83,7 +83,7 @@ def test_metrics_require_the_api_key() -> None:
 def test_json_log_has_one_object_a_line_and_no_request_content(tmp_path: Path) -> None:
     script = tmp_path / "hello.toml"
     script.write_text('[[reply]]\nname = "any"\noutput = ["Yes."]\n', encoding="utf-8")
-    args = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    args = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
     args += ["--port", "0", "--store", "memory", "--log-format", "json", "--api-key", SECRET]
     with subprocess.Popen(args, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stderr is not None

@@ -54,7 +54,7 @@ OUTPUT = "Chunk ID: 0b1\nWall time: 0.0 seconds\nProcess exited with code 0\nOut
 @contextmanager
 def run_server(*options: str) -> Iterator[str]:
     """Runs `antiphon serve` and yields its base URL."""
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--port", "0", "--store", "memory"]
+    command = [sys.executable, "-m", "antiphon", "serve", "--port", "0", "--store", "memory"]
     with subprocess.Popen(
         [*command, "--log-format", "json", *options], stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:

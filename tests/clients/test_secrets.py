@@ -57,7 +57,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_secrets_appear_nowhere(tmp_path: Path, script: Path) -> None:
     store = tmp_path / "responses.db"
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
     command += ["--port", "0", "--store", str(store), "--log-format", "json", "--api-key", SECRET + "-key"]
     seen: list[str] = []
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:

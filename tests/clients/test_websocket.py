@@ -298,7 +298,7 @@ def test_request_timeouts_do_not_apply_to_an_open_connection() -> None:
 
 
 def test_connection_lifetime_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.app.application.CONNECTION_LIFETIME_S", 0.3)
+    monkeypatch.setattr("antiphon.app.main.application.CONNECTION_LIFETIME_S", 0.3)
     with (
         serve(scripted_registry(SCRIPT)) as server,
         open_websocket(server) as idle_websocket,

@@ -42,7 +42,7 @@ def _transformers_command(port: int) -> list[str]:
 
 def _antiphon_command(port: int) -> list[str]:
     options = ("--served-model-name", "tiny", "--port", str(port), "--store", "memory", "--max-output-tokens", "512")
-    return [sys.executable, "-m", "antiphon.app.cli", "serve", str(create_model("tiny")), *options]
+    return [sys.executable, "-m", "antiphon", "serve", str(create_model("tiny")), *options]
 
 
 COMMANDS: dict[str, Callable[[int], list[str]]] = {
@@ -66,7 +66,7 @@ def check_server(name: str) -> None:
     options = ("--model", model, "--max-output-tokens", str(MAX_OUTPUT_TOKENS), "--timeout", "60", "--json", *suites)
     try:
         wait_until_healthy(server, url, log)
-        program = [sys.executable, "-m", "antiphon.app.cli", "check", url, *options]
+        program = [sys.executable, "-m", "antiphon", "check", url, *options]
         result = subprocess.run(program, capture_output=True, text=True, check=False)
     finally:
         server.terminate()

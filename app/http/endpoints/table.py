@@ -1,7 +1,7 @@
 """The table of all endpoints: finds the one that a method and a canonical path belong to, before any other check.
 
-Litestar routes the requests that pass the checks, with a table of its own. A guard in `app.application` compares the
-two, so that a request never reaches another handler than the one whose rights were checked.
+Litestar routes the requests that pass the checks, with a table of its own. A guard in `app.main.application` compares
+the two, so that a request never reaches another handler than the one whose rights were checked.
 """
 
 from collections import defaultdict

@@ -14,7 +14,6 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import blocked_reason
-from antiphon.app.observability.conventions import EMBEDDINGS_OPERATION, RERANK_OPERATION
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.replies.engine_ready import wait_until_known
 from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
@@ -22,6 +21,7 @@ from antiphon.app.requests.embeddings.body import EmbeddingsBody, RerankBody, Sc
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
 from antiphon.app.requests.embeddings.request import read_embeddings_request
+from antiphon.app.tracing.conventions import EMBEDDINGS_OPERATION, RERANK_OPERATION
 from antiphon.engine.embeddings.repository import EncoderKind
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.requests.chat.body import CHAT_PROMPT_FIELDS, ChatBody, DetokenizeBody, TokenizeBody
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
-from antiphon.app.turns.prompts.cpu_limit import run_with_cpu_limit
+from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
 from antiphon.harmony.tokens.vocabulary import TokenizeError

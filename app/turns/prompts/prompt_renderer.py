@@ -18,12 +18,12 @@ from antiphon.app.requests.responses.compaction import (
     expand_compacted,
 )
 from antiphon.app.requests.turn_spec import CompletionTurn, TurnSpec
+from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
 from antiphon.app.sandbox.messages import CPU_LIMIT_S
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
 from antiphon.app.turns.prompts.cache_diagnostics import compare_prompt, list_settings
-from antiphon.app.turns.prompts.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.prompts.kept_items import KeptItems
 from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory, TurnPrompt
 from antiphon.app.turns.prompts.truncation import truncate_input

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
 from antiphon.app.base.api_keys import plain_key
 from antiphon.app.base.settings import Settings
-from antiphon.app.cli import main
+from antiphon.app.cli.commands import main
 from antiphon.app.serve_options import ServeError, ServeOptions, check_lora_updates
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions, LoraModule

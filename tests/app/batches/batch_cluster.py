@@ -27,7 +27,7 @@ import uvloop
 from pathlib import Path
 from antiphon.app.context import create_context
 from antiphon.app.lifecycle.listeners import bind_socket
-from antiphon.app.server import run_server
+from antiphon.app.main.server import run_server
 from antiphon.app.base.settings import Settings
 from antiphon.app.store.postgres.store import PostgresStore
 from antiphon.app.store.sqlite.store import SqliteStore

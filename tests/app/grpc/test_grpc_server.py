@@ -16,9 +16,9 @@ import pytest
 import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from antiphon.app import launch
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
+from antiphon.app.main import launch
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.startup import StartupScreen, create_console
 from antiphon.app.serve_options import ServeError

@@ -2,8 +2,8 @@
 
 import sys
 
-from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form, Key
+from antiphon.app.main.application import ENDPOINT_TABLE
 from antiphon.app.requests.query_fields import AnyQuery, NoQuery
 
 KEYS = {

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.base.errors import ApiError
 from antiphon.app.http.admission import (
     MAX_CACHED_HEAD_BYTES,
@@ -20,6 +19,7 @@ from antiphon.app.http.admission import (
     RequestHead,
 )
 from antiphon.app.http.protocol import encode_error_response
+from antiphon.app.main.application import ENDPOINT_TABLE
 from tests.app.http.socket_client import SocketClient, connect
 from tests.serving import RunningServer, scripted_registry, serve
 

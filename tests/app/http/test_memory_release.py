@@ -30,7 +30,7 @@ def read_memory_mib(pid: int) -> int:
 def test_memory_of_large_requests_is_returned(tmp_path: Path) -> None:
     script = tmp_path / "script.toml"
     script.write_text('[[reply]]\nname = "hello"\noutput = ["Hello."]\n', encoding="utf-8")
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
     command += ["--port", "0", "--store", str(tmp_path / "responses.db"), "--log-format", "json"]
     metadata = {f"k{number}": "d" * TEXT_CHARS for number in range(NUM_KEYS)}
     body = {"model": "scripted", "input": "Hi", "client_metadata": metadata, "stream": True}

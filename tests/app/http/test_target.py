@@ -8,9 +8,9 @@ import httpx
 import pytest
 from litestar.utils.path import normalize_path
 
-from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.http.endpoints.table import Lookup, MethodNotAllowed, NotFound, Redirect
 from antiphon.app.http.endpoints.target import build_refusal, find_target
+from antiphon.app.main.application import ENDPOINT_TABLE
 from tests.app.http.socket_client import exchange_bytes
 from tests.counts import FULL_COUNTS
 from tests.serving import RunningServer, scripted_registry, serve

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from antiphon.app.base.api_keys import ApiKeyError, key_digest, plain_key
-from antiphon.app.cli import main
+from antiphon.app.cli.commands import main
 from antiphon.app.keys.file_edits import remove_keys
 from antiphon.app.keys.key_file import parse_key_file, read_key_file
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from antiphon.app.cli import main
-from antiphon.app.cli_options import parse_duration
+from antiphon.app.cli.commands import main
+from antiphon.app.cli.options import parse_duration
 from antiphon.app.models.options import split_models
 from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
 from antiphon.engine.options import EngineOptions, LoraModule

@@ -8,7 +8,7 @@ from opentelemetry import semconv
 from opentelemetry.semconv import attributes as stable
 from opentelemetry.semconv._incubating import attributes as incubating
 
-from antiphon.app.observability import conventions
+from antiphon.app.tracing import conventions
 from tests.syntax import ROOT
 
 PREFIXES = ("gen_ai.", "http.", "url.", "error.", "rpc.", "mcp.")

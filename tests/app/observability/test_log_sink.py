@@ -32,7 +32,7 @@ def script(tmp_path: Path) -> str:
 
 
 def serve_command(script: str, port: int, *options: str) -> list[str]:
-    base = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", script]
+    base = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", script]
     return [*base, "--port", str(port), "--store", "memory", *options]
 
 

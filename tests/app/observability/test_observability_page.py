@@ -2,7 +2,7 @@
 
 from opentelemetry.sdk import environment_variables
 
-from antiphon.app.observability import conventions
+from antiphon.app.tracing import conventions
 from tests.app.observability.every_kind import observe
 from tests.observability_page import SPANS, VARIABLES, read_variables, render_page
 from tests.syntax import ROOT

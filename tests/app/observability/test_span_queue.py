@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.observability.tracing.export import LOG_INTERVAL_S, SpanQueue
+from antiphon.app.tracing.export import LOG_INTERVAL_S, SpanQueue
 from tests.progress import wait_with_progress
 
 

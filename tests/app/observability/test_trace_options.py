@@ -10,15 +10,15 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 from antiphon.app.base.api_keys import key_digest, plain_key
 from antiphon.app.base.settings import Settings
 from antiphon.app.base.tracing.context import SpanIds
-from antiphon.app.observability.tracing import options as trace_options
-from antiphon.app.observability.tracing.options import (
+from antiphon.app.tracing import options as trace_options
+from antiphon.app.tracing.options import (
     MAX_BATCH_SPANS,
     MAX_QUEUE_SPANS,
     TraceOptionError,
     complete_endpoint,
     read_trace_options,
 )
-from antiphon.app.observability.tracing.sampling import create_sampler
+from antiphon.app.tracing.sampling import create_sampler
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 

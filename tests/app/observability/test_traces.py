@@ -12,12 +12,12 @@ import httpx
 import pytest
 from websockets.sync.client import connect as connect_websocket
 
-from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.base.api_keys import key_digest
 from antiphon.app.base.errors import from_engine
 from antiphon.app.base.turn_stats import Api
-from antiphon.app.observability.conventions import SCHEMA_URL
-from antiphon.app.observability.tracing.content import CUT_MARK, MAX_CONTENT_BYTES
+from antiphon.app.main.application import ENDPOINT_TABLE
+from antiphon.app.tracing.content import CUT_MARK, MAX_CONTENT_BYTES
+from antiphon.app.tracing.conventions import SCHEMA_URL
 from antiphon.engine.protocol import overloaded_error
 from antiphon.harmony.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, connect
@@ -505,7 +505,7 @@ def test_dead_collector_and_log_lines(tmp_path: Path) -> None:
     """A server as a process: JSON lines with ids, one line about the collector, and an exit in time."""
     script = tmp_path / "hello.toml"
     script.write_text('[[reply]]\nname = "any"\noutput = ["Yes."]\n', encoding="utf-8")
-    args = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    args = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
     args += ["--port", "0", "--store", "memory", "--log-format", "json", "--otlp-endpoint", "http://127.0.0.1:9"]
     with subprocess.Popen(args, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -529,7 +529,7 @@ def test_dead_collector_and_log_lines(tmp_path: Path) -> None:
 
 
 def test_bad_endpoint_keeps_the_server_from_starting(tmp_path: Path) -> None:
-    args = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", "x.toml"]
+    args = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", "x.toml"]
     script = tmp_path / "x.toml"
     script.write_text('[[reply]]\nname = "any"\noutput = ["Yes."]\n', encoding="utf-8")
     args[-1] = str(script)
@@ -545,7 +545,7 @@ def test_server_without_the_extra(tmp_path: Path, options: tuple[str, ...], code
     """The base installation has no packages of OpenTelemetry."""
     script = tmp_path / "x.toml"
     script.write_text('[[reply]]\nname = "any"\noutput = ["Yes."]\n', encoding="utf-8")
-    program = "import sys; sys.modules['opentelemetry'] = None; from antiphon.app.cli import main; main()"
+    program = "import sys; sys.modules['opentelemetry'] = None; from antiphon.app.cli.commands import main; main()"
     args = [sys.executable, "-c", program, "serve", "--engine", "scripted", "--script", str(script), "--port", "0"]
     args += ["--store", "memory", "--log-format", "json", *options]
     with subprocess.Popen(args, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:

@@ -41,7 +41,7 @@ import uvloop
 from pathlib import Path
 from antiphon.app.context import create_context
 from antiphon.app.lifecycle.listeners import bind_socket
-from antiphon.app.server import run_server
+from antiphon.app.main.server import run_server
 from antiphon.app.base.settings import Settings
 from antiphon.app.store.factory import open_store
 from tests.serving import scripted_registry

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from antiphon.app.cli import main
+from antiphon.app.cli.commands import main
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.maintenance import backup
 from antiphon.app.store.maintenance.backup import back_up, note_path, restore

@@ -38,7 +38,7 @@ def run_server(folder: Path, place: StorePlace) -> Iterator[tuple[str, "subproce
     port = free_port()
     options = ["--engine", "scripted", "--script", str(folder / "script.toml"), "--store", place.name]
     options += ["--api-key-file", str(folder / "keys.toml"), "--encryption-key-file", str(folder / "key")]
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--port", str(port), "--log-format", "json", *options]
+    command = [sys.executable, "-m", "antiphon", "serve", "--port", str(port), "--log-format", "json", *options]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:

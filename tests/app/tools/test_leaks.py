@@ -121,7 +121,7 @@ async def serve(folder: Path, tool_url: str) -> AsyncIterator[tuple[Traffic, lis
     environment = {**os.environ, "TEST_TOOL_KEY": OPERATORS}
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "antiphon.app.cli", "serve", *options, env=environment, stdout=output, stderr=output
+            sys.executable, "-m", "antiphon", "serve", *options, env=environment, stdout=output, stderr=output
         )
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=HANG_TIMEOUT_S) as client:

@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.app.http.body_parsing import LARGE_BYTES
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.turns.prompts.cpu_limit import run_with_cpu_limit
+from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
 from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory, TurnPrompt
 from antiphon.app.turns.timeouts import TurnTimeouts

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.application import ENDPOINT_TABLE
 from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.batches import runner
@@ -16,6 +15,7 @@ from antiphon.app.batches.line_request import LineReply
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.keys import reloader
 from antiphon.app.keys.key_file import parse_key_file, read_key_file
+from antiphon.app.main.application import ENDPOINT_TABLE
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine

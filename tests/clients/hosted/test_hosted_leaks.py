@@ -136,7 +136,7 @@ def test_token_is_nowhere_else(tmp_path: Path) -> None:
     script.write_text("".join(rows), encoding="utf-8")
     with serve_tools(tools=leaking_tools(), answer=answer) as traffic:
         host = traffic.url.removeprefix("http://").removesuffix("/mcp")
-        command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+        command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
         command += ["--port", "0", "--store", str(store), "--log-format", "json", "--mcp-allow", host]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             try:

@@ -587,7 +587,7 @@ async def test_repeated_kills_during_many_streams() -> None:
 
 
 def test_parent_process_does_not_import_torch() -> None:
-    check = "import sys, antiphon.app.cli, antiphon.engine.process.client; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    check = "import sys, antiphon.app.cli.commands, antiphon.engine.process.client; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
 
 

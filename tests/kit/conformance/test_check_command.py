@@ -10,7 +10,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from antiphon.app.cli import main
+from antiphon.app.cli.commands import main
 from antiphon.kit.conformance.suites import SUITE_NAMES, load_suite
 from tests.kit.conformance.suite_scripts import write_script
 from tests.serving import RunningServer, scripted_registry, serve

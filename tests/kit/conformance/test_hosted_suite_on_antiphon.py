@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from mcp.server import MCPServer
 
-from antiphon.app.cli import main
+from antiphon.app.cli.commands import main
 from antiphon.kit.conformance.client import LiveClient, find_model
 from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
@@ -85,7 +85,7 @@ def test_command_line(tmp_path: Path, tool_url: str) -> None:
         for reply in SCRIPT
     )
     script.write_text(replies, encoding="utf-8")
-    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
     command += ["--port", "0", "--log-format", "json", "--tool-server", f"{LABEL}={tool_url}"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvicorn
 
-from antiphon.app.application import build_app
 from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.base.errors import from_engine
 from antiphon.app.context import ServerContext
@@ -31,10 +30,11 @@ from antiphon.app.lifecycle.handover import HandoverListener
 from antiphon.app.lifecycle.process import ServerProcess
 from antiphon.app.lifecycle.service_manager import ServiceManager
 from antiphon.app.lifecycle.signals import handle_hangup
+from antiphon.app.lifecycle.tls import load_ssl_context, reload_certificate
+from antiphon.app.main.application import build_app
 from antiphon.app.model_registry import NamedModel
 from antiphon.app.sandbox.report import schedule_proof
 from antiphon.app.serve_options import ServeError
-from antiphon.app.tls import load_ssl_context, reload_certificate
 from antiphon.engine.protocol import EngineError, overloaded_error
 
 if TYPE_CHECKING:

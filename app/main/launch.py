@@ -14,25 +14,25 @@ from importlib.util import find_spec
 import structlog
 import uvloop
 
-from antiphon.app import server
 from antiphon.app.assembly.models import create_models
 from antiphon.app.base.encryption import KeyFileError
 from antiphon.app.base.settings import Settings
 from antiphon.app.context import MediaOptionError, ServerContext, create_context, read_allowed_hosts
 from antiphon.app.lifecycle.process import open_process
+from antiphon.app.lifecycle.tls import load_ssl_context
+from antiphon.app.main import server
 from antiphon.app.media.processor_files import IMAGE_PACKAGES, find_missing_packages
 from antiphon.app.models.status import loaded_info
 from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.observability.audit_log import AuditLogError
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
-from antiphon.app.observability.tracing.options import TraceOptionError
 from antiphon.app.requests.media.vision import explain_blindness
 from antiphon.app.serve_options import LogFormat, ServeError, ServeOptions
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
-from antiphon.app.tls import load_ssl_context
 from antiphon.app.tools.hosted_options import ToolOptionError, check_tool_options
+from antiphon.app.tracing.options import TraceOptionError
 from antiphon.engine.malloc_tuning import keep_large_blocks_mapped
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError

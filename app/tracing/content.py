@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.observability import conventions as names
+from antiphon.app.tracing import conventions as names
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 from antiphon.harmony.format import PromptInput

@@ -15,7 +15,7 @@ import click
 
 from antiphon.app.base.api_keys import ApiKeyError
 from antiphon.app.base.settings import Settings
-from antiphon.app.cli_options import (
+from antiphon.app.cli.options import (
     ServeCommand,
     create_batch_parameters,
     create_parameters,
@@ -108,7 +108,7 @@ def serve(**flags: Any) -> None:
     try:
         with _spawn_worker(options) as spawn:
             gc.disable()  # imports leave no garbage, only objects that stay: visiting them takes a twelfth of the start
-            from antiphon.app.launch import run_until_signal  # noqa: PLC0415  see the module's docstring
+            from antiphon.app.main.launch import run_until_signal  # noqa: PLC0415  see the module's docstring
 
             gc.freeze()
             gc.enable()
@@ -125,7 +125,7 @@ def run_batch(source: Path, target: Path, **flags: Any) -> None:
     """
     options, settings = _read_models(flags), Settings(**pick_fields(Settings, flags))
     with _spawn_worker(options) as spawn:
-        from antiphon.app.batch_command import run_batch_file  # noqa: PLC0415  see the module's docstring
+        from antiphon.app.main.batch_command import run_batch_file  # noqa: PLC0415  see the module's docstring
 
         status = run_batch_file(options, settings, source, target, spawn)
     sys.exit(status)
@@ -176,7 +176,3 @@ def list_dialects() -> None:
     for row in dialect_table():
         table.add_row(*map(escape, row))
     screen.print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct
 
 from antiphon.app.base.settings import Settings
-from antiphon.app.observability.tracing.sampling import Sampler, SamplerError, create_sampler
+from antiphon.app.tracing.sampling import Sampler, SamplerError, create_sampler
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")

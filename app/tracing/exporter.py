@@ -2,7 +2,7 @@
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-from antiphon.app.observability.tracing.options import TraceOptionError, TraceOptions
+from antiphon.app.tracing.options import TraceOptionError, TraceOptions
 
 
 def create_exporter(options: TraceOptions) -> OTLPSpanExporter:

@@ -21,7 +21,6 @@ import uvloop
 from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from antiphon.app.application import ENDPOINT_TABLE, build_app
 from antiphon.app.assembly.models import create_models
 from antiphon.app.base.errors import ApiError
 from antiphon.app.base.settings import Settings
@@ -31,6 +30,7 @@ from antiphon.app.batches.output_files import NUMBER_DIGITS
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
 from antiphon.app.context import ServerContext, create_context
+from antiphon.app.main.application import ENDPOINT_TABLE, build_app
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.store.batches.records import ENDED_STATUSES, PIECE_BYTES, LineError, StoredBatch, StoredFile
 from antiphon.app.store.sqlite.store import SqliteStore

@@ -19,11 +19,11 @@ from antiphon.app.base.tracing.context import (
 )
 from antiphon.app.base.tracing.turn_trace import TurnTrace, begin_turn_trace
 from antiphon.app.base.turn_stats import TurnStats
-from antiphon.app.observability.tracing.export import Exporter, SpanQueue
-from antiphon.app.observability.tracing.options import TraceOptions, read_trace_options
+from antiphon.app.tracing.export import Exporter, SpanQueue
+from antiphon.app.tracing.options import TraceOptions, read_trace_options
 
 if TYPE_CHECKING:
-    from antiphon.app.observability.tracing.spans import SpanBuilder
+    from antiphon.app.tracing.spans import SpanBuilder
 
 SWITCHED_PROTOCOLS = 101
 """Status of a WebSocket, whose requests have spans of their own."""
@@ -97,8 +97,8 @@ def open_tracer(settings: Settings, on_dropped: Callable[[int], None]) -> Tracer
     options = read_trace_options(settings)
     if options is None:
         return None
-    from antiphon.app.observability.tracing.exporter import create_exporter  # noqa: PLC0415  # an optional dependency
-    from antiphon.app.observability.tracing.spans import SpanBuilder  # noqa: PLC0415  # likewise
+    from antiphon.app.tracing.exporter import create_exporter  # noqa: PLC0415  # an optional dependency
+    from antiphon.app.tracing.spans import SpanBuilder  # noqa: PLC0415  # likewise
 
     exporter: Exporter = create_exporter(options)
     if options.content != "off":

@@ -25,7 +25,7 @@ from antiphon.app.base.tracing.turn_trace import (
     TurnTrace,
 )
 from antiphon.app.base.turn_stats import JobTimes, TurnStats
-from antiphon.app.observability import conventions as names
+from antiphon.app.tracing import conventions as names
 
 MAX_TEXT_CHARS = 1024
 """Length of the text of an attribute, besides content."""

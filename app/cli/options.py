@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import FieldInfo
 
 from antiphon.app.base.settings import Settings
-from antiphon.app.config_file import load_config_file
+from antiphon.app.cli.config_file import load_config_file
 from antiphon.app.http.cors import parse_origin
 from antiphon.app.remote_options import RemoteServeOptions
 from antiphon.app.serve_options import (

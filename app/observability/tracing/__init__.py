@@ -1,1 +1,0 @@
-"""Traces in OpenTelemetry's form: the decision to sample, the spans of a turn, and their export."""

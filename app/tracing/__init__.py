@@ -1,0 +1,1 @@
+"""Traces in OpenTelemetry's form: names of spans and attributes, sampling, the spans of a turn, their export."""
