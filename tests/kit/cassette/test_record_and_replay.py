@@ -21,7 +21,7 @@ import zstandard
 from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from antiphon.app.cli import main
+from antiphon.app.cli.commands import main
 from antiphon.kit.cassette.reading import read_cassette
 from antiphon.kit.checker.stream import check_sse
 from antiphon.kit.proxy.exchange import ServerExchange
