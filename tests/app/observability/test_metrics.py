@@ -21,6 +21,7 @@ from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.observability.metrics.exposition import render_registry
 from antiphon.app.observability.metrics.histograms import ModelHistogram
 from antiphon.app.observability.metrics.requests import MAX_REASONS
+from antiphon.app.store.sqlite.database import SharedConnection
 from antiphon.engine.process.gpu_memory import INTERVAL_S, GpuMemory
 from antiphon.engine.protocol import EngineStats
 from tests.app.server_helpers import process_engine_registry
@@ -223,10 +224,17 @@ def test_store_is_shown(start_server: StartServer) -> None:
 
 def test_store_that_cannot_be_written_to_is_shown(start_server: StartServer) -> None:
     server = start_server(SCRIPT)
-    server.context.store._writer.healthy = False
-    samples = read_samples(server)
-    assert samples["antiphon:store_available"] == 0
-    assert "antiphon:store_free_bytes" not in samples  # it is in memory
+    connection = server.context.store._writer._database._connection
+    assert isinstance(connection, SharedConnection)
+
+    def is_available() -> bool:
+        return read_samples(server)["antiphon:store_available"] == 1
+
+    connection.execute("PRAGMA query_only = ON")  # every write fails, those of the heartbeat included
+    wait_with_progress(lambda: not is_available(), "the store is shown as available")
+    assert "antiphon:store_free_bytes" not in read_samples(server)  # it is in memory
+    connection.execute("PRAGMA query_only = OFF")
+    wait_with_progress(is_available, "the store is shown as unavailable")
 
 
 def test_worker_process_is_shown() -> None:

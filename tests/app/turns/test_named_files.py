@@ -6,9 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
+from antiphon.app.http.request_body import BodyReservation
 from antiphon.app.turns.media import reading
 from tests.app.batches.batch_client import BatchClient
 from tests.conftest import StartServer
+from tests.progress import wait_with_progress
 from tests.serving import RunningServer
 
 SCRIPT = [{"name": "any", "output": ["Hello."]}]
@@ -39,6 +41,12 @@ def add_items(client: BatchClient, ids: list[str]) -> httpx.Response:
     content = [{"type": "input_file", "file_id": file_id} for file_id in ids]
     conversation = client.post("/conversations", json={}).json()["id"]
     return client.post(f"/conversations/{conversation}/items", json={"items": [{"role": "user", "content": content}]})
+
+
+def wait_for_used_bytes(server: RunningServer, expected: int) -> None:
+    """Waits until the bodies take `expected` bytes: a request gives its memory back after its reply was sent."""
+    memory = server.context.body_memory
+    wait_with_progress(lambda: memory.used_bytes == expected, f"the bodies do not take {expected} bytes")
 
 
 SENDS: dict[str, Send] = {"responses": ask, "chat": ask_chat, "input_tokens": count_tokens, "conversations": add_items}
@@ -94,15 +102,17 @@ def test_files_count_as_memory_of_bodies_while_they_are_read(
 ) -> None:
     SENDS[name](BatchClient(server), ids)
     assert [used >= number * FILE_BYTES for number, (_, used) in enumerate(read, 1)] == [True] * NUM_FILES
-    assert server.context.body_memory.used_bytes == 0
+    wait_for_used_bytes(server, 0)
 
 
 @pytest.mark.parametrize("name", SENDS)
 def test_files_are_refused_while_bodies_take_all_memory(
     server: RunningServer, ids: list[str], read: list[tuple[str, int]], name: str
 ) -> None:
-    server.context.body_memory.used_bytes = server.context.body_memory.max_bytes
+    wait_for_used_bytes(server, 0)  # the uploads have been answered, but may not have given their memory back
+    memory = server.context.body_memory
+    server.loop.call_soon_threadsafe(BodyReservation(memory).try_add, memory.max_bytes)
     reply = SENDS[name](BatchClient(server), ids)
     assert reply.status_code == 429, reply.text
     assert len(read) == 1, "the first is not large by itself"
-    assert server.context.body_memory.used_bytes == server.context.body_memory.max_bytes
+    wait_for_used_bytes(server, memory.max_bytes)
