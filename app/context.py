@@ -7,10 +7,6 @@ from litestar import Request
 from msgspec import Struct, structs
 
 from antiphon.app.adapters.updates import AdapterUpdates
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.encryption import Sealer, open_sealer
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.tracing.context import RequestTrace
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.http.endpoints.table import EndpointTable
 from antiphon.app.http.request_body import BodyMemory
@@ -23,18 +19,23 @@ from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.media.processor_files import PDF_PACKAGES, can_prepare_images, find_missing_packages
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import is_starting
 from antiphon.app.observability.audit_log import AuditLog
 from antiphon.app.observability.metrics.collector import MetricsCollector
+from antiphon.app.options.api_keys import ApiKey
+from antiphon.app.options.settings import Settings
 from antiphon.app.outbound.fetcher import UrlFetcher, create_fetch_policy, parse_allowed_host
 from antiphon.app.outbound.policy import AllowedHost
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests.query_fields import AnyQueryFields
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.tool_host import create_tool_host
 from antiphon.app.tracing.tracer import Tracer, open_tracer
+from antiphon.app.turn_types.encryption import Sealer, open_sealer
+from antiphon.app.turn_types.ids import new_id
+from antiphon.app.turn_types.tracing.context import RequestTrace
 from antiphon.app.turns.capacity import TurnCapacity
-from antiphon.app.turns.manager import TurnManager, new_id
+from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.app.usage.meter import UsageMeter, create_meter

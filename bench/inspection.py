@@ -21,14 +21,15 @@ from tempfile import TemporaryDirectory
 import msgspec
 import uvloop
 
-from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.inspection.process_memory import read_resident_bytes
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.ids import new_id
+from antiphon.app.turn_types.turn_stats import TurnOrigin
 from antiphon.app.turns.capacity import TurnCapacity
-from antiphon.app.turns.manager import TurnManager, new_id
+from antiphon.app.turns.manager import TurnManager
 from bench import scripted_server
 from tests.log_store import make_log_store
 from tests.serving import scripted_registry

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from antiphon.app.base.api_keys import ApiKey, KeyLimits
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.keys import reloader
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.main.launch import tune_gc
+from antiphon.app.options.api_keys import ApiKey, KeyLimits
 from antiphon.app.store.history.usage_tables import UsageCounts
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.app.usage.limits import RateLimits
 from antiphon.app.usage.meter import UsageMeter
 from antiphon.app.usage.recorder import UsageRecorder

@@ -14,11 +14,8 @@ from typing import Any
 import uvloop
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-from antiphon.app.base.endings import CAUSES, Ending
-from antiphon.app.base.tracing.turn_trace import TurnDescription
-from antiphon.app.base.turn_stats import TurnStats, TurnTimes
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics.collector import MetricsCollector
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tracing import conventions as names
@@ -26,6 +23,9 @@ from antiphon.app.tracing.export import SpanQueue
 from antiphon.app.tracing.options import TraceOptions
 from antiphon.app.tracing.spans import SpanBuilder
 from antiphon.app.tracing.tracer import Tracer
+from antiphon.app.turn_types.endings import CAUSES, Ending
+from antiphon.app.turn_types.tracing.turn_trace import TurnDescription
+from antiphon.app.turn_types.turn_stats import TurnStats, TurnTimes
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.events.items import FunctionCall

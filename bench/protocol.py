@@ -19,8 +19,8 @@ from typing import Any
 
 import uvloop
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.responses import request as responses
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory
 from antiphon.engine.protocol import Chunk, Job

@@ -21,13 +21,13 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.lifecycle.listeners import bind_socket
 from antiphon.app.main.launch import tune_gc
 from antiphon.app.main.server import run_server
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine

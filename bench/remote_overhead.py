@@ -15,13 +15,13 @@ from collections.abc import Sequence
 import uvloop
 from rich.console import Console
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
 from antiphon.app.lifecycle.listeners import bind_socket
 from antiphon.app.main.launch import tune_gc
 from antiphon.app.main.server import run_server
-from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.observability.access_log import AccessLog, console_format
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.remote.engine import RemoteEngine

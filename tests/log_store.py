@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreChange
 from antiphon.app.store.writer_lease import HeartbeatWatch
+from antiphon.app.turn_types.event_log import EventLog
 
 
 class LogStore:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from antiphon.app.base.settings import Settings
-from antiphon.app.serve_options import flag_name, list_options
+from antiphon.app.options.serve_options import flag_name, list_options
+from antiphon.app.options.settings import Settings
 from antiphon.app.tracing import conventions as names
 from tests.app.observability.every_kind import observe
 from tests.syntax import ROOT

@@ -6,7 +6,7 @@ import click
 
 from antiphon.app.cli import commands as cli
 from antiphon.app.cli.options import GROUPS, ServeOption
-from antiphon.app.serve_options import FORMAT_FIELDS, PER_MODEL_OPTIONS
+from antiphon.app.options.serve_options import FORMAT_FIELDS, PER_MODEL_OPTIONS
 
 HEAD = """# Options of `antiphon serve`
 

@@ -12,17 +12,17 @@ from typing import Any, TextIO
 import uvloop
 from msgspec import Struct
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import ApiKey, key_digest, plain_key
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext, create_context
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.lifecycle.listeners import bind_socket
 from antiphon.app.main.application import build_app
 from antiphon.app.main.server import AntiphonServer
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.options.api_keys import ApiKey, key_digest, plain_key
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script

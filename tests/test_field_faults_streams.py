@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from tests.app.requests.request_builders import read_responses_spec, summarize_error
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S

@@ -10,7 +10,7 @@ MAX_FUNCTION_LINES = 50
 
 LONG_MODULES: dict[str, str] = {
     "engine.protocol": "the whole contract of engines is one page: its messages refer to each other, and most lines describe fields",
-    "app.base.event_log": "a log and its readers depend on each other: which entries a reader may see is decided in one place",
+    "app.turn_types.event_log": "a log and its readers depend on each other: which entries a reader may see is decided in one place",
     "harmony.calls.xml_tags": "the declaration and the parser of its values depend on each other; apart they need a protocol of twelve stubs",
     "app.websocket.endpoint": "one connection: its frames, turns and steers share its lanes, what they remember, and the declaration of the endpoint",
     "app.turns.output_processor": "one synchronous pipeline from a chunk to its events, whose steps share the machine, the round and held segments",

@@ -1,7 +1,7 @@
 """The page of timeouts names every one with the value that the code has, and says what it is for."""
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.http.stream_writer import PING_INTERVAL_S
+from antiphon.app.options.settings import Settings
 from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.syntax import ROOT
 from tests.timeouts_page import find_times, render_page

@@ -21,12 +21,12 @@ item yet, or the event of the call that a tool of the server works on, because s
 """
 
 SECTIONS = {
-    "Connections": ("app/base", "app/http", "app/routes", "app/main"),
+    "Connections": ("app/errors.py", "app/options/settings.py", "app/http", "app/routes", "app/main"),
     "Turns": ("app/turns", "app/replies", "app/encoders", "app/sandbox"),
-    "Models": ("app/serve_options.py", "app/models"),
+    "Models": ("app/options/serve_options.py", "app/models"),
     "Storage": ("app/store",),
     "Engine process": ("engine/process",),
-    "Remote engines": ("app/remote_options.py", "engine/remote"),
+    "Remote engines": ("app/options/remote_options.py", "engine/remote"),
     "Other": ("",),
 }
 """Headings, and the paths of their modules. The first that fits counts."""

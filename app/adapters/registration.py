@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec import structs
 
-from antiphon.app.model_registry import ServedModel
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.options.serve_options import ServeError, ServeOptions
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.engine.adapters.lora_config import check_weights_file, read_lora_config
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.app.adapters.registration import describe_adapter
-from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.base.errors import NO_RETRY, ApiError, clip_text, from_engine, invalid_value, missing_field
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.errors import NO_RETRY, ApiError, clip_text, from_engine, invalid_value, missing_field
 from antiphon.app.models.status import keep_loaded
+from antiphon.app.registry.engine_wrapper import unwrap_engine
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.process.adapters import WorkerAdapters
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.regular_files import is_below

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import structs
 
 from antiphon.app.models.memory import MemoryEstimate, estimate_weights
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.options.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.draft_vocabulary import check_draft_vocabulary
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint

@@ -5,10 +5,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from antiphon.app.base.text_tokenizer import TextTokenizer
-from antiphon.app.model_registry import EncoderModel
 from antiphon.app.models.options import default_name
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.options.serve_options import ServeError, ServeOptions
+from antiphon.app.registry.model_registry import EncoderModel
+from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embeddings.repository import EncoderKind, read_repository
 from antiphon.engine.embeddings.worker import CORE_FACTORIES

@@ -13,10 +13,7 @@ from msgspec import Struct, structs
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
 from antiphon.app.assembly.draft_models import check_draft_options, estimate_with_draft, fetch_draft_model
 from antiphon.app.assembly.encoders import create_encoders
-from antiphon.app.base.encryption import open_sealer
-from antiphon.app.base.settings import Settings
 from antiphon.app.media.processor_files import can_prepare_images
-from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.models.expected_info import expect_info
 from antiphon.app.models.memory import (
     MemoryEstimate,
@@ -29,9 +26,12 @@ from antiphon.app.models.memory import (
 from antiphon.app.models.memory_pool import GIB, ModelMemory, ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.options import default_name, split_models
+from antiphon.app.options.serve_options import ServeError, ServeOptions
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.remote.launch import create_remote_engine
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.turn_types.encryption import open_sealer
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embedded import MODEL_DIR

@@ -13,12 +13,12 @@ from typing import Literal, TypeVar
 import structlog
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import ApiError
 from antiphon.app.batches.line_request import LineReply, read_usage
 from antiphon.app.batches.line_scanner import MAX_LINES, LineScanner
 from antiphon.app.batches.line_scheduler import LineQueue
 from antiphon.app.batches.output_files import OutputFiles
 from antiphon.app.batches.stored_files import FileGoneError, read_range
+from antiphon.app.errors import ApiError
 from antiphon.app.store.batches.records import BatchLine, BatchStatus, LineError, LineResult, StoredBatch
 from antiphon.app.store.database import Database
 from antiphon.app.store.store import ResponseStore

@@ -9,12 +9,12 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import ApiError, internal_error
+from antiphon.app.errors import ApiError, internal_error
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiScope
 from antiphon.app.http.endpoints.table import Lookup
 from antiphon.app.http.headers import new_request_id
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState, TurnAdmission
+from antiphon.app.options.api_keys import ApiKey
 from antiphon.app.store.batches.records import TokenCounts
 
 _log = structlog.get_logger(__name__)

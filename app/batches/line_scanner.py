@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from antiphon.app.base.errors import clip_text
+from antiphon.app.errors import clip_text
 from antiphon.app.store.batches.records import BatchLine, LineError
 
 MAX_LINES = 50_000

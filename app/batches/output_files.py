@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from msgspec import Raw, Struct, structs
 
-from antiphon.app.base.errors import ApiError
 from antiphon.app.batches.stored_files import FileWriter, new_file_id
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.batches.body import BATCH_FILE_LIFETIME_S, OUTPUT_PURPOSE
 from antiphon.app.store.batches.records import LineResult, StoredBatch, StoredFile
 from antiphon.app.store.database import Database

@@ -11,22 +11,22 @@ from collections.abc import Callable
 
 import structlog
 
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import ApiError, internal_error
 from antiphon.app.batches.batch_run import BatchLostError, BatchRun, BatchTools, RunnerLimits
 from antiphon.app.batches.line_request import LineReply, error_reply, read_error_code, send_line
 from antiphon.app.batches.line_scanner import decode_line_body
 from antiphon.app.batches.line_scheduler import LineQueue, LineScheduler
 from antiphon.app.batches.stored_files import FileGoneError
 from antiphon.app.batches.turn_gate import UNKNOWN_MODEL_PLACES, LinePermit, TurnGate
+from antiphon.app.errors import ApiError, internal_error
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.body_parsing import run_parser
 from antiphon.app.http.endpoints.table import EndpointTable
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.options.api_keys import ApiKey
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests.batches.body import check_line_body
 from antiphon.app.store.batches.records import BatchLine
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.turns.manager import new_id
+from antiphon.app.turn_types.ids import new_id
 from antiphon.app.usage.meter import UsageMeter
 from antiphon.engine.protocol import Engine
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from msgspec import structs
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile
 from antiphon.app.store.database import Database
 from antiphon.app.store.store import ResponseStore

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from antiphon.app.model_registry import NamedModel
+from antiphon.app.registry.model_registry import NamedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.engine.protocol import BATCH_PRIORITY, Engine
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import click
 
-from antiphon.app.base.api_keys import ApiKeyError
-from antiphon.app.base.settings import Settings
 from antiphon.app.cli.options import (
     ServeCommand,
     create_batch_parameters,
@@ -25,8 +23,9 @@ from antiphon.app.cli.options import (
 from antiphon.app.keys.commands import keys
 from antiphon.app.keys.file_marks import mark_files
 from antiphon.app.keys.sources import load_api_keys
-from antiphon.app.remote_options import RemoteServeOptions
-from antiphon.app.serve_options import (
+from antiphon.app.options.api_keys import ApiKeyError
+from antiphon.app.options.remote_options import RemoteServeOptions
+from antiphon.app.options.serve_options import (
     ServeError,
     ServeOptions,
     StartOptions,
@@ -36,6 +35,7 @@ from antiphon.app.serve_options import (
     check_store_url,
     resolve_store,
 )
+from antiphon.app.options.settings import Settings
 from antiphon.app.store.maintenance.commands import store_commands
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, SpawnWorker, WorkerProcess

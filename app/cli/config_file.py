@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
 
 SECRETS = {
     "api-key": "name a file with keys in api-key-file, or set ANTIPHON_API_KEY",

@@ -18,11 +18,10 @@ import click
 from msgspec import Struct
 from msgspec.structs import FieldInfo
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.cli.config_file import load_config_file
 from antiphon.app.http.cors import parse_origin
-from antiphon.app.remote_options import RemoteServeOptions
-from antiphon.app.serve_options import (
+from antiphon.app.options.remote_options import RemoteServeOptions
+from antiphon.app.options.serve_options import (
     PER_MODEL_OPTIONS,
     ModelOption,
     ServeError,
@@ -31,6 +30,7 @@ from antiphon.app.serve_options import (
     flag_name,
     list_options,
 )
+from antiphon.app.options.settings import Settings
 from antiphon.engine.adapters.modules import parse_lora_option
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions, Option

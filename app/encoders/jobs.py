@@ -4,7 +4,7 @@ import secrets
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import RETRY_AFTER_S, ApiError, invalid_value, report_engine_errors
+from antiphon.app.errors import RETRY_AFTER_S, ApiError, invalid_value, report_engine_errors
 from antiphon.app.models.status import blocked_reason
 from antiphon.app.requests.embeddings.body import MAX_REQUEST_TOKENS, too_many_tokens
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest

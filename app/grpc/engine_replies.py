@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from antiphon.app.base.errors import from_response
-from antiphon.app.base.event_log import LogEntry
-from antiphon.app.base.step_detail import ScoredToken
+from antiphon.app.errors import from_response
 from antiphon.app.grpc.descriptors import message_class
+from antiphon.app.turn_types.event_log import LogEntry
+from antiphon.app.turn_types.step_detail import ScoredToken
 from antiphon.events.response import Response
 from antiphon.events.stream import Completed, Failed, Incomplete
 

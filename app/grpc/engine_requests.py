@@ -4,8 +4,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from antiphon.app.base.errors import ApiError, invalid_value, missing_field, unsupported_field
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.errors import ApiError, invalid_value, missing_field, unsupported_field
+from antiphon.app.registry.model_registry import ServedModel
 
 UNSUPPORTED_FIELDS = ("kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "extra_mm_inputs", "media_refs")
 _UNSET_IF_ZERO = (

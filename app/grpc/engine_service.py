@@ -17,13 +17,8 @@ import grpc
 import msgspec
 import structlog
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import NO_KEY, ApiKey
-from antiphon.app.base.errors import ApiError, internal_error, not_found, report_engine_errors
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.tracing.context import RequestTrace
-from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext
+from antiphon.app.errors import ApiError, internal_error, not_found, report_engine_errors
 from antiphon.app.grpc.descriptors import COMMON_PACKAGE, ENGINE_PACKAGE, ENGINE_SERVICE, message_class
 from antiphon.app.grpc.engine_replies import ChoiceReply, engine_message
 from antiphon.app.grpc.engine_requests import completion_body, decode_message
@@ -40,11 +35,16 @@ from antiphon.app.grpc.statuses import (
 from antiphon.app.grpc.tokenizer_bundle import build_tokenizer_bundle, split_bundle
 from antiphon.app.http.headers import choose_request_id
 from antiphon.app.http.middleware import RequestGuard
-from antiphon.app.model_registry import ServedModel
 from antiphon.app.models.status import known_info
+from antiphon.app.options.api_keys import NO_KEY, ApiKey
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.replies.engine_ready import unready_reason
 from antiphon.app.replies.http_replies import cancel_started, count_readers
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.tracing.context import RequestTrace
+from antiphon.app.turn_types.turn_stats import TurnOrigin
 from antiphon.engine.protocol import EngineInfo
 
 SERVER_TYPE = "vllm-grpc"

@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.serialization import (
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext
 from antiphon.app.grpc.descriptors import ENGINE_SERVICE
 from antiphon.app.grpc.engine_service import EngineService
 from antiphon.app.http.middleware import RequestGuard
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.replies.engine_ready import unready_reason
 
 _HEALTH_POLL_S = 1.0

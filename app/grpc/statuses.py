@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterator
 
 import grpc
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 
 ERROR_BODY_KEY = "antiphon-error-bin"
 """Key of the trailing metadata that holds the JSON body of the error."""

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.asgi import AsgiScope, HeaderPairs
 from antiphon.app.http.endpoints.table import Match
 

@@ -10,7 +10,7 @@ import hmac
 import re
 from collections.abc import Mapping
 
-from antiphon.app.base.errors import ApiError, clip_text
+from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.http.asgi import HeaderPairs
 from antiphon.app.http.endpoints.endpoint import Endpoint
 

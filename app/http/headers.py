@@ -3,7 +3,7 @@
 import re
 import secrets
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.asgi import AsgiScope
 
 MAX_HEADER_BYTES = 64 * 1024

@@ -14,11 +14,7 @@ from http import HTTPStatus
 
 import structlog
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text, internal_error, shape_error
-from antiphon.app.base.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
-from antiphon.app.base.tracing.context import RequestTrace
+from antiphon.app.errors import ANTHROPIC_HEADER, ApiError, clip_text, internal_error, shape_error
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.cors import (
@@ -43,6 +39,10 @@ from antiphon.app.http.request_state import RequestState, build_record, count_by
 from antiphon.app.keys.key_checks import find_key, require_operator
 from antiphon.app.keys.key_ring import CONTROL_KEY, KeyRing
 from antiphon.app.lifecycle.malloc_trim import MemoryReleaser
+from antiphon.app.options.api_keys import ApiKey
+from antiphon.app.options.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.tracing.context import RequestTrace
 
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
 CLOSE_HEADER = ((b"connection", b"close"),)

@@ -13,8 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from antiphon.app.base.errors import ApiError, internal_error
-from antiphon.app.base.settings import Settings
+from antiphon.app.errors import ApiError, internal_error
 from antiphon.app.http.admission import AdmissionController, AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.chunked_response import ChunkedResponse
@@ -25,6 +24,7 @@ from antiphon.app.http.headers import new_request_id
 from antiphon.app.http.request_body import body_too_large, find_max_bytes
 from antiphon.app.http.request_state import open_request
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
+from antiphon.app.options.settings import Settings
 
 _log = structlog.get_logger(__name__)
 

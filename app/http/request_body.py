@@ -13,10 +13,10 @@ from http import HTTPStatus
 
 import zstandard
 
-from antiphon.app.base.errors import ApiError, clip_text, from_engine
-from antiphon.app.base.settings import Settings
+from antiphon.app.errors import ApiError, clip_text, from_engine
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form
+from antiphon.app.options.settings import Settings
 from antiphon.engine.protocol import overloaded_error
 
 MAX_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024

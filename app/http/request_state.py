@@ -6,19 +6,19 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import NO_KEY, ApiKey
-from antiphon.app.base.errors import ApiError, clip_text
-from antiphon.app.base.tracing.context import RequestTrace
-from antiphon.app.base.turn_stats import TurnOrigin, TurnStats
+from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.http.admission import AdmissionPermit
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope
 from antiphon.app.http.chunked_response import ChunkedResponse
 from antiphon.app.http.endpoints.table import UNKNOWN, EndpointTable, Lookup
 from antiphon.app.http.endpoints.target import find_target
-from antiphon.app.model_registry import NamedModel
+from antiphon.app.options.api_keys import NO_KEY, ApiKey
+from antiphon.app.registry.model_registry import NamedModel
 from antiphon.app.requests.query_fields import NoQuery, Query
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.tracing.context import RequestTrace
+from antiphon.app.turn_types.turn_stats import TurnOrigin, TurnStats
 
 SCOPE_KEY = "antiphon.request"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.json_body import MAX_JSON_DEPTH, invalid_json, nesting_error
 
 MAX_VALUES = 1_000_000

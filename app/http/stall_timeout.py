@@ -2,7 +2,7 @@
 
 import asyncio
 
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 
 
 class StallTimeoutMixin:

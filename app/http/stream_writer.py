@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.errors import ApiError
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.events import sse
 
 PING_INTERVAL_S = 15.0

@@ -6,9 +6,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Response
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.settings import Settings
+from antiphon.app.errors import ApiError
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
+from antiphon.app.options.settings import Settings
 
 FEED_BYTES = 8 * 1024
 """Bytes that are parsed in one iteration of the event loop. A thousand pings of six bytes take 20 ms."""

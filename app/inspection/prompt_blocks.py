@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import zstandard
 
-from antiphon.app.base.continuation import RecordBlock
+from antiphon.app.turn_types.continuation import RecordBlock
 
 BLOCK_IDS = 512
 """Ids in a block. The last one of a prompt may have fewer."""

@@ -11,10 +11,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.app.base.continuation import RecordBlock
-from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.base.step_detail import TokenDetail
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.inspection.excerpts import find_excerpt
 from antiphon.app.inspection.prompt_blocks import (
     compress,
@@ -24,6 +20,10 @@ from antiphon.app.inspection.prompt_blocks import (
     split_prompt,
     unpack_grammar,
 )
+from antiphon.app.turn_types.continuation import RecordBlock
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
+from antiphon.app.turn_types.step_detail import TokenDetail
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events import stream as ev
 from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.drafts import OutputSettings

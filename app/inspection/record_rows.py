@@ -7,11 +7,11 @@ import structlog
 import zstandard
 from msgspec import Struct
 
-from antiphon.app.base.continuation import RecordRow
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.inspection.prompt_blocks import decompress
 from antiphon.app.inspection.record import PackedRound, PackedTurn, RoundRecord, TurnRecord
+from antiphon.app.turn_types.continuation import RecordRow
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.state.drafts import OutputSettings
 
 _logger = structlog.get_logger(__name__)

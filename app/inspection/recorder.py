@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 from msgspec import structs
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.inspection.prompt_blocks import SharedBlocks
 from antiphon.app.inspection.record import PackedTurn, TurnRecord
 from antiphon.app.inspection.record_rows import create_packer
+from antiphon.app.turn_types.event_log import EventLog
 
 OWNER_SHARE = 2
 """One owner has at most this part of the ring: a half."""

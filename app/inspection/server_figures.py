@@ -8,9 +8,9 @@ from importlib.metadata import version
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.inspection.process_memory import read_resident_bytes
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ServedModel
 
 MAX_FIGURES_BYTES = 1024
 """Size of the figures as JSON. Names of models are left out above it."""

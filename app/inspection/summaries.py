@@ -4,8 +4,8 @@ import math
 
 from msgspec import Struct
 
-from antiphon.app.base.endings import Ending
-from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.turn_types.endings import Ending
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events.response import Response
 
 RESTARTED_CODE = "server_restarted"

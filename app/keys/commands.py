@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from antiphon.app.base.api_keys import ApiKey, ApiKeyError
 from antiphon.app.keys.file_edits import NewKeyError, TomlValue, add_key, create_key, edit_file, remove_keys
 from antiphon.app.keys.key_file import LIMIT_NAMES, is_toml, parse_key_file, read_key_file
+from antiphon.app.options.api_keys import ApiKey, ApiKeyError
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)?)?")
 _OPTIONS = {"models": "model"}

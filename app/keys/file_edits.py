@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
-from antiphon.app.base.api_keys import ApiKey, ApiKeyError, key_digest, require_valid_key
 from antiphon.app.keys.key_file import KeyTableError, is_toml, list_headers, parse_key_file
+from antiphon.app.options.api_keys import ApiKey, ApiKeyError, key_digest, require_valid_key
 
 KEY_PREFIX = "sk-antiphon-"
 KEY_BYTES = 32

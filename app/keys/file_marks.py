@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from antiphon.app.base.settings import FileMark
+from antiphon.app.options.settings import FileMark
 
 
 def mark_files(paths: Iterable[Path]) -> dict[Path, FileMark]:

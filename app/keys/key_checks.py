@@ -2,9 +2,9 @@
 
 import time
 
-from antiphon.app.base.api_keys import NO_KEY, ApiKey
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.options.api_keys import NO_KEY, ApiKey
 
 
 def refuse_key(message: str) -> ApiError:

@@ -11,7 +11,9 @@ from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from antiphon.app.base.api_keys import (
+from antiphon.app.keys.pace import Pace, run_through
+from antiphon.app.keys.plain_tables import PlainTables, read_plain_tables
+from antiphon.app.options.api_keys import (
     NO_LIMITS,
     OWNER_DIGITS,
     ApiKey,
@@ -21,8 +23,6 @@ from antiphon.app.base.api_keys import (
     plain_key,
     require_valid_key,
 )
-from antiphon.app.keys.pace import Pace, run_through
-from antiphon.app.keys.plain_tables import PlainTables, read_plain_tables
 
 MAX_KEY_FILE_BYTES = 16 << 20
 """Size of 50 000 keys with owners and limits."""

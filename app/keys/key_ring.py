@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from antiphon.app.base.api_keys import NO_KEY, ApiKey, key_digest
+from antiphon.app.options.api_keys import NO_KEY, ApiKey, key_digest
 
 PAGE_KEY_BYTES = 32
 CONTROL_KEY = ApiKey(digest=b"", owner="", role="operator")

@@ -9,12 +9,12 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from antiphon.app.base.api_keys import ApiKey, ApiKeyError
-from antiphon.app.base.settings import FileMark
 from antiphon.app.keys.file_marks import mark_files
 from antiphon.app.keys.key_file import read_key_file
 from antiphon.app.keys.key_ring import KeyChange, KeyRing
 from antiphon.app.keys.pace import pause_between
+from antiphon.app.options.api_keys import ApiKey, ApiKeyError
+from antiphon.app.options.settings import FileMark
 
 CHECK_INTERVAL_S = 5.0
 """Time between two looks for a changed file."""

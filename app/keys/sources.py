@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from antiphon.app.base.api_keys import ApiKey, ApiKeyError, key_digest, plain_key, require_valid_key
 from antiphon.app.keys.key_file import read_key_file
+from antiphon.app.options.api_keys import ApiKey, ApiKeyError, key_digest, plain_key, require_valid_key
 
 
 def load_api_keys(

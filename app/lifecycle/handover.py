@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
 from antiphon.kit.runtime_file import check_folder, runtime_folder
 
 TAKE, DRAIN = b"take\n", b"drain\n"

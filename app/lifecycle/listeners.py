@@ -4,8 +4,8 @@ import os
 import socket
 from collections.abc import MutableMapping
 
-from antiphon.app.base.settings import Settings
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
+from antiphon.app.options.settings import Settings
 
 FIRST_INHERITED_FD = 3
 """Number of the first socket that systemd passes on: sd_listen_fds(3)."""

@@ -5,11 +5,11 @@ import os
 import socket
 from collections.abc import MutableMapping
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.lifecycle.handover import RunningPredecessor, take_over
 from antiphon.app.lifecycle.listeners import bind_socket, take_inherited_socket
 from antiphon.app.lifecycle.service_manager import ServiceManager, take_service_manager
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
+from antiphon.app.options.settings import Settings
 
 
 class ServerProcess:

@@ -3,9 +3,9 @@
 import ssl
 from pathlib import Path
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.keys.reloader import CertificateError
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
+from antiphon.app.options.settings import Settings
 
 _PRIVATE_KEY = b"PRIVATE KEY-----"
 

@@ -9,20 +9,20 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import ApiError
 from antiphon.app.context import ServerContext
+from antiphon.app.errors import ApiError
 from antiphon.app.http.asgi import HeaderPairs
 from antiphon.app.http.endpoints.endpoint import Endpoint, declared_endpoint
 from antiphon.app.http.endpoints.table import EndpointTable
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.http.request_state import request_state
+from antiphon.app.options.api_keys import ApiKey
 from antiphon.app.page.endpoint import PAGE_ENDPOINTS, PageEndpoint
 from antiphon.app.replies.faulty_replies import FaultyReplies
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.table import ENDPOINTS, ROUTE_HANDLERS
 from antiphon.app.scripted.faults import connect_script_faults
+from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.websocket.endpoint import CONNECTION_LIFETIME_S, SOCKET_ENDPOINT, WebSocketEndpoint
 
 ENDPOINT_TABLE = EndpointTable((*ENDPOINTS, SOCKET_ENDPOINT, *PAGE_ENDPOINTS))

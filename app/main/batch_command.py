@@ -22,20 +22,20 @@ from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from antiphon.app.assembly.models import create_models
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.settings import Settings
 from antiphon.app.batches.batch_run import RunnerLimits
 from antiphon.app.batches.line_scanner import LineScanner
 from antiphon.app.batches.output_files import NUMBER_DIGITS
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
 from antiphon.app.context import ServerContext, create_context
+from antiphon.app.errors import ApiError
 from antiphon.app.main.application import ENDPOINT_TABLE, build_app
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.options.serve_options import ServeError, ServeOptions
+from antiphon.app.options.settings import Settings
 from antiphon.app.store.batches.records import ENDED_STATUSES, PIECE_BYTES, LineError, StoredBatch, StoredFile
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.turns.manager import new_id
+from antiphon.app.turn_types.ids import new_id
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError

@@ -15,8 +15,6 @@ import structlog
 import uvloop
 
 from antiphon.app.assembly.models import create_models
-from antiphon.app.base.encryption import KeyFileError
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import MediaOptionError, ServerContext, create_context, read_allowed_hosts
 from antiphon.app.lifecycle.process import open_process
 from antiphon.app.lifecycle.tls import load_ssl_context
@@ -27,12 +25,14 @@ from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.observability.audit_log import AuditLogError
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
+from antiphon.app.options.serve_options import LogFormat, ServeError, ServeOptions
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.media.vision import explain_blindness
-from antiphon.app.serve_options import LogFormat, ServeError, ServeOptions
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.tools.hosted_options import ToolOptionError, check_tool_options
 from antiphon.app.tracing.options import TraceOptionError
+from antiphon.app.turn_types.encryption import KeyFileError
 from antiphon.engine.malloc_tuning import keep_large_blocks_mapped
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import EngineError

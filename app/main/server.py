@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvicorn
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.errors import from_engine
 from antiphon.app.context import ServerContext
+from antiphon.app.errors import from_engine
 from antiphon.app.http.admission import AdmissionController
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.headers import MAX_HEADER_BYTES
@@ -32,9 +31,10 @@ from antiphon.app.lifecycle.service_manager import ServiceManager
 from antiphon.app.lifecycle.signals import handle_hangup
 from antiphon.app.lifecycle.tls import load_ssl_context, reload_certificate
 from antiphon.app.main.application import build_app
-from antiphon.app.model_registry import NamedModel
+from antiphon.app.options.serve_options import ServeError
+from antiphon.app.registry.model_registry import NamedModel
 from antiphon.app.sandbox.report import schedule_proof
-from antiphon.app.serve_options import ServeError
+from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.engine.protocol import EngineError, overloaded_error
 
 if TYPE_CHECKING:

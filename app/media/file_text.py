@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import UNKNOWN_TYPE
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.requests.media.text_encodings import DecodedText, decode_bytes
+from antiphon.app.turn_types.blob_urls import UNKNOWN_TYPE
 
 PDF_TYPE = "application/pdf"
 TEXT_TYPE = "text/plain"

@@ -1,7 +1,7 @@
 """Reasons why a picture or a file cannot be used. The text of a fault holds only numbers and words of this project."""
 
-from antiphon.app.base.blob_urls import UNKNOWN_TYPE
 from antiphon.app.sandbox.media.messages import FaultCode, FaultReply, Measure
+from antiphon.app.turn_types.blob_urls import UNKNOWN_TYPE
 
 
 class MediaFault(Exception):  # noqa: N818  it is a property of the picture

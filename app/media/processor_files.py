@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.sandbox.media.messages import ProcessorFiles
 
 MAX_FILE_BYTES = 4 << 20

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from antiphon.app.base.engine_wrapper import unwrap_engine
 from antiphon.app.models.memory_pool import GIB
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
+from antiphon.app.registry.engine_wrapper import unwrap_engine
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.checkpoint.resident_size import estimate_resident_size
 from antiphon.engine.options import EngineOptions

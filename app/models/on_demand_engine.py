@@ -13,9 +13,9 @@ from typing import Literal
 import structlog
 from msgspec import structs
 
-from antiphon.app.base.engine_wrapper import EngineWrapper
 from antiphon.app.models.memory_pool import ModelMemory, ModelMemoryPool
 from antiphon.app.models.usage import UseCounter, add_totals
+from antiphon.app.registry.engine_wrapper import EngineWrapper
 from antiphon.engine.errors import LoadError
 from antiphon.engine.process.jobs.pending import unavailable_error
 from antiphon.engine.protocol import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from antiphon.app.serve_options import FORMAT_FIELDS, ModelOption, ServeError, ServeOptions
+from antiphon.app.options.serve_options import FORMAT_FIELDS, ModelOption, ServeError, ServeOptions
 from antiphon.engine.options import EngineOptions, LoraModule
 
 

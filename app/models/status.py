@@ -2,8 +2,8 @@
 
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.registry.model_registry import NamedModel
 from antiphon.engine.protocol import Engine, EngineError, EngineInfo
 
 

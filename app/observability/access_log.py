@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events.json_lines import encode_json_line
 from antiphon.kit.terminal_text import show_line
 

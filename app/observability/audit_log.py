@@ -12,8 +12,8 @@ from typing import Any
 
 import structlog
 
-from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.keys.reloader import ReloadReport
+from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.events.json_lines import encode_json_line
 
 STANDARD_OUTPUT = Path("-")

@@ -14,7 +14,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
-from antiphon.app.serve_options import LogFormat
+from antiphon.app.options.serve_options import LogFormat
 from antiphon.kit.terminal_text import show_controls, show_line
 
 

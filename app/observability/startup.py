@@ -14,9 +14,9 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
-from antiphon.app.base.settings import WILDCARD_HOSTS, Settings, is_loopback
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.status import loaded_info
+from antiphon.app.options.settings import WILDCARD_HOSTS, Settings, is_loopback
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.fallbacks import list_kinds
 from antiphon.kit.terminal_text import show_controls, show_line
 

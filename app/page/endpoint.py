@@ -5,7 +5,7 @@ The page needs no API key, because it is the same for everybody; what it shows, 
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.endpoints.endpoint import Endpoint, Key
 from antiphon.app.http.headers import decode_headers

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from antiphon.app.base.settings import Settings
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.media.vision import sees_images
 
 CODEX_EFFORTS = (

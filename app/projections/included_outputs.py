@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from antiphon.app.base.event_log import LogEntry
+from antiphon.app.turn_types.event_log import LogEntry
 from antiphon.events import sse
 from antiphon.events.hosted import CodeInterpreterCall, FileSearchCall, WebSearchCall
 from antiphon.events.response import OutputItem, Response

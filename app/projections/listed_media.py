@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import BlobReference, media_place, parse_blob_url
+from antiphon.app.turn_types.blob_urls import BlobReference, media_place, parse_blob_url
 from antiphon.events.inputs import HOSTED_ITEM_TYPES
 
 INCLUDE_PICTURES = "message.input_image.image_url"

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from antiphon.app.base.settings import Settings
-from antiphon.app.model_registry import NamedModel, ServedModel
 from antiphon.app.models.status import known_info, shown_load_state
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import NamedModel, ServedModel
 from antiphon.app.requests.media.vision import sees_images, shows_images
 from antiphon.engine.fallbacks import list_kinds
 from antiphon.engine.protocol import Sampling

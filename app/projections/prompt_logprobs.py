@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from antiphon.app.base.step_detail import PromptDetail, ScoredToken
+from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken
 
 
 class PromptTokenLogprob(Struct, frozen=True, kw_only=True):

@@ -5,11 +5,11 @@ Both are without what tools returned, unless `include` names it: see `included_o
 
 import msgspec
 
-from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.base.reply_form import ResponsesForm
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.included_outputs import encode_shown, shown_response
 from antiphon.app.projections.obfuscation import add_obfuscation
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
+from antiphon.app.turn_types.reply_form import ResponsesForm
 from antiphon.events import sse
 from antiphon.events.response import Response
 from antiphon.events.stream import LifecycleEvent

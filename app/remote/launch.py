@@ -12,8 +12,8 @@ from typing import cast
 import msgspec
 
 from antiphon.app.models.options import default_name
+from antiphon.app.options.serve_options import ServeError, ServeOptions
 from antiphon.app.remote.image_probe import build_image_probe
-from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Engine

@@ -1,6 +1,6 @@
 """Limits on the number of objects of one owner."""
 
-from antiphon.app.base.errors import NO_RETRY, RATE_LIMIT, ApiError
+from antiphon.app.errors import NO_RETRY, RATE_LIMIT, ApiError
 
 
 def check_counts(counts: tuple[int, int], max_open: int, max_kept: int, kind: str, remedy: str) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from antiphon.app.base.errors import report_engine_errors
 from antiphon.app.context import AnyRequest, ServerContext, request_models
-from antiphon.app.model_registry import ModelRegistry, NamedModel, ServedModel
+from antiphon.app.errors import report_engine_errors
 from antiphon.app.models.status import blocked_reason, is_starting, known_info
+from antiphon.app.registry.model_registry import ModelRegistry, NamedModel, ServedModel
 from antiphon.app.replies.http_replies import cancel_on_disconnect
 
 

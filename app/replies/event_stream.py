@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import LogDivergedError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.asgi import AsgiApp, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder, pump
+from antiphon.app.turn_types.event_log import LogDivergedError
 
 T = TypeVar("T")
 START_MESSAGE = {"type": "http.response.start", "status": 200}

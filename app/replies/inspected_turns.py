@@ -7,16 +7,16 @@ from functools import partial
 import structlog
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import clip_text, not_found
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.context import AnyRequest, ServerContext, request_owner, server_context
+from antiphon.app.errors import clip_text, not_found
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.record_rows import UnreadableRecordError, unpack_record
 from antiphon.app.inspection.summaries import read_stats
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.bounded_read import read_in_thread
 from antiphon.app.store.sql_connection import UnreadableRowError
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_stats import TurnStats
 
 TURN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from litestar.response import Response
 
-from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.projections.included_outputs import hide_listed_outputs
 from antiphon.app.projections.item_lists import build_list, listed_item
@@ -21,6 +20,7 @@ from antiphon.app.projections.listed_media import (
 )
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.requests.pagination import ListPage
+from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents
 from antiphon.events.inputs import AnyInput
 
 

@@ -5,13 +5,13 @@ from functools import partial
 
 from msgspec import Struct
 
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.context import ServerContext
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.record_rows import UnreadableRecordError, read_stored_excerpt, read_stored_request
 from antiphon.app.inspection.summaries import TurnFilter
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.summary_tables import LATEST
+from antiphon.app.turn_types.turn_stats import TurnStats
 
 MAX_SEARCHED_TURNS = 1_000
 """Turns whose requests are searched for a text, latest first."""

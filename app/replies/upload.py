@@ -7,8 +7,8 @@ from email.message import Message
 from msgspec import Struct, structs
 from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
 from antiphon.app.batches.stored_files import FileGoneError, FileWriter
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field
 from antiphon.app.replies.form_filename import find_filename
 from antiphon.app.requests.batches.body import (
     MAX_BATCH_FILE_BYTES,

@@ -1,7 +1,7 @@
 """Refuses requests with a field that the model's engine cannot honor, before their prompt is rendered."""
 
-from antiphon.app.base.errors import ApiError, unsupported_field
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.errors import ApiError, unsupported_field
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import Form, ParsedRequest, TurnSpec
 from antiphon.engine.protocol import Capabilities
 

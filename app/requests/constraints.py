@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text
+from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER
 from antiphon.app.sandbox.messages import GrammarKind

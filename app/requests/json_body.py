@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value
+from antiphon.app.errors import ApiError, clip_text, invalid_value
 
 MAX_JSON_DEPTH = 128
 MAX_ECHOED_BYTES = 2 << 20

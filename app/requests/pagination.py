@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from antiphon.app.base.errors import clip_text, invalid_value
+from antiphon.app.errors import clip_text, invalid_value
 from antiphon.app.requests.query_fields import BetaQuery, Query
 from antiphon.app.requests.responses.body import Includable
 from antiphon.events.inputs import AnyInput

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, unknown_field, unsupported_field
+from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, unknown_field, unsupported_field
 from antiphon.app.requests.fields.annotations import Check, list_values, split_annotated
 from antiphon.app.requests.fields.checks import build_check
 

@@ -8,9 +8,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, invalid_type, invalid_value, unsupported_field
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.tool_rules import (
+from antiphon.app.errors import ApiError, invalid_type, invalid_value, unsupported_field
+from antiphon.app.options.settings import Settings
+from antiphon.app.requests.fields import decode_value
+from antiphon.app.requests.fields.checks import check_object, check_string
+from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
+from antiphon.app.requests.tools import RequestTools
+from antiphon.app.turn_types.tool_rules import (
     ALL_TOOLS,
     ApprovalRule,
     ToolFilter,
@@ -18,11 +23,6 @@ from antiphon.app.base.tool_rules import (
     parse_allowed_tools,
     parse_approval_rule,
 )
-from antiphon.app.requests.fields import decode_value
-from antiphon.app.requests.fields.checks import check_object, check_string
-from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
-from antiphon.app.requests.tools import RequestTools
 from antiphon.events.tools import HOSTED_TOOL_TYPES, WEB_SEARCH_TYPES, McpTool
 from antiphon.state.segments import Execution
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from antiphon.app.base.errors import invalid_value
+from antiphon.app.errors import invalid_value
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.fields.vllm import CompletionBody

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import invalid_value
+from antiphon.app.errors import invalid_value
 from antiphon.app.requests import constraints
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.completions.body import TextCompletionBody

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsupported_field
+from antiphon.app.errors import ApiError, clip_text, invalid_value, unsupported_field
 from antiphon.app.requests.fields.checks import build_check, check_choice, check_string, require_key
 from antiphon.app.requests.fields.common import ToolObjects
 from antiphon.app.requests.tools import BUILTIN_TOOL_TYPES, RequestTool, RequestTools

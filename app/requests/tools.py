@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import ApiError, invalid_value
+from antiphon.app.errors import ApiError, invalid_value
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import check_choice, check_object, require_key
 from antiphon.events.tools import (

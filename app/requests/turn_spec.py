@@ -7,11 +7,11 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.reply_form import ChatForm, ReplyForm
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.constraints import CheckedConstraint
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.requests.server_tools import ServerToolsRequest
+from antiphon.app.turn_types.reply_form import ChatForm, ReplyForm
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response

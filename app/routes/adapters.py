@@ -4,8 +4,8 @@ from typing import Any
 
 from litestar.response import Response
 
-from antiphon.app.base.errors import missing_field
 from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.errors import missing_field
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.requests.fields import decode_body

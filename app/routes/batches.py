@@ -6,8 +6,8 @@ from typing import Any
 from litestar.params import FromPath
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.context import AnyRequest, endpoint_table, request_owner, request_query, server_context
+from antiphon.app.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -22,7 +22,7 @@ from antiphon.app.requests.fields.checks import check_choice, require_value
 from antiphon.app.requests.pagination import BatchesQuery
 from antiphon.app.store.batches.records import StoredBatch
 from antiphon.app.store.database import Database
-from antiphon.app.turns.manager import new_id
+from antiphon.app.turn_types.ids import new_id
 
 MAX_OPEN_BATCHES = 100
 """Batches of an owner that have not ended. Each has a row for each of its lines, up to 50 000."""

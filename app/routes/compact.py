@@ -4,9 +4,8 @@ from typing import Any
 
 from litestar.response import Response
 
-from antiphon.app.base.errors import SERVER_ERROR, ApiError
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
+from antiphon.app.errors import SERVER_ERROR, ApiError
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -18,6 +17,7 @@ from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.responses.body import CompactBody
 from antiphon.app.requests.responses.input_items import add_compaction_trigger
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import InputMessage
 from antiphon.events.response import Response as ResponseObject

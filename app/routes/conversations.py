@@ -7,9 +7,8 @@ import msgspec
 from litestar.params import FromPath
 from litestar.response import Response
 
-from antiphon.app.base.blob_urls import BlobContents
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
+from antiphon.app.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -27,7 +26,8 @@ from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.conversation_tables import ROW_BYTES
 from antiphon.app.store.history.bounded_read import read_in_thread
-from antiphon.app.turns.manager import new_id
+from antiphon.app.turn_types.blob_urls import BlobContents
+from antiphon.app.turn_types.ids import new_id
 from antiphon.app.turns.stored_history import StoredHistory, check_conversation_room, with_ids
 from antiphon.events.inputs import AnyInput
 from antiphon.harmony.prompt.hosted_items import find_newest_answers

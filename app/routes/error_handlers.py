@@ -8,7 +8,7 @@ from litestar import Request
 from litestar.exceptions import HTTPException
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError, internal_error, shape_error, storage_unavailable
+from antiphon.app.errors import ApiError, internal_error, shape_error, storage_unavailable
 from antiphon.app.http.request_state import request_state
 from antiphon.app.replies.http_replies import json_reply
 

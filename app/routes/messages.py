@@ -5,10 +5,8 @@ from typing import Any
 
 from litestar.response import Response
 
-from antiphon.app.base.encryption import DecryptionError
-from antiphon.app.base.errors import ApiError, invalid_value
-from antiphon.app.base.reply_form import MessagesForm
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
+from antiphon.app.errors import ApiError, invalid_value
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -20,6 +18,8 @@ from antiphon.app.requests.messages.body import CountTokensBody, MessagesBody
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.query_fields import BetaQuery
 from antiphon.app.requests.turn_spec import ParsedRequest
+from antiphon.app.turn_types.encryption import DecryptionError
+from antiphon.app.turn_types.reply_form import MessagesForm
 
 DROPPED_HEADER = "x-antiphon-dropped"
 MAX_NAMED = 20

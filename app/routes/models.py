@@ -5,13 +5,13 @@ from typing import Any
 from litestar.params import FromPath
 from litestar.response import Response
 
-from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text
 from antiphon.app.context import AnyRequest, request_models, server_context
+from antiphon.app.errors import ANTHROPIC_HEADER, ApiError, clip_text
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections.codex_models import codex_model
 from antiphon.app.projections.models import anthropic_model, context_length, ollama_model, ollama_tag, openai_model
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.requests.query_fields import BetaQuery
 from antiphon.engine.protocol import EngineError

@@ -7,10 +7,8 @@ from litestar.params import FromPath
 from litestar.response import Response
 from msgspec import Meta
 
-from antiphon.app.base.errors import ApiError, clip_text, not_found
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ResponsesForm
 from antiphon.app.context import AnyRequest, request_models, request_owner, request_query, server_context
+from antiphon.app.errors import ApiError, clip_text, not_found
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
@@ -25,6 +23,8 @@ from antiphon.app.requests.pagination import IncludeQuery, ItemPageQuery, select
 from antiphon.app.requests.responses.body import RESPONSE_ID, ResponsesBody
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.reply_form import ResponsesForm
 from antiphon.events.response import Response as ResponseObject
 
 MAX_CANCEL_WAIT_S = 15.0

@@ -7,8 +7,8 @@ import msgspec
 from litestar.params import FromPath
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.projections.chat.stored import stored_completion, stored_messages

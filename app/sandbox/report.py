@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER, GrammarChecker
 from antiphon.app.sandbox.messages import MEMORY_LIMIT
 from antiphon.app.sandbox.sandbox_process import SandboxError

@@ -6,9 +6,9 @@ from functools import partial
 
 from msgspec import Struct
 
-from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.base.errors import ApiError, RefusedJobError
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.errors import ApiError, RefusedJobError
+from antiphon.app.registry.engine_wrapper import unwrap_engine
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.protocol import Job
 from antiphon.engine.scripted.engine import ScriptedEngine, ScriptedReply, ScriptError
 from antiphon.kit.faults import CountedFault, FaultError, WireFault, parse_fault

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from antiphon.app.base.engine_wrapper import EngineWrapper
+from antiphon.app.registry.engine_wrapper import EngineWrapper
 from antiphon.app.scripted.recording_file import RecordedJob, RecordingFile
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, OnChunk
 from antiphon.engine.scripted.script import Recording

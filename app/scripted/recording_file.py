@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, Job
 from antiphon.engine.scripted.script import Recording, prompt_key

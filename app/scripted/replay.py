@@ -7,9 +7,9 @@ from pathlib import Path
 
 from msgspec import structs
 
+from antiphon.app.options.serve_options import ServeError, ServeOptions
 from antiphon.app.scripted.recording_engine import RecordingEngine
 from antiphon.app.scripted.recording_file import RecordingFile
-from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from antiphon.app.base.continuation import Continuation
-from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.store.log_items import StoredTurn
+from antiphon.app.turn_types.continuation import Continuation
+from antiphon.app.turn_types.reply_form import ChatForm
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 

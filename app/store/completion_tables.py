@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import structlog
 
-from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents, find_message_blobs
-from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
 from antiphon.app.store.history.deleted_entries import DeletedEntries, EntryPlace
 from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents, find_message_blobs
+from antiphon.app.turn_types.reply_form import ChatForm
 
 FREE_OF_RUNNING_CHOICES = """
 NOT EXISTS (

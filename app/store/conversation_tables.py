@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents, find_blobs
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables, item_key
 from antiphon.app.store.history.deleted_entries import DeletedEntries
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
+from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents, find_blobs
 from antiphon.events.inputs import AnyInput
 
 ITEMS_PER_QUERY = 200

@@ -15,8 +15,6 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
-from antiphon.app.base.blob_urls import find_blobs
-from antiphon.app.base.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.inspection.summaries import read_stats
 from antiphon.app.store.batches.batch_tables import BatchTables
 from antiphon.app.store.batches.file_tables import FileTables
@@ -45,6 +43,8 @@ from antiphon.app.store.history.summary_tables import SUMMARY_COLUMNS, SummaryTa
 from antiphon.app.store.history.turn_tables import TurnTables, decode_items
 from antiphon.app.store.history.usage_tables import UsageTable
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
+from antiphon.app.turn_types.blob_urls import find_blobs
+from antiphon.app.turn_types.event_log import EventLog, LogEntry, is_terminal
 from antiphon.events.response import Response
 
 _SIZE = """

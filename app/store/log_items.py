@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.responses.input_items import read_item
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.builtin_calls import ApplyPatchCall, LocalShellCall, ShellCall
 from antiphon.events.hosted import ToolSearchCall
 from antiphon.events.inputs import AnyInput

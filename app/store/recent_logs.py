@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.turn_types.event_log import EventLog
 
 MAX_RECENT_LOGS = 256
 """Finished logs that are cached in memory."""

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
-from antiphon.app.base.event_log import EventLog, is_terminal
 from antiphon.app.requests.batches.body import read_file_id
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion, StoredConversation
@@ -31,6 +29,8 @@ from antiphon.app.store.outage import is_overdue
 from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, StoreChange, StoreTimings
 from antiphon.app.store.writer import StoreWriter
+from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents
+from antiphon.app.turn_types.event_log import EventLog, is_terminal
 from antiphon.events.inputs import AnyInput
 
 OVERDUE_CHECK_INTERVAL_S = 0.5

@@ -6,10 +6,10 @@ Each step is a short transaction of its own, since it keeps the steps of respons
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
 from antiphon.app.store.base import ClaimedResponse
 from antiphon.app.store.database import NO_OWNER_LIMITS, Database
 from antiphon.app.store.history.continuation_tables import MAX_CONTINUATIONS
+from antiphon.app.turn_types.tool_rules import MAX_APPROVAL_AGE_S
 
 MAX_PURGED_PIECES = 16
 """Pieces of deleted files, each of 1 MiB, to delete in one transaction."""

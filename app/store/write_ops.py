@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import storage_unavailable
-from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.errors import storage_unavailable
 from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.database import Database
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
 
 NOT_WRITABLE = "The response store is not writable."
 NOTHING_CHANGED = f"{NOT_WRITABLE} Nothing was changed. Retry later."

@@ -13,7 +13,6 @@ from typing import Any
 
 import structlog
 
-from antiphon.app.base.event_log import begins_tool_run, is_terminal
 from antiphon.app.store import writer_lease
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
@@ -28,6 +27,7 @@ from antiphon.app.store.write_ops import (
     StoreTimings,
     WriteOp,
 )
+from antiphon.app.turn_types.event_log import begins_tool_run, is_terminal
 
 MAX_TRIES = 5
 """Attempts to commit a transaction, 0.1 s apart."""

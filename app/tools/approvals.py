@@ -10,8 +10,8 @@ import hashlib
 import hmac
 import re
 
-from antiphon.app.base.errors import clip_text
-from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
+from antiphon.app.errors import clip_text
+from antiphon.app.turn_types.tool_rules import MAX_APPROVAL_AGE_S
 
 NONCE_HEX_DIGITS = 32
 """128 bits: no two requests have the same nonce."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsupported_field
+from antiphon.app.errors import ApiError, clip_text, invalid_value, unsupported_field
 from antiphon.app.requests.builtin_bodies import AutoContainer, CodeInterpreterBody, FileSearchBody, WebSearchBody
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.server_tools import ServerToolRequest

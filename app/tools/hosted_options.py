@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.tools.code.code_runner import check_extra as check_code_extra
 from antiphon.app.tools.mcp.client_server import create_client_policy
 from antiphon.app.tools.mcp.tool_server import ToolServer, read_tool_servers

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from antiphon.app.base.tracing.turn_trace import TurnTrace
 from antiphon.app.tools.runners import CallOutcome, FitOutput, Runners, WebSearchRunner, fail_invented_call
 from antiphon.app.tools.search.citations import SourceList
 from antiphon.app.tools.tool_search import ToolSearch
+from antiphon.app.turn_types.tracing.turn_trace import TurnTrace
 from antiphon.events.hosted import McpListTools, ToolSearchCall, ToolSearchOutput
 from antiphon.harmony.prompt.builtin_items import describe_loaded_tools
 from antiphon.harmony.tools import ToolTable

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import BlobReference
+from antiphon.app.turn_types.blob_urls import BlobReference
 from antiphon.events.hosted import McpCallError
 from antiphon.events.result_images import write_placeholder
 

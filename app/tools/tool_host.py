@@ -11,10 +11,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, structs
 
-from antiphon.app.base.encryption import Sealer
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.tool_rules import needs_approval
+from antiphon.app.errors import ApiError, clip_text, invalid_value
+from antiphon.app.options.settings import Settings
 from antiphon.app.outbound.policy import OutboundPolicy
 from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, refused_approval
 from antiphon.app.requests.turn_spec import TurnSpec
@@ -34,6 +32,8 @@ from antiphon.app.tools.offer import PlacedTool, offer_tools
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import McpRunner, ToolRunner
 from antiphon.app.tools.tool_search import DeferredUnit, defer_client_tool, defer_server
+from antiphon.app.turn_types.encryption import Sealer
+from antiphon.app.turn_types.tool_rules import needs_approval
 from antiphon.events.hosted import McpListTools
 from antiphon.events.hosted_inputs import InputMcpList
 from antiphon.events.inputs import AnyInput

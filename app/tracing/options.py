@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import structlog
 from msgspec import Struct
 
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.tracing.sampling import Sampler, SamplerError, create_sampler
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

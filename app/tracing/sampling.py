@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from antiphon.app.base.tracing.context import SpanIds
+from antiphon.app.turn_types.tracing.context import SpanIds
 
 Sampler = Callable[[SpanIds | None, int], bool]
 """Tells whether a span is sampled, by its parent in another program and the id of its trace."""

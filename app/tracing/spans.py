@@ -14,9 +14,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.tracing.context import SpanIds
-from antiphon.app.base.tracing.turn_trace import (
+from antiphon.app.tracing import conventions as names
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.tracing.context import SpanIds
+from antiphon.app.turn_types.tracing.turn_trace import (
     MAX_ITEMS,
     Attributes,
     TracedCall,
@@ -24,8 +25,7 @@ from antiphon.app.base.tracing.turn_trace import (
     TurnDescription,
     TurnTrace,
 )
-from antiphon.app.base.turn_stats import JobTimes, TurnStats
-from antiphon.app.tracing import conventions as names
+from antiphon.app.turn_types.turn_stats import JobTimes, TurnStats
 
 MAX_TEXT_CHARS = 1024
 """Length of the text of an attribute, besides content."""

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.tracing.context import (
+from antiphon.app.options.settings import Settings
+from antiphon.app.tracing.export import Exporter, SpanQueue
+from antiphon.app.tracing.options import TraceOptions, read_trace_options
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.tracing.context import (
     RequestTrace,
     SpanIds,
     create_root,
     new_trace_id,
     parse_context,
 )
-from antiphon.app.base.tracing.turn_trace import TurnTrace, begin_turn_trace
-from antiphon.app.base.turn_stats import TurnStats
-from antiphon.app.tracing.export import Exporter, SpanQueue
-from antiphon.app.tracing.options import TraceOptions, read_trace_options
+from antiphon.app.turn_types.tracing.turn_trace import TurnTrace, begin_turn_trace
+from antiphon.app.turn_types.turn_stats import TurnStats
 
 if TYPE_CHECKING:
     from antiphon.app.tracing.spans import SpanBuilder

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from antiphon.app.base.errors import ApiError, from_engine
+from antiphon.app.errors import ApiError, from_engine
 from antiphon.engine.protocol import BATCH_PRIORITY, Engine, overloaded_error
 
 SLOT_RETRY_DELAY_S = 0.5

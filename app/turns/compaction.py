@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.jobs import build_job, build_summary_spec
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer

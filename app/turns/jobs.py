@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt

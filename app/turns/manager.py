@@ -1,28 +1,28 @@
 """Starts, tracks and cancels turns, and drains them on shutdown."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.blob_urls import NO_BLOBS
-from antiphon.app.base.encryption import Sealer
-from antiphon.app.base.endings import Cause
-from antiphon.app.base.errors import storage_unavailable
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.settings import DEFAULT_SETTINGS
-from antiphon.app.base.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnTimes, create_stats
+from antiphon.app.errors import storage_unavailable
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.keys.key_checks import refuse_key
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.options.api_keys import ApiKey
+from antiphon.app.options.settings import DEFAULT_SETTINGS
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.approved_calls import AnswerClaim
 from antiphon.app.tools.tool_host import ToolHost, create_tool_host
 from antiphon.app.tracing.tracer import Tracer
+from antiphon.app.turn_types.blob_urls import NO_BLOBS
+from antiphon.app.turn_types.encryption import Sealer
+from antiphon.app.turn_types.endings import Cause
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.ids import new_id
+from antiphon.app.turn_types.turn_stats import NO_ORIGIN, TurnOrigin, TurnStats, TurnTimes, create_stats
 from antiphon.app.turns import turn_groups
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.compaction import plan_compaction
@@ -45,11 +45,6 @@ from antiphon.engine.protocol import Engine
 from antiphon.events.inputs import AnyInput
 from antiphon.state.drafts import OutputSettings
 from antiphon.state.ids import NewId
-
-
-def new_id(prefix: str) -> str:
-    """Returns a new id: unguessable, and safe in a URL path."""
-    return f"{prefix}_{secrets.token_hex(24)}"
 
 
 class TurnManager:

@@ -13,12 +13,12 @@ from typing import Literal
 
 from msgspec import UnsetType
 
-from antiphon.app.base.encryption import Purpose
-from antiphon.app.base.endings import Ending, ending_of_fault
-from antiphon.app.base.step_detail import TokenDetail
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
+from antiphon.app.turn_types.encryption import Purpose
+from antiphon.app.turn_types.endings import Ending, ending_of_fault
+from antiphon.app.turn_types.step_detail import TokenDetail
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.app.turns.call_tracker import CallTracker
 from antiphon.app.turns.citations import CitationReader
 from antiphon.app.turns.compaction import SummaryReader

@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.tracing.turn_trace import TurnDescription, TurnTrace
-from antiphon.app.base.turn_stats import TurnOrigin, TurnStats
 from antiphon.app.inspection.record import MAX_GRAMMAR_CHARS, RoundRecord, TurnRecord, find_restored
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.engine_wrapper import unwrap_engine
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tracing import conventions as names
 from antiphon.app.tracing.content import build_content
 from antiphon.app.tracing.tracer import Tracer
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.tracing.turn_trace import TurnDescription, TurnTrace
+from antiphon.app.turn_types.turn_stats import TurnOrigin, TurnStats
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.cache_diagnostics import list_settings
 from antiphon.app.turns.prompts.prompt_token_cache import FinishedTurn

@@ -13,8 +13,8 @@ from typing import TypeGuard
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.errors import ApiError
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.outcome import ResultImage

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.encryption import DecryptionError, Purpose, Sealer
-from antiphon.app.base.errors import ApiError, clip_text, not_found
+from antiphon.app.errors import ApiError, clip_text, not_found
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import FindItem
 from antiphon.app.store.log_items import StoredTurn, output_as_input
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.encryption import DecryptionError, Purpose, Sealer
 from antiphon.events.inputs import (
     AdditionalToolsInput,
     AnyInput,

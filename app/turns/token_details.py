@@ -9,8 +9,8 @@ from itertools import repeat
 
 from msgspec import structs
 
-from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.requests.turn_spec import TokenDetailRequest
+from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.harmony.format import ModelFormat

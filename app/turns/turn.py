@@ -16,9 +16,9 @@ from functools import partial
 import msgspec
 import structlog
 
-from antiphon.app.base.endings import Cause, Ending, ending_of_fault
-from antiphon.app.base.errors import SERVER_ERROR, ApiError, from_engine
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.errors import SERVER_ERROR, ApiError, from_engine
+from antiphon.app.turn_types.endings import Cause, Ending, ending_of_fault
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
 from antiphon.app.turns.continuation.engine_wait import wait_for_engine
 from antiphon.app.turns.jobs import end_task

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Collection, Sequence
 
 from msgspec import Struct
 
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.errors import ApiError, storage_unavailable
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.errors import ApiError, storage_unavailable
+from antiphon.app.options.api_keys import ApiKey
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn
 
 MAX_FIRST_STEP_WAIT_S = 10.0

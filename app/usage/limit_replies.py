@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import NO_RETRY, RATE_LIMIT, ApiError
+from antiphon.app.errors import NO_RETRY, RATE_LIMIT, ApiError
 from antiphon.app.http.asgi import HeaderPairs
 
 LimitUnit = Literal["requests", "tokens"]

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from antiphon.app.base.api_keys import KeyLimits
+from antiphon.app.options.api_keys import KeyLimits
 from antiphon.app.usage.limit_replies import LimitLevel, LimitUnit
 from antiphon.app.usage.token_bucket import TokenBucket
 

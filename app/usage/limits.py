@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from antiphon.app.base.api_keys import NO_LIMITS, ApiKey
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.asgi import HeaderPairs
+from antiphon.app.options.api_keys import NO_LIMITS, ApiKey
 from antiphon.app.usage.limit_replies import (
     LIMIT_UNITS,
     LimitLevel,

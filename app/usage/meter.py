@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Literal
 
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.http.asgi import HeaderPairs
 from antiphon.app.keys.key_ring import KeyRing
+from antiphon.app.options.api_keys import ApiKey
 from antiphon.app.store.history.usage_tables import UsageCounts
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.app.usage.limits import RateLimits, TurnPlace
 from antiphon.app.usage.recorder import UsageRecorder
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.store.history.usage_tables import UsageCounts, UsageQuery, UsageRow
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.usage.limited_scope import BudgetWindow

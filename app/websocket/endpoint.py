@@ -16,13 +16,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.errors import ApiError, internal_error
-from antiphon.app.base.event_log import EventLog, LogDivergedError
-from antiphon.app.base.reply_form import ResponsesForm
-from antiphon.app.base.tracing.context import RequestTrace
-from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext
+from antiphon.app.errors import ApiError, internal_error
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint
@@ -36,6 +31,11 @@ from antiphon.app.replies.stored_reads import read_with_history
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, as_prefill
 from antiphon.app.store.log_items import output_as_input
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.event_log import EventLog, LogDivergedError
+from antiphon.app.turn_types.reply_form import ResponsesForm
+from antiphon.app.turn_types.tracing.context import RequestTrace
+from antiphon.app.turn_types.turn_stats import TurnOrigin
 from antiphon.app.turns.stored_history import StoredHistory
 from antiphon.app.websocket.frames import STEER, read_create_frame, read_stream_id, write_error, write_event
 from antiphon.app.websocket.held_memory import ConnectionHold, HeldMemory

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
+from antiphon.app.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
 
 CREATE, STEER = "response.create", "response.steer"
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")

@@ -4,7 +4,7 @@ import asyncio
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text
+from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.requests.responses.history import History
 from antiphon.app.turns.stored_history import MAX_INLINE_ITEMS, after_compaction
 from antiphon.app.websocket.held_memory import count_bytes

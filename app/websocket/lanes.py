@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.request_body import BodyReservation, body_memory_error
 from antiphon.app.websocket.frames import CreateFrame, lane_suffix
 from antiphon.app.websocket.held_memory import ConnectionHold

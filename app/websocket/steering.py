@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses.input_items import read_item
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.websocket.frames import CreateFrame

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess

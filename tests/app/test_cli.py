@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from antiphon.app.base.api_keys import key_digest, plain_key
-from antiphon.app.base.settings import Settings
 from antiphon.app.cli.commands import main
 from antiphon.app.cli.options import MOST_USED
 from antiphon.app.observability import startup
-from antiphon.app.serve_options import resolve_store
+from antiphon.app.options.api_keys import key_digest, plain_key
+from antiphon.app.options.serve_options import resolve_store
+from antiphon.app.options.settings import Settings
 from antiphon.engine.protocol import EngineInfo
 from tests.serving import scripted_registry
 from tests.syntax import ROOT

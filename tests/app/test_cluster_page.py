@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.app.cli import commands as cli
 from antiphon.app.cli.config_file import load_config_file
-from antiphon.app.serve_options import check_store_url, resolve_store
+from antiphon.app.options.serve_options import check_store_url, resolve_store
 from antiphon.app.store.postgres.store import PostgresStore
 from tests.app.deployment_files import parse_serve
 from tests.postgres_server import PASSWORD, PostgresServer

@@ -16,7 +16,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony import detect

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.base.encryption import KEY_BYTES, DecryptionError, KeyFileError, Sealer, open_sealer
+from antiphon.app.turn_types.encryption import KEY_BYTES, DecryptionError, KeyFileError, Sealer, open_sealer
 
 PLAINTEXT = "They ask for 17·23 — that is 391. ✓"
 

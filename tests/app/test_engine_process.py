@@ -141,7 +141,7 @@ from antiphon.app.context import create_context
 from antiphon.app.store.factory import open_store
 from antiphon.app.lifecycle.listeners import bind_socket
 from antiphon.app.main.server import run_server
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.engine.protocol import EngineError
 from tests.app.server_helpers import process_engine_registry
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from antiphon.app.base.event_log import MAX_ENTRIES_PER_READ, EventLog
+from antiphon.app.turn_types.event_log import MAX_ENTRIES_PER_READ, EventLog
 from antiphon.events.base import Event
 from antiphon.state.segments import Say
 from tests.state.machine_helpers import INITIAL_RESPONSE, create_machine

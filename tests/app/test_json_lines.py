@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.observability.access_log import json_format
 from antiphon.app.observability.audit_log import AuditLog
 from antiphon.app.scripted.recording_file import format_toml
+from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.kit.cassette.toml_text import format_string
 from antiphon.kit.pytest_plugin.script_file import dump_value
 from antiphon.kit.snapshot.event_lines import format_item

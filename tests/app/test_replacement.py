@@ -19,7 +19,7 @@ import pytest
 from antiphon.app.lifecycle.handover import take_over
 from antiphon.app.lifecycle.listeners import take_inherited_socket
 from antiphon.app.lifecycle.service_manager import ServiceManager, take_service_manager
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
 from antiphon.kit.runtime_file import read_runtime_file
 from tests.app.server_helpers import free_port
 from tests.counts import FULL_COUNTS

@@ -15,12 +15,12 @@ from click.testing import CliRunner, Result
 
 from antiphon.app.assembly import models as assembly
 from antiphon.app.assembly.models import EMBEDDED_MODEL_NAME, create_models
-from antiphon.app.base.api_keys import key_digest, plain_key
-from antiphon.app.base.settings import Settings
 from antiphon.app.cli import commands as cli
 from antiphon.app.cli.options import GROUPS, ServeOption
 from antiphon.app.main import launch
-from antiphon.app.serve_options import ModelOption, ServeOptions
+from antiphon.app.options.api_keys import key_digest, plain_key
+from antiphon.app.options.serve_options import ModelOption, ServeOptions
+from antiphon.app.options.settings import Settings
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions, LoraModule
 from antiphon.engine.process.spawn import WorkerProcess

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect as connect_websocket
 
-from antiphon.app.base.api_keys import key_digest
 from antiphon.app.main import server as server_module
+from antiphon.app.options.api_keys import key_digest
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.turns.continuation.continuer import TurnContinuer
 from tests.app.grpc.grpc_helpers import SERVICE, connect

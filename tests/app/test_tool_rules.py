@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.tool_rules import (
+from antiphon.app.turn_types.tool_rules import (
     ALL_TOOLS,
     ToolRuleError,
     needs_approval,

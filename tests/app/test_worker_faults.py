@@ -13,10 +13,10 @@ import httpx
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.text_tokenizer import TextTokenizer
-from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.memory_pool import ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import WorkerProcess

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.registry.model_registry import ModelRegistry
 from tests.clients.python_install import install_python_clients, run_in_turn
 from tests.serving import RunningServer, scripted_registry
 from tests.syntax import ROOT

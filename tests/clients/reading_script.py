@@ -6,7 +6,7 @@ file, and the second summary or a later one. No summary repeats the word.
 
 from typing import Any
 
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.protocol import EngineInfo
 from tests.serving import scripted_registry
 from tests.snapshots.builtin_cases import write_call

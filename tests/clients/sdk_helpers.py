@@ -12,7 +12,7 @@ import httpx
 import httpx2
 from openai import AsyncOpenAI, OpenAI
 
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.protocol import EngineInfo
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from antiphon.app.assembly.encoders import create_encoder
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.embeddings.worker import build_embedding_core
 from antiphon.engine.options import EngineOptions
 from tests.clients.batch_files import (

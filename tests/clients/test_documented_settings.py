@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.settings import Settings
+from antiphon.app.errors import ApiError
+from antiphon.app.options.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import open_connection

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from antiphon.app.assembly.encoders import create_encoder
 from antiphon.app.encoders import jobs
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.embeddings.worker import build_embedding_core, build_rerank_core
 from antiphon.engine.options import EngineOptions
 from tests.clients.node_install import run_node_script

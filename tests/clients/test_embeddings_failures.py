@@ -12,8 +12,8 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from antiphon.app.base.text_tokenizer import TextTokenizer
-from antiphon.app.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from tests.app.server_helpers import WORKER_TIMEOUTS

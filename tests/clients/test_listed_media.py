@@ -10,12 +10,12 @@ import openai
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.blob_urls import format_blob_url, refer_to
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.projections import listed_media
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.blobs.blob_tables import BlobTables
+from antiphon.app.turn_types.blob_urls import format_blob_url, refer_to
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.reply_form import ChatForm
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import (
     AnyInput,

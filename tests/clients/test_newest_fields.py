@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.fields import list_fields
 from antiphon.app.requests.responses.body import ResponsesBody
 from tests.app.requests.request_builders import read_responses_spec

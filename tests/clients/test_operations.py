@@ -5,7 +5,7 @@ from functools import partial
 import httpx
 import pytest
 
-from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.turn_types.access_record import AccessRecord
 from tests.conftest import StartServer
 from tests.serving import RunningServer, serve
 

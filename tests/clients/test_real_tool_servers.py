@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.registry.model_registry import ModelRegistry
 from tests.clients.node_install import install_node_servers
 from tests.clients.sdk_helpers import Json, parse_events
 from tests.clients.tool_servers import (

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from antiphon.app.grpc.descriptors import DESCRIPTOR_SET
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.openapi.schemas import describe_fields, is_required
 from antiphon.app.requests.fields import RequestBody, RequestField, list_fields
 from antiphon.app.requests.fields.checks import build_check

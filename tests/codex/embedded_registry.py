@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import Engine
 from antiphon.harmony import detect

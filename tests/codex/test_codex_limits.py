@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 
-from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.keys.key_file import parse_key_file
+from antiphon.app.options.api_keys import ApiKey
 from tests.codex.codex_process import API_KEY, CodexCli
 from tests.codex.replies import LAST_REPLY
 from tests.conftest import StartServer

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.options.serve_options import ServeOptions
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
-from antiphon.app.serve_options import ServeOptions
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.app.base.blob_urls import BlobReference, find_blobs, format_blob_url
+from antiphon.app.turn_types.blob_urls import BlobReference, find_blobs, format_blob_url
 from antiphon.events.hosted_inputs import InputMcpCall
 from antiphon.events.inputs import InputImage, InputText
 from antiphon.events.result_images import hide_images, split_output, write_placeholder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk
 from antiphon.engine.remote.options import RemoteTimeouts

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.remote.image_probe import build_image_probe
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model

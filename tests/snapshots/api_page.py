@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES
 from tests.snapshots.run_case import USER_TEXT, read_chat, read_completion, read_message, read_responses

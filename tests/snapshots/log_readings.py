@@ -4,13 +4,13 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ChatForm
+from antiphon.app.errors import ApiError
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections import responses
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.messages.stream import MessagesStream
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.reply_form import ChatForm
 from tests.snapshots import stream_sums
 from tests.snapshots.api_readings import Json
 from tests.snapshots.run_case import CaseResult, MessageResult, read_message

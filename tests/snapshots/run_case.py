@@ -9,22 +9,22 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.base.encryption import KEY_BYTES, Purpose, Sealer
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.turn_stats import Api, TurnOrigin
+from antiphon.app.errors import ApiError
 from antiphon.app.http.stream_writer import StreamEncoder, pump
 from antiphon.app.inspection.recorder import TurnRecorder
-from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections import responses
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests.chat import request as chat_request
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.encryption import KEY_BYTES, Purpose, Sealer
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_stats import Api, TurnOrigin
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.timeouts import TurnTimeouts

@@ -3,11 +3,9 @@
 import json
 from typing import Any
 
-from antiphon.app.base.encryption import KEY_BYTES, Sealer
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.settings import Settings
 from antiphon.app.inspection.recorder import TurnRecorder
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.tools.approvals import ApprovalSigner
@@ -19,6 +17,8 @@ from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.tool_host import HostPolicy, ToolHost
+from antiphon.app.turn_types.encryption import KEY_BYTES, Sealer
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.hosted import McpExecutionError
 from tests.serving import scripted_registry
 from tests.snapshots.run_case import (

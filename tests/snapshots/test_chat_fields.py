@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.harmony.format import ModelFormat
 from tests.snapshots.cases import CASES, WEATHER_CALL, Case
 from tests.snapshots.chunkings import output_tokens

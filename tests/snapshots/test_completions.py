@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.chunkings import list_chunkings, output_tokens
 from tests.snapshots.completion_checks import ALL_DETAILS, ECHO, detokenize

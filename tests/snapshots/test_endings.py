@@ -3,7 +3,7 @@
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.turn_types.event_log import EventLog
 from tests.snapshots.builtin_cases import BUILTIN_CASES, COMPACTION_CASES
 from tests.snapshots.cases import CASES
 from tests.snapshots.extra_cases import EXTRA_CASES

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ChatForm
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.chat.request import read_chat_request
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.reply_form import ChatForm
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect

@@ -1,6 +1,6 @@
 """What a message may leave out, and the form of its frames. `test_law_of_apis.py` checks its contents."""
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from tests.snapshots.extra_cases import EXTRA_CASES
 from tests.snapshots.run_case import MessageResult, read_message, read_responses
 from tests.snapshots.stream_sums import sum_message_events

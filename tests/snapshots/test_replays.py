@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.endings import Ending
-from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.inspection.prompt_blocks import compress
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.recorder import TurnRecorder
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.registry.model_registry import ModelRegistry
+from antiphon.app.turn_types.endings import Ending
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.app.turns.continuation.replay_check import UncheckableTurnError, check_replay
 from antiphon.events import stream as ev
 from antiphon.harmony.detect import DIALECTS

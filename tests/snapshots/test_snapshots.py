@@ -5,7 +5,7 @@ import json
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.state.drafts import OutputSettings
 from tests.invariants import check_stream
 from tests.snapshots import event_lines

@@ -7,12 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from antiphon.app.base.encryption import KEY_BYTES
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.errors import ApiError
 from antiphon.app.inspection.recorder import TurnRecorder
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections import responses
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.approvals import ApprovalSigner
@@ -25,7 +23,10 @@ from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.tool_host import HostPolicy, ToolHost
-from antiphon.app.turns.manager import TurnManager, new_id
+from antiphon.app.turn_types.encryption import KEY_BYTES
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.ids import new_id
+from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.stored_history import StoredHistory
 from antiphon.app.turns.timeouts import TurnTimeouts

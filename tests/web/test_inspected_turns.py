@@ -8,8 +8,8 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from antiphon.app.base.endings import CAUSES
 from antiphon.app.routes.inspection.query import ListedStatus
+from antiphon.app.turn_types.endings import CAUSES
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 from tests.web.accessibility import list_violations

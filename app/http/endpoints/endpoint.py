@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ErrorShape
-from antiphon.app.base.turn_stats import Api
+from antiphon.app.errors import ErrorShape
 from antiphon.app.requests.fields import RequestBody
 from antiphon.app.requests.query_fields import NoQuery, Query
+from antiphon.app.turn_types.turn_stats import Api
 
 if TYPE_CHECKING:
     from litestar.handlers import HTTPRouteHandler

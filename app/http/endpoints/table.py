@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import ApiError, clip_text
-from antiphon.app.base.turn_stats import Api
+from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.http.endpoints.endpoint import UNKNOWN_ENDPOINT, Endpoint, Key
+from antiphon.app.turn_types.turn_stats import Api
 
 REST_SUFFIX = ":path}"
 """Ends the parameter that takes the rest of a path."""

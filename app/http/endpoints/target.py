@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, quote, unquote
 
-from antiphon.app.base.errors import ANTHROPIC_HEADER, ApiError, clip_text
+from antiphon.app.errors import ANTHROPIC_HEADER, ApiError, clip_text
 from antiphon.app.http.asgi import AsgiScope
 from antiphon.app.http.endpoints.endpoint import Endpoint, Key
 from antiphon.app.http.endpoints.table import (

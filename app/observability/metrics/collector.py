@@ -10,10 +10,6 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.tracing.turn_trace import TurnTrace
-from antiphon.app.base.turn_stats import TurnStats
-from antiphon.app.model_registry import NamedModel
 from antiphon.app.observability.metrics.engines import EngineCollector
 from antiphon.app.observability.metrics.exposition import render_registry
 from antiphon.app.observability.metrics.histograms import Exemplar
@@ -23,8 +19,12 @@ from antiphon.app.observability.metrics.requests import RequestMetrics
 from antiphon.app.observability.metrics.store import watch_store
 from antiphon.app.observability.metrics.tools import ToolMetrics
 from antiphon.app.observability.metrics.turns import TurnMetrics
+from antiphon.app.registry.model_registry import NamedModel
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.measured_calls import ToolCallStats
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.tracing.turn_trace import TurnTrace
+from antiphon.app.turn_types.turn_stats import TurnStats
 
 
 class MetricsCollector:

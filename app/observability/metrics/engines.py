@@ -8,10 +8,10 @@ from prometheus_client.core import GaugeMetricFamily as GaugeFamily
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.model_registry import NamedModel
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.status import loaded_info, shown_load_state
+from antiphon.app.registry.engine_wrapper import unwrap_engine
+from antiphon.app.registry.model_registry import NamedModel
 from antiphon.engine.fallbacks import list_kinds
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.resident_memory import read_resident_bytes

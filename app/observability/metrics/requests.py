@@ -6,7 +6,7 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from antiphon.app.base.access_record import AccessRecord
+from antiphon.app.turn_types.access_record import AccessRecord
 
 COUNTED_METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 """Other methods are counted as `other`: a client can invent any number of them, and each label set takes memory."""

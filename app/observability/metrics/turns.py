@@ -4,8 +4,8 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter
 
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.observability.metrics.histograms import Exemplar, ModelHistogram
+from antiphon.app.turn_types.turn_stats import TurnStats
 
 _TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _LONGEST_GAP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -9,11 +9,11 @@ from collections import deque
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.event_log import LogEntry
-from antiphon.app.base.reply_form import ChatForm
-from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.app.projections.chat.fold import ChatFold
 from antiphon.app.projections.chat.schema import ChatDelta, ChatLogprobs, ChunkChoice
+from antiphon.app.turn_types.event_log import LogEntry
+from antiphon.app.turn_types.reply_form import ChatForm
+from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
 from antiphon.events.items import Logprob
 from antiphon.events.response import Response
 

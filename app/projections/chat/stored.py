@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.projections.chat.stream import chat_id, fold_completion
 from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.store.base import StoredCompletion
+from antiphon.app.turn_types.event_log import EventLog
 
 
 async def stored_completion(completion: StoredCompletion, logs: Sequence[EventLog]) -> dict[str, Any]:

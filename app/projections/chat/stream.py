@@ -5,10 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.errors import from_response
-from antiphon.app.base.event_log import EventLog, LogEntry, repeat_if_diverged
-from antiphon.app.base.reply_form import ChatForm
-from antiphon.app.base.step_detail import PromptDetail
+from antiphon.app.errors import from_response
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.choice import ChoiceFold
@@ -22,6 +19,9 @@ from antiphon.app.projections.chat.schema import (
 )
 from antiphon.app.projections.obfuscation import add_obfuscation
 from antiphon.app.projections.prompt_logprobs import list_prompt_logprobs
+from antiphon.app.turn_types.event_log import EventLog, LogEntry, repeat_if_diverged
+from antiphon.app.turn_types.reply_form import ChatForm
+from antiphon.app.turn_types.step_detail import PromptDetail
 from antiphon.events import sse
 from antiphon.events.response import Usage
 

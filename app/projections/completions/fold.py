@@ -11,8 +11,6 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.reply_form import CompletionForm
-from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.projections.completions.schema import (
     CompletionChoice,
     CompletionCounts,
@@ -20,6 +18,8 @@ from antiphon.app.projections.completions.schema import (
     CompletionLogprobs,
 )
 from antiphon.app.projections.prompt_logprobs import list_prompt_logprobs
+from antiphon.app.turn_types.reply_form import CompletionForm
+from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.response import Response

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.errors import from_response
-from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.base.reply_form import CompletionForm
+from antiphon.app.errors import from_response
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.schema import ChatUsage
 from antiphon.app.projections.completions.fold import CompletionFold, join_parts
 from antiphon.app.projections.completions.schema import CompletionChoice, TextCompletion, completion_usage
 from antiphon.app.projections.obfuscation import add_obfuscation
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
+from antiphon.app.turn_types.reply_form import CompletionForm
 from antiphon.events import sse
 
 _encode_json = msgspec.json.Encoder().encode

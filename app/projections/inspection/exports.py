@@ -7,13 +7,13 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.turn_stats import Api, TurnStats
+from antiphon.app.errors import ApiError
 from antiphon.app.inspection.record import RoundRecord, TurnRecord
-from antiphon.app.model_registry import ServedModel
 from antiphon.app.projections.inspection.readings import create_encoder
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.scripted.recording_file import RecordedStep, format_head, format_reply
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_stats import Api, TurnStats
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.scripted.script import Recording
 from antiphon.harmony.format import ModelFormat

@@ -9,7 +9,7 @@ import msgspec
 from antiphon.app.inspection.process_memory import ProcessMemory
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.recorder import TurnRecorder
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.model_registry import ServedModel
 
 Json = dict[str, Any]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from antiphon.app.base.step_detail import spell_token
 from antiphon.app.inspection.record import RoundRecord
+from antiphon.app.turn_types.step_detail import spell_token
 from antiphon.events.json_lines import encode_json_line
 from antiphon.harmony.format import ModelFormat
 

@@ -5,14 +5,14 @@ from typing import Literal
 
 import msgspec
 
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ChatForm, CompletionForm, ResponsesForm
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.chat.stream import ChatStream
 from antiphon.app.projections.completions.stream import CompletionStream
 from antiphon.app.projections.included_outputs import TOOL_OUTPUTS
 from antiphon.app.projections.messages.stream import MessagesStream
 from antiphon.app.projections.responses import ResponsesStream
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.reply_form import ChatForm, CompletionForm, ResponsesForm
 from antiphon.events.json_lines import encode_json_line
 
 ReadingApi = Literal["responses", "chat", "messages", "completions"]

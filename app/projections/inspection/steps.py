@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.base.event_log import LogEntry
+from antiphon.app.turn_types.event_log import LogEntry
 from antiphon.events.json_lines import encode_json_line
 from antiphon.state.table import CELLS, GUARDS, TABLE, Input, State
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.base.endings import DESCRIPTIONS
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.inspection.record import MAX_REQUEST_BYTES, RoundRecord, TurnRecord
+from antiphon.app.turn_types.endings import DESCRIPTIONS
+from antiphon.app.turn_types.turn_stats import TurnStats
 
 Json = dict[str, Any]
 TOO_LONG = f"The request has more than {MAX_REQUEST_BYTES} bytes."

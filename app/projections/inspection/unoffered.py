@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from antiphon.app.base.event_log import LogEntry
+from antiphon.app.turn_types.event_log import LogEntry
 from antiphon.events import stream as ev
 from antiphon.harmony.tools import VALID_NAME, UnofferedCall
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from antiphon.app.base.errors import from_response
-from antiphon.app.base.step_detail import TokenDetail
+from antiphon.app.errors import from_response
 from antiphon.app.projections.messages.hosted_blocks import add_to_counts, build_result, build_search_call, start_call
 from antiphon.app.projections.messages.schema import (
     AnthropicMessage,
@@ -40,6 +39,7 @@ from antiphon.app.projections.messages.schema import (
     ToolUseBlock,
     WebCitation,
 )
+from antiphon.app.turn_types.step_detail import TokenDetail
 from antiphon.events import hosted_events as hev
 from antiphon.events import stream as ev
 from antiphon.events.base import Event

@@ -4,12 +4,12 @@ from functools import cache
 
 import msgspec
 
-from antiphon.app.base.errors import from_response
-from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.errors import from_response
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.messages.accumulator import MessageAccumulator
 from antiphon.app.projections.messages.fold import MessagesFold
 from antiphon.app.projections.messages.schema import AnyMessageEvent, MessageEvent
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.events.json_lines import escape_line_separators
 
 _encode_json = msgspec.json.Encoder().encode

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from antiphon.app.base.blob_urls import describe_type
-from antiphon.app.base.errors import invalid_value, unknown_field
+from antiphon.app.errors import invalid_value, unknown_field
 from antiphon.app.requests.fields import Echoed, Honoured, RequestBody
 from antiphon.app.requests.fields.checks import build_check, check_choice, require_value
 from antiphon.app.requests.fields.common import Metadata
 from antiphon.app.requests.query_fields import parse_integer
+from antiphon.app.turn_types.blob_urls import describe_type
 
 MIN_FILE_LIFETIME_S = 3600
 """Shortest time after which a client may have a file deleted."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from antiphon.app.base.errors import invalid_value, unsupported_field
-from antiphon.app.base.settings import Settings
+from antiphon.app.errors import invalid_value, unsupported_field
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.chat.body import ChatBody, WebSearchOptions
 from antiphon.app.requests.server_tools import (
     ServerToolRequest,

@@ -7,7 +7,7 @@ calls, in that order. If the model wrote text after a call, the message does not
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.app.base.errors import ApiError, clip_text, missing_field, unsupported_field
+from antiphon.app.errors import ApiError, clip_text, missing_field, unsupported_field
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.checks import (
     build_check,

@@ -3,10 +3,9 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from antiphon.app.base.errors import clip_text, invalid_value, missing_field, unsupported_field
-from antiphon.app.base.reply_form import ChatForm
-from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.errors import clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.options.settings import DEFAULT_SETTINGS, Settings
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests import shared, tools
 from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.chat.body import ChatBody, NamedFunction
@@ -25,6 +24,7 @@ from antiphon.app.requests.structure import read_constraint
 from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, StoredChat, TurnSpec
+from antiphon.app.turn_types.reply_form import ChatForm
 from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ReasoningConfig, Response

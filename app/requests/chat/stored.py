@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from antiphon.app.base.errors import clip_text
+from antiphon.app.errors import clip_text
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.fields.common import Metadata
 from antiphon.app.requests.pagination import PageQuery

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.fields import Honoured, refused
 from antiphon.app.requests.fields.annotations import Checked
 from antiphon.app.requests.fields.checks import build_check

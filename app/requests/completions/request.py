@@ -5,9 +5,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import invalid_value, missing_field, unsupported_field
-from antiphon.app.base.reply_form import CompletionForm
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.errors import invalid_value, missing_field, unsupported_field
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import shared
 from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.app.requests.completions.body import TextCompletionBody
@@ -16,6 +15,7 @@ from antiphon.app.requests.fields.common import MAX_CHOICES
 from antiphon.app.requests.fields.vllm import UsageOptions
 from antiphon.app.requests.structure import read_constraint
 from antiphon.app.requests.turn_spec import CompletionTurn, TokenDetailRequest, TurnSpec
+from antiphon.app.turn_types.reply_form import CompletionForm
 from antiphon.engine.protocol import Sampling
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.passthrough import RawPrompt

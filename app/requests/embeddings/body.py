@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from antiphon.app.base.errors import ApiError, invalid_type
+from antiphon.app.errors import ApiError, invalid_type
 from antiphon.app.requests.fields import Accepted, Honoured, RequestBody, refused
 from antiphon.app.requests.fields.annotations import Checked
 from antiphon.app.requests.fields.checks import build_check, require_key

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from antiphon.app.base.text_tokenizer import TextOrPair
-from antiphon.app.model_registry import EncoderModel
+from antiphon.app.registry.model_registry import EncoderModel
+from antiphon.app.registry.text_tokenizer import TextOrPair
 from antiphon.engine.encoder_messages import VectorOptions
 
 

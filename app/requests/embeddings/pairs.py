@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.app.base.errors import invalid_value
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.errors import invalid_value
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests.embeddings.body import RerankBody, ScoreBody
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.embeddings.request import read_truncation

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.app.base.errors import ApiError, invalid_value, missing_field
-from antiphon.app.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.errors import ApiError, invalid_value, missing_field
+from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.requests.embeddings.body import EmbeddingsBody, EncoderBody
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.fields import decode_body, refuse_unsupported

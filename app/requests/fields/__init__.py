@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.errors import clip_text, invalid_value, unsupported_field
+from antiphon.app.errors import clip_text, invalid_value, unsupported_field
 from antiphon.app.requests.fields.annotations import drop_unknown_nulls, find_check
 from antiphon.app.requests.fields.checks import build_check
 

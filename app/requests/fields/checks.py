@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from msgspec import Meta, Struct, structs
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
+from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
 from antiphon.app.requests.fields.annotations import Check, Checked, is_struct, list_values, split_annotated
 from antiphon.events.tools import ShortName, ToolName
 

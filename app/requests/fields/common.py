@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from antiphon.app.base.errors import invalid_type, invalid_value
+from antiphon.app.errors import invalid_type, invalid_value
 from antiphon.app.requests.fields import Echoed, FieldRule, Honoured, RequestBody, refused
 from antiphon.app.requests.fields.annotations import Checked
 from antiphon.app.requests.fields.checks import require_key

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, unsupported_field
+from antiphon.app.errors import ApiError, clip_text, invalid_value, unsupported_field
 from antiphon.app.requests.fields import FieldRule
 from antiphon.app.requests.fields.annotations import Checked
 from antiphon.app.requests.fields.checks import build_check

@@ -4,8 +4,8 @@ import binascii
 
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import BlobReference, describe_type, refer_to
 from antiphon.app.requests.media.errors import MediaPlace, invalid_data_url, invalid_image
+from antiphon.app.turn_types.blob_urls import BlobReference, describe_type, refer_to
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 TYPE_ALIASES = {"image/jpg": "image/jpeg"}

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import RETRY_AFTER_S, ApiError, clip_text, unsupported_field
+from antiphon.app.errors import RETRY_AFTER_S, ApiError, clip_text, unsupported_field
 
 MediaApi = Literal["responses", "chat", "messages"]
 INVALID_IMAGE = (

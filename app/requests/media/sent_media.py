@@ -12,9 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import format_blob_url
-from antiphon.app.base.errors import ApiError, missing_field
-from antiphon.app.base.settings import Settings
+from antiphon.app.errors import ApiError, missing_field
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.fields.checks import check_choice
 from antiphon.app.requests.media.data_urls import SentData, is_data_url, read_base64, read_data_url
 from antiphon.app.requests.media.errors import (
@@ -27,6 +26,7 @@ from antiphon.app.requests.media.errors import (
     wrong_size,
 )
 from antiphon.app.requests.media.urls import check_url
+from antiphon.app.turn_types.blob_urls import format_blob_url
 
 IMAGE_DETAILS = ("low", "high", "auto", "original")
 FILE_DETAILS = ("low", "high", "auto")

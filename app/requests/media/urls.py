@@ -7,7 +7,7 @@ import re
 import unicodedata
 from urllib.parse import urlsplit
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.outbound.address import is_public_host, parse_ip
 
 IDEOGRAPHIC_STOP = "\u3002"

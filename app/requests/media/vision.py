@@ -4,8 +4,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.settings import Settings
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.media.errors import MediaApi
 from antiphon.app.requests.media.sent_media import MediaTaker, SentMedia
 from antiphon.engine.protocol import EngineInfo

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.requests.fields.checks import (
     check_boolean,
     check_choice,

@@ -9,13 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.tool_rules import ALL_TOOLS, ApprovalRule, ToolFilter
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.messages.body import McpServerBody
 from antiphon.app.requests.secrets import strip_user_info
 from antiphon.app.requests.server_tools import ServerToolRequest, ToolSecrets, list_hosted_types
+from antiphon.app.turn_types.tool_rules import ALL_TOOLS, ApprovalRule, ToolFilter
 from antiphon.events.tools import McpTool
 
 TOOLSET = "mcp_toolset"

@@ -5,10 +5,9 @@ from typing import Any
 
 from msgspec import structs
 
-from antiphon.app.base.errors import clip_text, invalid_value, missing_field, unsupported_field
-from antiphon.app.base.reply_form import MessagesForm
-from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.errors import clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.options.settings import DEFAULT_SETTINGS, Settings
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests import shared, tools
 from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.constraints import list_constraints
@@ -22,6 +21,7 @@ from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsReq
 from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.app.turn_types.reply_form import MessagesForm
 from antiphon.events.response import ReasoningConfig
 from antiphon.harmony.format import PromptInput, TemplateOptions
 from antiphon.harmony.grammar import OutputConstraint

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import missing_field
+from antiphon.app.errors import missing_field
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.fields.common import Effort
 from antiphon.app.requests.responses.body import AnyTextFormat, ReasoningSettings, ResponsesBody, TextSettings

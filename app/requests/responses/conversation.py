@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, missing_field
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field
 from antiphon.app.requests.responses.body import ConversationReference, ResponsesBody
 from antiphon.app.requests.responses.compaction import expand_compacted
 from antiphon.app.requests.responses.duplicates import check_resent

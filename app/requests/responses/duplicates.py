@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from antiphon.app.base.errors import ApiError, clip_text
+from antiphon.app.errors import ApiError, clip_text
 from antiphon.events.hosted_inputs import InputApprovalResponse, InputHostedItem
 from antiphon.events.inputs import AnyInput
 

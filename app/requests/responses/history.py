@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text
+from antiphon.app.errors import ApiError, clip_text
 from antiphon.events.inputs import AnyInput, CompactionInput, InputReasoning
 
 FindItem = Callable[[str], Struct | None]

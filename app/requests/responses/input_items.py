@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import (
+from antiphon.app.errors import (
     clip_text,
     invalid_type,
     invalid_value,

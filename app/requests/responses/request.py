@@ -5,10 +5,9 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from antiphon.app.base.errors import ApiError, invalid_value
-from antiphon.app.base.reply_form import ResponsesForm
-from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.errors import ApiError, invalid_value
+from antiphon.app.options.settings import DEFAULT_SETTINGS, Settings
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import shared, tools
 from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.app.requests.constraints import list_constraints
@@ -24,6 +23,7 @@ from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.server_tools import read_server_tools
 from antiphon.app.requests.tool_choice import ToolChoice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec, as_prefill
+from antiphon.app.turn_types.reply_form import ResponsesForm
 from antiphon.engine.protocol import Capabilities, Sampling
 from antiphon.events.response import ConversationRef, PromptCacheOptions, ReasoningConfig, Response
 from antiphon.harmony.format import PromptInput

@@ -10,9 +10,9 @@ from typing import Any
 from litestar.params import FromPath
 from litestar.response import Response, Stream
 
-from antiphon.app.base.errors import ANTHROPIC_HEADER, NO_RETRY, ApiError, clip_text, invalid_value, not_found
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
 from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
+from antiphon.app.errors import ANTHROPIC_HEADER, NO_RETRY, ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form, endpoint
 from antiphon.app.projections.files import anthropic_file_body, anthropic_file_id, file_body
 from antiphon.app.projections.item_lists import build_list
@@ -30,7 +30,7 @@ from antiphon.app.requests.pagination import (
 )
 from antiphon.app.requests.query_fields import BetaQuery
 from antiphon.app.store.batches.records import StoredFile
-from antiphon.app.turns.manager import new_id
+from antiphon.app.turn_types.ids import new_id
 
 
 @endpoint(

@@ -9,9 +9,9 @@ from litestar.params import FromPath
 from litestar.response import Response
 from msgspec import structs
 
-from antiphon.app.base.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.batches.stored_files import FileGoneError, FileWriter, new_file_id, read_pieces
 from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form, endpoint
 from antiphon.app.projections.files import DEFAULT_MEDIA_TYPE, part_body, upload_body
@@ -30,7 +30,7 @@ from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.store.batches.records import StoredFile, StoredUpload
 from antiphon.app.store.database import Database
-from antiphon.app.turns.manager import new_id
+from antiphon.app.turn_types.ids import new_id
 
 UPLOAD_LIFETIME_S = 3600
 """Time after its creation in which an upload takes parts and can be completed."""

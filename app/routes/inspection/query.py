@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from antiphon.app.base.endings import Cause
-from antiphon.app.base.turn_stats import Api
 from antiphon.app.inspection.summaries import TurnFilter
 from antiphon.app.requests.query_fields import Query
+from antiphon.app.turn_types.endings import Cause
+from antiphon.app.turn_types.turn_stats import Api
 
 FilterText = Annotated[str, Meta(max_length=256)]
 LastSeen = Annotated[int, Meta(ge=-1, le=10**9)]

@@ -7,11 +7,9 @@ from typing import Any
 from litestar.params import FromPath
 from litestar.response import Response, Stream
 
-from antiphon.app.base.errors import ApiError, clip_text
-from antiphon.app.base.event_log import EventLog, LogDivergedError
 from antiphon.app.context import AnyRequest, endpoint_table, request_owner, request_query, server_context
+from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.http.endpoints.endpoint import JSON, Endpoint, Key, endpoint
-from antiphon.app.model_registry import ServedModel
 from antiphon.app.projections.inspection.exports import EXPORT_FORMS, FILE_NAMES, export_turn
 from antiphon.app.projections.inspection.prompts import encode_prompt
 from antiphon.app.projections.inspection.readings import encode_reading
@@ -23,10 +21,12 @@ from antiphon.app.projections.inspection.summaries import (
     describe_record,
 )
 from antiphon.app.projections.inspection.unoffered import list_unoffered_calls
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.replies.inspected_turns import InspectedTurn, find_turn, forget_turn
 from antiphon.app.replies.turn_lists import MAX_SEARCHED_TURNS, TurnQuery, find_place, list_owner_turns
 from antiphon.app.routes.inspection.query import EventsQuery, PromptQuery, TurnsQuery, build_filter
 from antiphon.app.routes.inspection.replies import LINES, file_page, json_page, lines_page, missing_page, text_page
+from antiphon.app.turn_types.event_log import EventLog, LogDivergedError
 
 PING_INTERVAL_S = 15.0
 """Silence of a turn that is followed, after which an empty line is sent: proxies close silent streams."""

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from litestar.response import Response
 from msgspec import Meta, structs
 
-from antiphon.app.base.errors import (
+from antiphon.app.context import AnyRequest, request_query, server_context
+from antiphon.app.errors import (
     ApiError,
     invalid_value,
 )
-from antiphon.app.context import AnyRequest, request_query, server_context
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.usage import DIMENSIONS, UsagePage, build_usage_page, is_selected

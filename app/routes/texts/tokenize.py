@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from litestar.response import Response
 
-from antiphon.app.base.errors import ApiError, invalid_value, missing_field, report_engine_errors
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
+from antiphon.app.errors import ApiError, invalid_value, missing_field, report_engine_errors
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
-from antiphon.app.model_registry import EncoderModel, ModelRegistry, NamedModel, ServedModel
+from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry, NamedModel, ServedModel
 from antiphon.app.replies.engine_ready import wait_until_known
 from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.requests.chat.body import CHAT_PROMPT_FIELDS, ChatBody, DetokenizeBody, TokenizeBody

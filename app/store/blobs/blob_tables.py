@@ -12,8 +12,8 @@ from typing import Literal
 import structlog
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import BlobContents, BlobReference
 from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.turn_types.blob_urls import BlobContents, BlobReference
 
 BLOB_PIECE_BYTES = 1 << 20
 """Bytes in a row of a blob's content."""

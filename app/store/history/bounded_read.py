@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from antiphon.app.base.errors import storage_unavailable
+from antiphon.app.errors import storage_unavailable
 
 T = TypeVar("T")
 P = ParamSpec("P")

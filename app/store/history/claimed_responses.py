@@ -7,13 +7,13 @@ from functools import partial
 
 import structlog
 
-from antiphon.app.base.event_log import EventLog, LogEntry
 from antiphon.app.inspection.summaries import RESTARTED_CODE
 from antiphon.app.store.base import ClaimedResponse
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.state.recovery import failure_events
 
 RESTARTED_MESSAGE = "The server process stopped before this response was complete. Retry the request."

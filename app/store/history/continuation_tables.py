@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from antiphon.app.base.continuation import Continuation
 from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.turn_types.continuation import Continuation
 
 MAX_CONTINUATIONS = 3
 """Number of processes that may go on with a response: one that ends all of them is given up."""

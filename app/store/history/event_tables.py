@@ -6,9 +6,9 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
+from antiphon.app.turn_types.step_detail import TokenDetail
 from antiphon.events import stream as ev
 from antiphon.events.response import Response
 

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.errors import ApiError
 from antiphon.app.store.base import AnyItem, FindItem, ReadTurn
 from antiphon.app.store.conversation_tables import ItemPage
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
 from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import AnyInput
 
 SIZE_AGE_S = 20.0

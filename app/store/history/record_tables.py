@@ -11,9 +11,9 @@ from typing import Any
 
 import zstandard
 
-from antiphon.app.base.continuation import RecordBlock, RecordRow
 from antiphon.app.inspection.prompt_blocks import KEY_BYTES, compress, decompress
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError
+from antiphon.app.turn_types.continuation import RecordBlock, RecordRow
 
 KEYS_PER_STATEMENT = 128
 """Keys, or blocks, in one statement. SQLite before 3.32 takes 999 values in one."""

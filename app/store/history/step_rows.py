@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.continuation import RecordRow
-from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.turn_types.continuation import RecordRow
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events import stream as ev
 from antiphon.events.response import Response
 

@@ -6,11 +6,11 @@ from typing import Any, get_args
 
 import msgspec
 
-from antiphon.app.base.endings import CAUSES, Ending
-from antiphon.app.base.turn_stats import Api, TurnStats, TurnTimes
 from antiphon.app.inspection.summaries import TurnFilter
 from antiphon.app.store.history.deleted_entries import DeletedEntries
 from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.turn_types.endings import CAUSES, Ending
+from antiphon.app.turn_types.turn_stats import Api, TurnStats, TurnTimes
 
 SUMMARY_COLUMNS: Mapping[str, str] = {
     "id": "text",

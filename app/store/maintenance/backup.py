@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from antiphon.app.base.encryption import open_sealer
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.sqlite.schema import SCHEMA_VERSION, check_schema
 from antiphon.app.store.writer_lease import is_recent
+from antiphon.app.turn_types.encryption import open_sealer
 
 PAGES_PER_STEP = 256
 """Pages of 4 KiB that are copied at once: the source is locked for reading only, which delays no writer."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from antiphon.app.serve_options import resolve_store
+from antiphon.app.options.serve_options import resolve_store
 from antiphon.app.store.base import StoreError
 
 if TYPE_CHECKING:

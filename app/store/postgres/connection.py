@@ -16,7 +16,7 @@ from psycopg.errors import (
     ReadOnlySqlTransaction,
 )
 
-from antiphon.app.base.errors import storage_unavailable
+from antiphon.app.errors import storage_unavailable
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.sql_connection import SqlRows, StoredRows

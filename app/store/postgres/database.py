@@ -16,7 +16,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from antiphon.app.base.event_log import is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.database import NO_OWNER_LIMITS, RELEASE_RESPONSES, Database, OwnedTable
 from antiphon.app.store.history.record_tables import RecordTables
@@ -24,6 +23,7 @@ from antiphon.app.store.history.step_rows import Columns, NewStep
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection, is_outage
 from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.turn_types.event_log import is_terminal
 
 STEPS_CHANNEL = "antiphon_steps"
 """Tells readers of new events: `id:number,…` with the numbers of events that there are, or `*` for all responses."""

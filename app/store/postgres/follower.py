@@ -14,7 +14,6 @@ from collections.abc import Iterable
 
 import structlog
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 from antiphon.app.store.postgres.database import (
@@ -24,6 +23,7 @@ from antiphon.app.store.postgres.database import (
     PostgresReads,
 )
 from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.turn_types.event_log import EventLog
 
 FOLLOW_POLL_INTERVAL_S = 1.0
 """Seconds between two reads of the followed responses without a notification."""

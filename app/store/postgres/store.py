@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 import psycopg
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.store import writer_lease
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress, parse_address
@@ -15,6 +14,7 @@ from antiphon.app.store.postgres.follower import Follower
 from antiphon.app.store.postgres.schema import migrate_database
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import NOT_WRITABLE, StoreTimings
+from antiphon.app.turn_types.event_log import EventLog
 
 MAX_TRANSACTION_S = 5.0
 """Time of a transaction after which new responses are refused: the database does not answer."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import structlog
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.store import writer_lease
 from antiphon.app.store.maintenance.backup import keep_copy
 from antiphon.app.store.sqlite.database import MemoryDatabase, SharedConnection, SqliteDatabase
@@ -17,6 +16,7 @@ from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
 from antiphon.app.store.sqlite.schema import open_connection
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.turn_types.event_log import EventLog
 
 FILE_POLL_INTERVAL_S = 0.05
 """Seconds between two polls for events that another process has written."""

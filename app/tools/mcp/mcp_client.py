@@ -20,7 +20,6 @@ from mcp.types import methods
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from antiphon.app.base.tracing.context import build_outgoing_headers
 from antiphon.app.outbound.resolver import Resolve
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.results import remove_secrets
@@ -28,6 +27,7 @@ from antiphon.app.tools.mcp.stdio_transport import TOO_LARGE, run_command
 from antiphon.app.tools.mcp.tool_lists import ListBuilder, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 from antiphon.app.tools.mcp.transport import create_http_client
+from antiphon.app.turn_types.tracing.context import build_outgoing_headers
 from antiphon.events.hosted import McpCallError, McpProtocolError
 
 CLIENT_INFO = types.Implementation(name="antiphon", version="1")

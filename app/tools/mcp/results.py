@@ -4,10 +4,10 @@ from typing import Any
 
 from msgspec import DecodeError, json, to_builtins
 
-from antiphon.app.base.blob_urls import UNKNOWN_TYPE, refer_to
 from antiphon.app.requests.media.data_urls import decode_base64
 from antiphon.app.tools.mcp.tool_server import ToolLimits
 from antiphon.app.tools.outcome import ResultImage, ToolOutcome
+from antiphon.app.turn_types.blob_urls import UNKNOWN_TYPE, refer_to
 from antiphon.events.hosted import McpCallError, McpExecutionError
 from antiphon.events.result_images import hide_images
 from antiphon.harmony.prompt.hosted_items import write_failure

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import httpx2
 
-from antiphon.app.base.tracing.context import build_outgoing_headers
 from antiphon.app.outbound.faults import OutboundCode, OutboundError
 from antiphon.app.outbound.policy import OutboundPolicy, Reach
 from antiphon.app.outbound.resolver import Resolve
@@ -19,6 +18,7 @@ from antiphon.app.outbound.transport import BoundedBody, PinnedTransport
 from antiphon.app.tools.mcp.answer_check import AnswerCheck, read_request_id
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
+from antiphon.app.turn_types.tracing.context import build_outgoing_headers
 
 FOREIGN_ANSWER = "The server sent the answer to another request."
 TOO_MUCH = "The answer of the server is too large."

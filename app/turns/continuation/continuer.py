@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
-from antiphon.app.base.continuation import Continuation
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.errors import ApiError
 from antiphon.app.inspection.summaries import RESTARTED_CODE
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.history.claimed_responses import RESTARTED_MESSAGE
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.continuation import Continuation
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.continuation.model_digest import digest_models
 from antiphon.app.turns.continuation.replay import ReplayError
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn, can_continue, decode_turn, encode_turn

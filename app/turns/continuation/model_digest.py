@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.model_registry import ServedModel
 
 READ_BYTES = 64 << 10
 """Bytes at the beginning of a file of weights that count, besides its size: names, types and places of its tensors."""

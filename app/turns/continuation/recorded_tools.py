@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from antiphon.app.base.event_log import LogEntry
 from antiphon.app.tools.hosted_turn import ApprovedCall, FoundTools, HostedTurn
 from antiphon.app.tools.search.citations import SourceList, WebSource
+from antiphon.app.turn_types.event_log import LogEntry
 from antiphon.events import hosted_events as hev
 from antiphon.events import stream as ev
 from antiphon.events.hosted import (

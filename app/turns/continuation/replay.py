@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from antiphon.app.base.encryption import Purpose
-from antiphon.app.base.event_log import EventLog, LogEntry
-from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.turn_types.encryption import Purpose
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.app.turns.continuation.stored_turn import ContinuableTurn
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt

@@ -13,12 +13,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.settings import DEFAULT_SETTINGS, Settings
-from antiphon.app.base.turn_stats import Api
+from antiphon.app.errors import ApiError
 from antiphon.app.inspection.record import RoundRecord, TurnRecord, list_tool_tables
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.options.settings import DEFAULT_SETTINGS, Settings
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.messages.request import read_messages_request
@@ -26,6 +24,8 @@ from antiphon.app.requests.responses.input_items import add_compaction_trigger
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_stats import Api
 from antiphon.app.turns.continuation.recorded_tools import RecordedTools
 from antiphon.app.turns.continuation.replay import RecordedIds
 from antiphon.app.turns.continuation.turn_replay import TurnReplay

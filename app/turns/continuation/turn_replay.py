@@ -6,9 +6,9 @@ returned, what the client approved, and the content of a compaction are taken fr
 
 from collections.abc import Iterator, Sequence
 
-from antiphon.app.base.endings import Ending
-from antiphon.app.base.event_log import LogEntry
 from antiphon.app.inspection.record import RoundRecord
+from antiphon.app.turn_types.endings import Ending
+from antiphon.app.turn_types.event_log import LogEntry
 from antiphon.app.turns.continuation.recorded_tools import RecordedTools
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt

@@ -1,6 +1,6 @@
 """Translates faults of images and files to errors of the request that sent them."""
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.outbound.faults import FetchFault
 from antiphon.app.requests.media.errors import (

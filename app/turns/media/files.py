@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Sequence
 
-from antiphon.app.base.blob_urls import BlobReference, format_blob_url, parse_blob_url, refer_to
 from antiphon.app.media.budget import LOW_TOKENS
 from antiphon.app.media.file_text import PDF_TYPE, decode_text, format_pdf, format_text_file, is_pdf
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.pdf_reader import PdfReader
 from antiphon.app.requests.media.errors import refused_media
+from antiphon.app.turn_types.blob_urls import BlobReference, format_blob_url, parse_blob_url, refer_to
 from antiphon.app.turns.media.faults import explain_file_fault
 from antiphon.app.turns.media.parts import find_media, replace_media
 from antiphon.app.turns.media.reading import MediaReading

@@ -5,7 +5,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.store.store import ResponseStore

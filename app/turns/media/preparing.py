@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-from antiphon.app.base.blob_urls import BlobReference, parse_blob_url
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.prepared_image import PreparedImage
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.media.errors import mismatched_image
 from antiphon.app.requests.media.sent_media import SentMedia
+from antiphon.app.turn_types.blob_urls import BlobReference, parse_blob_url
 from antiphon.app.turns.media.faults import check_messages_size, explain_image_fault
 from antiphon.app.turns.media.image_source import ImageRecipe, ImageSource
 from antiphon.app.turns.media.reading import MediaReading

@@ -10,7 +10,6 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import structs
 
-from antiphon.app.base.blob_urls import BlobReference, format_blob_url, refer_to
 from antiphon.app.http.request_body import BodyReservation
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.outbound.faults import FetchFault
@@ -18,6 +17,7 @@ from antiphon.app.outbound.fetcher import UrlFetcher
 from antiphon.app.requests.media.errors import MediaPlace, file_not_found, too_many_bytes
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.blob_urls import BlobReference, format_blob_url, refer_to
 from antiphon.app.turns.media.faults import explain_fetch_fault, explain_file_fault, explain_image_fault
 from antiphon.app.turns.media.parts import replace_media
 from antiphon.events.inputs import AnyInput, InputImage, InputPart

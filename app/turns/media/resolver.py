@@ -11,20 +11,20 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from antiphon.app.base.blob_urls import BlobContents, parse_blob_url
-from antiphon.app.base.settings import Settings
 from antiphon.app.http.request_body import BodyMemory, BodyReservation
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
 from antiphon.app.media.pdf_reader import PdfReader
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.options.settings import Settings
 from antiphon.app.outbound.fetcher import UrlFetcher, create_fetch_policy
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.media.errors import media_busy, refused_media, too_many_images
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.requests.media.vision import sees_images
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.blob_urls import BlobContents, parse_blob_url
 from antiphon.app.turns.media.files import FileReading
 from antiphon.app.turns.media.image_source import ImageRecipe, ImageSource
 from antiphon.app.turns.media.parts import find_media

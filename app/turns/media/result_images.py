@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import structlog
 from msgspec import structs
 
-from antiphon.app.base.blob_urls import format_blob_url
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.media_preparer import MediaPreparer
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.outcome import ResultImage
+from antiphon.app.turn_types.blob_urls import format_blob_url
 from antiphon.app.turns.media.image_source import ImageRecipe, ImageSource
 from antiphon.app.turns.media.preparing import ImageKey, ImagePreparation
 from antiphon.app.turns.media.reading import MediaReading

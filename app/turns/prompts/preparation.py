@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from antiphon.app.base.blob_urls import BlobContents
-from antiphon.app.base.errors import ApiError
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.errors import ApiError
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.media.sent_media import SentMedia
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.tools.hosted_turn import HostedTurn
 from antiphon.app.tools.tool_host import ToolHost
+from antiphon.app.turn_types.blob_urls import BlobContents
 from antiphon.app.turns.media.resolver import MediaResolver, TurnMedia
 from antiphon.app.turns.media.result_images import ResultImages
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError, unsupported_field
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.errors import ApiError, unsupported_field
+from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
 from antiphon.app.requests.responses.compaction import (
     ask_for_summary,

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses.input_items import read_item
 from antiphon.events.base import InputItem
 from antiphon.events.inputs import AnyInput

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from antiphon.app.adapters.registration import check_adapter_options, describe_adapter
-from antiphon.app.base.api_keys import plain_key
-from antiphon.app.base.settings import Settings
 from antiphon.app.cli.commands import main
-from antiphon.app.serve_options import ServeError, ServeOptions, check_lora_updates
+from antiphon.app.options.api_keys import plain_key
+from antiphon.app.options.serve_options import ServeError, ServeOptions, check_lora_updates
+from antiphon.app.options.settings import Settings
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions, LoraModule
 from tests.serving import scripted_registry

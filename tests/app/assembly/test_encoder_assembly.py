@@ -9,11 +9,11 @@ import pytest
 
 from antiphon.app.assembly import encoders as assembly
 from antiphon.app.assembly.models import create_registry
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.text_tokenizer import TextTokenizer
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.startup import create_console, show_banner
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.options.serve_options import ServeError, ServeOptions
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ModelRegistry
+from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineInfo
 from tests.engine.embeddings.tiny_repositories import VOCABULARY, save_tokenizer, token_ids, write_json, write_modules

@@ -11,8 +11,6 @@ import pytest
 
 from antiphon.app.assembly import models as assembly
 from antiphon.app.assembly.models import create_models
-from antiphon.app.base.settings import Settings
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.expected_info import expect_info
 from antiphon.app.models.memory import (
     HEADROOM,
@@ -26,7 +24,9 @@ from antiphon.app.models.memory import (
 from antiphon.app.models.memory_pool import GIB
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.observability.startup import create_console, show_banner
-from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
+from antiphon.app.options.serve_options import ModelOption, ServeError, ServeOptions
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError

@@ -6,7 +6,7 @@ import hashlib
 import msgspec
 import pytest
 
-from antiphon.app.base.blob_urls import (
+from antiphon.app.turn_types.blob_urls import (
     BlobReference,
     find_blobs,
     find_message_blobs,

@@ -28,7 +28,7 @@ from pathlib import Path
 from antiphon.app.context import create_context
 from antiphon.app.lifecycle.listeners import bind_socket
 from antiphon.app.main.server import run_server
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.store.postgres.store import PostgresStore
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.write_ops import StoreTimings

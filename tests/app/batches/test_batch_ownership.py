@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from antiphon.app.base.errors import storage_unavailable
 from antiphon.app.batches import batch_run
 from antiphon.app.batches.batch_run import BatchLostError, BatchRun, BatchTools
 from antiphon.app.batches.line_request import LineReply
 from antiphon.app.batches.output_files import OutputFiles
 from antiphon.app.batches.stored_files import FileWriter, read_pieces
+from antiphon.app.errors import storage_unavailable
 from antiphon.app.store.batches.records import BatchLine, LineResult, StoredBatch, StoredFile, TokenCounts
 from antiphon.app.store.database import Database
 from antiphon.app.store.postgres.address import parse_address
 from antiphon.app.store.postgres.database import PostgresDatabase
 from antiphon.app.store.postgres.schema import migrate_database
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.turns.manager import new_id
+from antiphon.app.turn_types.ids import new_id
 from tests.app.store.store_helpers import PostgresPlace, SqlitePlace, StorePlace
 from tests.postgres_server import PostgresServer
 from tests.progress import HANG_TIMEOUT_S

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
 from antiphon.app.encoders import jobs
 from antiphon.app.encoders.jobs import TEXTS_PER_CALL, EncoderResult, run_request
-from antiphon.app.model_registry import EncoderModel
+from antiphon.app.errors import ApiError
+from antiphon.app.registry.model_registry import EncoderModel
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.engine.encoder_messages import EncoderInput
 from antiphon.engine.protocol import Chunk, EngineInfo, Fault, Job, OnChunk

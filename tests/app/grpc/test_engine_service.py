@@ -16,11 +16,11 @@ import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.grpc import engine_service
 from antiphon.app.grpc.descriptors import message_class
 from antiphon.app.grpc.engine_requests import completion_body
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import Job, Sampling

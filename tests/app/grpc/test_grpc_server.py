@@ -16,12 +16,12 @@ import pytest
 import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
 from antiphon.app.main import launch
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.startup import StartupScreen, create_console
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ModelRegistry
 from tests.app.grpc.grpc_helpers import SERVICE, GrpcClient, Json, connect
 from tests.app.http.certificates import write_certificate
 from tests.clients.sdk_helpers import wait_until

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.admission import (
     MAX_CACHED_HEAD_BYTES,
     AdmissionController,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.body_parsing import INLINE_BYTES, LARGE_BYTES, parse_body, run_parser
 from antiphon.app.turns.stored_history import LoopCaller
 from antiphon.events.inputs import InputMessage

@@ -11,8 +11,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_websocket
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.http.cors import EXPOSED_HEADERS, parse_origin
+from antiphon.app.options.settings import Settings
 from tests.app.http.socket_client import connect, read_to_end
 from tests.conftest import StartServer
 from tests.serving import RunningServer, scripted_registry, serve

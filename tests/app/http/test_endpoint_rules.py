@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.api_keys import ApiKey, KeyLimits, key_digest
 from antiphon.app.http.headers import MAX_HEADERS
+from antiphon.app.options.api_keys import ApiKey, KeyLimits, key_digest
 from antiphon.app.routes.table import ROUTE_HANDLERS
 from tests.app.http.socket_client import exchange_bytes
 from tests.serving import RunningServer, serve

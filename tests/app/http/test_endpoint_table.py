@@ -9,7 +9,6 @@ from litestar import Litestar
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from msgspec import structs
 
-from antiphon.app.base.turn_stats import Api
 from antiphon.app.http.asgi import AsgiMessage
 from antiphon.app.http.endpoints.endpoint import UNKNOWN_ENDPOINT, Endpoint, Form, Key, declared_endpoint
 from antiphon.app.http.endpoints.table import EndpointTable, Lookup, Match, MethodNotAllowed, NotFound
@@ -17,6 +16,7 @@ from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.main.application import ENDPOINT_TABLE, require_same_endpoint
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.table import ENDPOINTS, ROUTE_HANDLERS
+from antiphon.app.turn_types.turn_stats import Api
 from tests.app.http.endpoints_page import render_page
 from tests.counts import FULL_COUNTS
 from tests.syntax import ROOT

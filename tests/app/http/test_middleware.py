@@ -12,12 +12,12 @@ import httpx
 import pytest
 import zstandard
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.settings import DEFAULT_SETTINGS
+from antiphon.app.errors import ApiError
 from antiphon.app.http.admission import RequestHead
 from antiphon.app.http.headers import MAX_HEADER_BYTES, MAX_HEADERS
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.main.application import ENDPOINT_TABLE
+from antiphon.app.options.settings import DEFAULT_SETTINGS
 from tests.app.http.socket_client import exchange_bytes
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S

@@ -12,12 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.http.protocol import ChunkedResponse
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.responses import ResponsesStream
 from antiphon.app.replies.event_stream import EventStreamResponse
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.base import Event
 from tests.app.http.socket_client import SocketClient, connect, read_to_end
 from tests.app.server_helpers import wait_until

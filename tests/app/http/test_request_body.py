@@ -13,7 +13,7 @@ import httpx
 import pytest
 import zstandard
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http.request_body import MAX_BODIES, MAX_GZIP_MEMBERS, decompress
 from tests.clients.sdk_helpers import post, wait_until
 from tests.progress import HANG_TIMEOUT_S

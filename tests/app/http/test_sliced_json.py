@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.http import sliced_json
 from antiphon.app.http.sliced_json import decode_in_slices
 from antiphon.app.requests.json_body import parse_object

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
+from antiphon.app.options.settings import Settings
 
 
 class Timer:

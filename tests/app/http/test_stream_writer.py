@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog, LogEntry
+from antiphon.app.errors import ApiError
 from antiphon.app.http import stream_writer
 from antiphon.app.http.stream_writer import PING_INTERVAL_S, StreamEncoder, pump
+from antiphon.app.turn_types.event_log import EventLog, LogEntry
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.state.segments import Say

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect as connect_websocket
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.lifecycle.tls import load_ssl_context
 from antiphon.app.observability.startup import base_urls
-from antiphon.app.serve_options import ServeError
+from antiphon.app.options.serve_options import ServeError
+from antiphon.app.options.settings import Settings
 from tests.app.http.certificates import write_certificate
 from tests.conftest import StartServer
 from tests.invariants import check_stream

@@ -10,10 +10,10 @@ import httpx
 import msgspec
 import pytest
 
-from antiphon.app.base.endings import CAUSES, DESCRIPTIONS, Cause, Ending
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.turn_stats import Api, TurnStats
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.turn_types.endings import CAUSES, DESCRIPTIONS, Cause, Ending
+from antiphon.app.turn_types.turn_stats import Api, TurnStats
 from antiphon.app.turns.turn import Turn
 from antiphon.state.machine import Machine
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.turn_stats import TurnOrigin
+from antiphon.app.errors import ApiError
 from antiphon.app.inspection.prompt_blocks import BLOCK_IDS, SharedBlocks, join_blocks, split_prompt
 from antiphon.app.inspection.record import MAX_REQUEST_BYTES, TurnRecord, find_restored
 from antiphon.app.inspection.recorder import TurnRecorder
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_stats import TurnOrigin
 from antiphon.app.turns.manager import TurnManager
 from antiphon.state.table import CELLS, Input, State
 from tests.progress import HANG_TIMEOUT_S

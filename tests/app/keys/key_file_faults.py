@@ -1,6 +1,6 @@
 """Key files that a server refuses, each with the message."""
 
-from antiphon.app.base.api_keys import key_digest
+from antiphon.app.options.api_keys import key_digest
 
 DIGEST = key_digest("sk-a").hex()
 OTHER = key_digest("sk-b").hex()

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.api_keys import NO_LIMITS, ApiKey, ApiKeyError, KeyLimits, key_digest, plain_key
 from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.sources import load_api_keys
+from antiphon.app.options.api_keys import NO_LIMITS, ApiKey, ApiKeyError, KeyLimits, key_digest, plain_key
 from tests.conftest import StartServer
 
 HELLO = [{"name": "hello", "output": ["Hello."]}]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.base.api_keys import ApiKey, ApiKeyError, KeyLimits, key_digest, plain_key
 from antiphon.app.keys.key_file import KEY_FIELDS, parse_key_file, read_key_file
+from antiphon.app.options.api_keys import ApiKey, ApiKeyError, KeyLimits, key_digest, plain_key
 from tests.app.keys.key_file_faults import DIGEST, FAULTS, OTHER
 from tests.syntax import ROOT
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from antiphon.app.base.api_keys import ApiKeyError, key_digest, plain_key
 from antiphon.app.cli.commands import main
 from antiphon.app.keys.file_edits import remove_keys
 from antiphon.app.keys.key_file import parse_key_file, read_key_file
+from antiphon.app.options.api_keys import ApiKeyError, key_digest, plain_key
 
 FAR_DATE = "2999-01-31"
 """A date in the future: the command compares it with the clock."""

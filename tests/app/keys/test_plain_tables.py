@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.api_keys import ApiKeyError
 from antiphon.app.keys.file_edits import add_key
 from antiphon.app.keys.key_file import list_headers, parse_key_file
 from antiphon.app.keys.plain_tables import read_plain_tables
+from antiphon.app.options.api_keys import ApiKeyError
 from tests.counts import FULL_COUNTS
 from tests.syntax import ROOT
 

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 from websockets.sync.client import connect
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.cli import commands as cli
 from antiphon.app.context import create_context
 from antiphon.app.keys import pace, reloader
@@ -23,6 +22,7 @@ from antiphon.app.keys.key_ring import KeyRing
 from antiphon.app.keys.reloader import Reloader, ReloadReport
 from antiphon.app.keys.sources import load_api_keys
 from antiphon.app.main import launch
+from antiphon.app.options.settings import Settings
 from antiphon.app.store.factory import open_store
 from tests.app.http.certificates import write_certificate
 from tests.app.keys.key_file_faults import FAULTS

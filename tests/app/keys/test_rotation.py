@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.api_keys import ApiKey, key_digest, plain_key
 from antiphon.app.keys.key_file import parse_key_file, read_key_file
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.options.api_keys import ApiKey, key_digest, plain_key
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from antiphon.app.cli.commands import main
 from antiphon.app.cli.options import parse_duration
 from antiphon.app.models.options import split_models
-from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
+from antiphon.app.options.serve_options import ModelOption, ServeError, ServeOptions
 from antiphon.engine.options import EngineOptions, LoraModule
 
 TWO = ("coder=org/a", "org/b")

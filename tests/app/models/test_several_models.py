@@ -14,13 +14,13 @@ import pytest
 from openai import NotFoundError, OpenAI
 from websockets.sync.client import connect
 
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.context import create_context
 from antiphon.app.http import stream_writer
-from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.memory_pool import ModelMemory, ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.app.routes.health import unready_reason
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.turns.timeouts import TurnTimeouts

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.observability import startup
+from antiphon.app.options.settings import Settings
 from antiphon.engine.fallbacks import Fallback
 from antiphon.engine.protocol import EngineInfo
 from tests.serving import scripted_registry, serve

@@ -11,10 +11,10 @@ import pytest
 from msgspec import structs
 
 from antiphon.app.adapters.updates import AdapterUpdates
-from antiphon.app.base.errors import ApiError
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.errors import ApiError
 from antiphon.app.models.memory_pool import GIB, ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
 from antiphon.engine.process.messages import AdapterReport, Command, LoadAdapter, UnloadAdapter

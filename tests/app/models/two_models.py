@@ -5,11 +5,11 @@ from typing import Any
 import httpx
 from msgspec import structs
 
-from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.memory import MemoryEstimate, measure_engine
 from antiphon.app.models.memory_pool import GIB, ModelMemory, ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.registry.engine_wrapper import unwrap_engine
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.process.client import ProcessEngine
 from tests.app.server_helpers import process_engine_registry
 from tests.progress import HANG_TIMEOUT_S

@@ -13,10 +13,10 @@ from msgspec import structs
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from antiphon.app.base.text_tokenizer import TextTokenizer
-from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.memory_pool import ModelMemoryPool
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.engine.fallbacks import Fallback
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine

@@ -7,11 +7,11 @@ import json
 import pytest
 from rich.console import Console
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.endings import Ending
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.observability import access_log
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.endings import Ending
+from antiphon.app.turn_types.turn_stats import TurnStats
 
 RECORD = AccessRecord("POST", "/v1/responses[bold]", 200, 0.0123, "req_1")
 

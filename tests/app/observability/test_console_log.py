@@ -8,10 +8,10 @@ import pytest
 import structlog
 from rich.console import Console
 
-from antiphon.app.base.access_record import AccessRecord
 from antiphon.app.observability.access_log import console_format
 from antiphon.app.observability.log_config import configure_logging
 from antiphon.app.observability.startup import StartupScreen
+from antiphon.app.turn_types.access_record import AccessRecord
 from tests.kit.hostile_texts import HOSTILE_TEXTS, find_foreign_controls
 
 ATTACK = "".join(text for name, text in HOSTILE_TEXTS.items() if name != "long")

@@ -13,8 +13,8 @@ import promql_parser
 import pytest
 import yaml
 
-from antiphon.app.base.endings import CAUSES
-from antiphon.app.base.turn_stats import Api
+from antiphon.app.turn_types.endings import CAUSES
+from antiphon.app.turn_types.turn_stats import Api
 from tests.app.observability.every_kind import find_family, read_exposed
 from tests.syntax import ROOT
 

@@ -14,14 +14,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from websockets.sync.client import connect
 
-from antiphon.app.base.access_record import AccessRecord
-from antiphon.app.base.endings import Ending
-from antiphon.app.base.turn_stats import TurnStats, TurnTimes
 from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.observability.metrics.exposition import render_registry
 from antiphon.app.observability.metrics.histograms import ModelHistogram
 from antiphon.app.observability.metrics.requests import MAX_REASONS
 from antiphon.app.store.sqlite.database import SharedConnection
+from antiphon.app.turn_types.access_record import AccessRecord
+from antiphon.app.turn_types.endings import Ending
+from antiphon.app.turn_types.turn_stats import TurnStats, TurnTimes
 from antiphon.engine.process.gpu_memory import INTERVAL_S, GpuMemory
 from antiphon.engine.protocol import EngineStats
 from tests.app.server_helpers import process_engine_registry

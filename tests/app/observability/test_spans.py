@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from antiphon.app.base.endings import Ending
-from antiphon.app.base.tracing.context import RequestTrace, create_root
-from antiphon.app.base.tracing.turn_trace import MAX_ITEMS, TurnDescription, begin_turn_trace
-from antiphon.app.base.turn_stats import TurnStats
 from antiphon.app.tracing.content import encode_cut
 from antiphon.app.tracing.spans import MAX_TEXT_CHARS, SpanBuilder
+from antiphon.app.turn_types.endings import Ending
+from antiphon.app.turn_types.tracing.context import RequestTrace, create_root
+from antiphon.app.turn_types.tracing.turn_trace import MAX_ITEMS, TurnDescription, begin_turn_trace
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events.items import FunctionCall
 from antiphon.events.stream import ItemAdded, ItemDone
 

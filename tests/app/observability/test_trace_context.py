@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from antiphon.app.base.tracing.context import MAX_STATE_CHARS, SpanIds, create_root, parse_context
+from antiphon.app.turn_types.tracing.context import MAX_STATE_CHARS, SpanIds, create_root, parse_context
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"

@@ -7,9 +7,8 @@ import pytest
 from opentelemetry.sdk.trace import sampling as sdk_sampling
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from antiphon.app.base.api_keys import key_digest, plain_key
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.tracing.context import SpanIds
+from antiphon.app.options.api_keys import key_digest, plain_key
+from antiphon.app.options.settings import Settings
 from antiphon.app.tracing import options as trace_options
 from antiphon.app.tracing.options import (
     MAX_BATCH_SPANS,
@@ -19,6 +18,7 @@ from antiphon.app.tracing.options import (
     read_trace_options,
 )
 from antiphon.app.tracing.sampling import create_sampler
+from antiphon.app.turn_types.tracing.context import SpanIds
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 

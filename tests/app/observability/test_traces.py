@@ -12,12 +12,12 @@ import httpx
 import pytest
 from websockets.sync.client import connect as connect_websocket
 
-from antiphon.app.base.api_keys import key_digest
-from antiphon.app.base.errors import from_engine
-from antiphon.app.base.turn_stats import Api
+from antiphon.app.errors import from_engine
 from antiphon.app.main.application import ENDPOINT_TABLE
+from antiphon.app.options.api_keys import key_digest
 from antiphon.app.tracing.content import CUT_MARK, MAX_CONTENT_BYTES
 from antiphon.app.tracing.conventions import SCHEMA_URL
+from antiphon.app.turn_types.turn_stats import Api
 from antiphon.engine.protocol import overloaded_error
 from antiphon.harmony.detect import bytes_format
 from tests.app.grpc.grpc_helpers import SERVICE, connect

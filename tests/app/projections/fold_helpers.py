@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from antiphon.app.base.event_log import LogEntry
-from antiphon.app.base.step_detail import ScoredToken, TokenDetail
+from antiphon.app.turn_types.event_log import LogEntry
+from antiphon.app.turn_types.step_detail import ScoredToken, TokenDetail
 from antiphon.events.base import Event
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Say

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.harmony import detect
 from tests.engine.remote.fake_server import FakeServer, Reply

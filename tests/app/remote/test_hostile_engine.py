@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteOptions

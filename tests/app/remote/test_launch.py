@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.remote_options import RemoteServeOptions
+from antiphon.app.options.serve_options import ServeError, ServeOptions
+from antiphon.app.options.settings import Settings
 from antiphon.app.remote.launch import create_remote_engine
-from antiphon.app.remote_options import RemoteServeOptions
-from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions

@@ -4,15 +4,15 @@ from typing import Any, cast
 
 import msgspec
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.reply_form import ChatForm, CompletionForm, ReplyForm
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.errors import ApiError
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests.chat import request as chat
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.requests.responses.history import NO_HISTORY
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.app.turn_types.reply_form import ChatForm, CompletionForm, ReplyForm
 from antiphon.engine.protocol import Capabilities, EngineInfo, Sampling
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.events.inputs import CompactionInput, InputReasoning

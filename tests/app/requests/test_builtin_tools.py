@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.engine.protocol import Capabilities, EngineInfo
 from antiphon.events.builtin_calls import ApplyPatchCall, CreateFile, ShellAction, ShellCall

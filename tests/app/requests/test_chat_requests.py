@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.blob_urls import format_blob_url, refer_to
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
+from antiphon.app.turn_types.blob_urls import format_blob_url, refer_to
 from antiphon.events.inputs import (
     InputCustomCall,
     InputCustomOutput,

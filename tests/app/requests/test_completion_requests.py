@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.turn_spec import TokenDetailRequest
 from tests.app.requests.request_builders import read_completion, summarize_error
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.engine.protocol import EngineInfo
 from tests.app.requests.request_builders import read_responses_spec, summarize_error
 from tests.clients.websocket_turns import open_websocket, run_turn

@@ -9,7 +9,7 @@ from openai.types import completion_create_params as text_create_params
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.fields import RequestField, list_fields

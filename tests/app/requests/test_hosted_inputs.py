@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.projections.item_lists import listed_item
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses.input_items import read_input, read_item

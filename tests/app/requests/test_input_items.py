@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses.conversation import check_calls
 from antiphon.app.requests.responses.input_items import is_trigger, read_input, read_item
 from antiphon.events.inputs import HostedInput, InputMessage, InputReasoning

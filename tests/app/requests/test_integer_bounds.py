@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.fields import RequestField, list_fields

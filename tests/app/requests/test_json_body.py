@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.json_body import MAX_ECHOED_BYTES, MAX_JSON_DEPTH, check_echoed_sizes, parse_object
 from tests.app.requests.request_builders import summarize_error
 

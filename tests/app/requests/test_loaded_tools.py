@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.events.inputs import InputFunctionCall, InputFunctionOutput, InputMessage
 from antiphon.harmony.prompt.builtin_items import show_builtin_calls
 from tests.app.requests.request_builders import read_responses_spec

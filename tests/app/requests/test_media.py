@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.blob_urls import parse_blob_url
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.settings import Settings
+from antiphon.app.errors import ApiError
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.media.errors import INVALID_IMAGE, UNSUPPORTED_IMAGE, MediaApi
 from antiphon.app.requests.media.sent_media import MediaTaker
+from antiphon.app.turn_types.blob_urls import parse_blob_url
 
 VALID_URLS = [
     "https://example.com/a.png",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.fields import list_fields
 from antiphon.app.requests.responses.body import ResponsesBody

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.blob_urls import format_blob_url, refer_to
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses.request import MAX_SUMMARY_TOKENS
+from antiphon.app.turn_types.blob_urls import format_blob_url, refer_to
 from antiphon.engine.protocol import Sampling
 from antiphon.events.hosted_inputs import InputSearchAction, InputWebSearchCall
 from antiphon.events.inputs import InputFunctionCall, InputImage, InputMessage, InputReasoning, InputText

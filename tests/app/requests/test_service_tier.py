@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import TurnSpec

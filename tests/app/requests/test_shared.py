@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests import shared
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.fields import decode_body

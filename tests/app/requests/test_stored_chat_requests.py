@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.chat.stored import CompletionQuery, CompletionsQuery, read_completion_id, select_completions
 from antiphon.app.requests.query_fields import decode_query

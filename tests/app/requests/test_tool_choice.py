@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.tool_choice import read_tool_choice
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
 

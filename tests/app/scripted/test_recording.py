@@ -14,12 +14,12 @@ import httpx
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.engine_wrapper import unwrap_engine
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.options.serve_options import ServeError, ServeOptions
+from antiphon.app.registry.engine_wrapper import unwrap_engine
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.scripted.recording_engine import RecordingEngine
 from antiphon.app.scripted.recording_file import RecordingFile, format_toml
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
-from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, Job, Sampling, TokenLogprob
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import ServerContext, create_context
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.options.settings import Settings
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.turn_types.event_log import EventLog
 from tests.app.store.store_helpers import StorePlace
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry

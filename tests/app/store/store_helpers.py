@@ -11,9 +11,6 @@ from typing import Any, Protocol
 import psycopg
 from msgspec import structs
 
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ChatForm
-from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.batches.stored_files import FileWriter
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.batches.records import StoredFile
@@ -26,6 +23,9 @@ from antiphon.app.store.sqlite.schema import open_connection
 from antiphon.app.store.sqlite.store import MemoryStore, SqliteStore
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.reply_form import ChatForm
+from antiphon.app.turn_types.step_detail import TokenDetail
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.base import Event
 from antiphon.events.inputs import HostedInput, InputMessage, InputText
@@ -42,7 +42,7 @@ from pathlib import Path
 from antiphon.app.context import create_context
 from antiphon.app.lifecycle.listeners import bind_socket
 from antiphon.app.main.server import run_server
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.store.factory import open_store
 from tests.serving import scripted_registry
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec import structs
 
-from antiphon.app.base.blob_urls import format_blob_url, refer_to
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.store.database import Database
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.blob_urls import format_blob_url, refer_to
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import InputImage, InputMessage
 from antiphon.events.response import ConversationRef

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
+from antiphon.app.errors import ApiError
 from antiphon.app.store.database import Database
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.store.upkeep import MAX_CLOCK_DIFFERENCE_S, StoreUpkeep
+from antiphon.app.turn_types.tool_rules import MAX_APPROVAL_AGE_S
 from tests.app.store.store_helpers import StorePlace
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S
@@ -26,7 +26,7 @@ RACE_PROGRAM = """
 import asyncio, sys
 sys.path.insert(0, ROOT)
 from pathlib import Path
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.store.factory import open_store
 
 async def main(path, count):

@@ -28,7 +28,7 @@ PROGRAM = """
 import asyncio, itertools, os, random, sys
 sys.path.insert(0, ROOT)
 from pathlib import Path
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.batches.stored_files import FileWriter
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.batches.records import StoredFile

@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 from msgspec import json, structs
 
-from antiphon.app.base.blob_urls import find_blobs, format_blob_url, refer_to
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import ChatForm
 from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.blobs.blob_tables import BLOB_PIECE_BYTES, BlobHolder
@@ -19,6 +16,9 @@ from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.sqlite.schema import open_memory
 from antiphon.app.store.sqlite.versions import MIGRATIONS
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.blob_urls import find_blobs, format_blob_url, refer_to
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.reply_form import ChatForm
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import InputFile, InputImage, InputMessage
 from tests.app.store.store_helpers import (

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.continuation import Continuation
-from antiphon.app.base.event_log import EventLog, is_terminal
 from antiphon.app.inspection.summaries import RESTARTED_CODE
 from antiphon.app.store.history import claimed_responses
 from antiphon.app.store.history.event_tables import EventTables
 from antiphon.app.store.store import ResponseStore
+from antiphon.app.turn_types.continuation import Continuation
+from antiphon.app.turn_types.event_log import EventLog, is_terminal
 from tests.app.store.store_helpers import StorePlace, add_log, make_response, make_steps, take_over
 from tests.progress import HANG_TIMEOUT_S
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.base.step_detail import PromptDetail, ScoredToken, TokenDetail
 from antiphon.app.requests.chat.stored import CompletionQuery
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail
 from tests.app.store.store_helpers import (
     SqlitePlace,
     StorePlace,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.continuation import Continuation
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import create_context
 from antiphon.app.inspection.summaries import RESTARTED_CODE
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.turn_types.continuation import Continuation
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.stored_history import StoredHistory
 from tests.app.store.continued_turns import (
     BODY,

@@ -5,7 +5,7 @@ import random
 import httpx
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.store import conversation_tables
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns import stored_history

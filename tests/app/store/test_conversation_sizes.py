@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.api_keys import ApiKey, key_digest
+from antiphon.app.options.api_keys import ApiKey, key_digest
 from antiphon.app.store.history import reads
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S

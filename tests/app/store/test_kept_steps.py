@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.event_log import EventLog, begins_tool_run
 from antiphon.app.store.database import Database
 from antiphon.app.store.sqlite.store import MemoryStore
+from antiphon.app.turn_types.event_log import EventLog, begins_tool_run
 from antiphon.events.base import Event
 from antiphon.events.hosted_events import (
     CodeInterpreterCallInterpretingEvent,

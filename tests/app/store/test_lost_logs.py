@@ -12,7 +12,6 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
-from antiphon.app.base.event_log import EventLog, LogDivergedError, LogEntry, is_terminal
 from antiphon.app.replies import http_replies
 from antiphon.app.routes import responses
 from antiphon.app.store.database import Database
@@ -22,6 +21,7 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.tracked_logs import TrackedLogs
 from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.store.writer_lease import HeartbeatWatch
+from antiphon.app.turn_types.event_log import EventLog, LogDivergedError, LogEntry, is_terminal
 from antiphon.app.websocket.endpoint import SERVICE_RESTART
 from antiphon.state.recovery import failure_events
 from tests.app.store.store_helpers import PostgresPlace, StorePlace, add_log, make_steps, take_over

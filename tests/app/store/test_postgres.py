@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.settings import Settings
+from antiphon.app.errors import ApiError
+from antiphon.app.options.settings import Settings
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.postgres.address import parse_address
@@ -111,7 +111,7 @@ def test_missing_driver_is_an_error_with_a_remedy(
 
 
 async def test_ids_of_items_may_be_long_and_have_any_character(place: StorePlace) -> None:
-    from antiphon.app.base.event_log import EventLog
+    from antiphon.app.turn_types.event_log import EventLog
     from antiphon.events.inputs import InputMessage
 
     ids = ["x" * 10_000, "nul\0", "ü€😀", "'; DROP TABLE items; --", "%s ? \\"]

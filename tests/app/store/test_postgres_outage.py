@@ -19,11 +19,11 @@ import httpx
 import psycopg
 import pytest
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.errors import ApiError
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.postgres.connection import READ_TIMEOUT_S, PostgresConnection
 from antiphon.app.store.write_ops import StoreChange, StoreTimings
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import InputMessage
 from tests.app.store.store_helpers import PostgresPlace, add_log, make_steps
 from tests.clients.sdk_helpers import wait_until

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.continuation import RecordBlock, RecordRow
 from antiphon.app.inspection import record_rows
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.record_tables import RecordTables
+from antiphon.app.turn_types.continuation import RecordBlock, RecordRow
 from tests.app.inspection.inspector import SCRIPT, TOOLS, Inspector
 from tests.app.store.store_helpers import PostgresPlace, SqlitePlace, StorePlace, open_test_store, read_uses
 from tests.postgres_server import PostgresServer

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.inspection.server_figures import MAX_FIGURES_BYTES, decode_figures, encode_figures
+from antiphon.app.options.settings import Settings
 from tests.app.inspection.inspector import SCRIPT, Inspector
 from tests.app.store.killed_servers import run_server
 from tests.app.store.store_helpers import StorePlace

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.chat.stored import CompletionQuery
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.database import Database
@@ -17,6 +16,7 @@ from antiphon.app.store.sqlite.schema import SCHEMA_VERSION, open_connection
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.sqlite.versions import MIGRATIONS, split_script
 from antiphon.app.store.writer import StoreWriter
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import InputMessage
 from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
 from tests.counts import FULL_COUNTS

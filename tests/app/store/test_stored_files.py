@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.store.batches.records import PIECE_BYTES, StoredUpload
 from antiphon.app.store.upkeep import UPLOAD_RECORD_S
 from antiphon.app.store.write_ops import StoreTimings

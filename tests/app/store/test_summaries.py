@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.endings import Ending
-from antiphon.app.base.turn_stats import TurnStats, TurnTimes
 from antiphon.app.inspection.summaries import TurnFilter
 from antiphon.app.store.history.summary_tables import SUMMARY_COLUMNS, encode_summary
+from antiphon.app.turn_types.endings import Ending
+from antiphon.app.turn_types.turn_stats import TurnStats, TurnTimes
 from tests.app.store.continued_turns import read_end, run_context, start_turn, wait_for_entries
 from tests.app.store.store_helpers import StorePlace
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import storage_unavailable
+from antiphon.app.errors import storage_unavailable
 from antiphon.app.store.history.usage_tables import COLUMNS, UsageCounts, UsageQuery, UsageRow
 from antiphon.app.store.upkeep import USAGE_RETENTION_S, StoreUpkeep
 from antiphon.app.usage.recorder import HOUR_S, KEPT_HOURS, KEPT_MINUTES, UsageRecorder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.base.settings import Settings
 from antiphon.app.inspection.server_figures import FiguresReporter, encode_figures, takes_requests
+from antiphon.app.options.settings import Settings
 from antiphon.app.store import writer_lease
 from antiphon.app.store.maintenance.backup import list_live_writers
 from antiphon.app.store.upkeep import WRITER_LIFETIME_S

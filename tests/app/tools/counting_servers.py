@@ -28,7 +28,7 @@ import json, sys
 sys.path.insert(0, ROOT)
 import uvloop
 from pathlib import Path
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.context import create_context
 from antiphon.app.lifecycle.listeners import bind_socket
 from antiphon.app.main.server import run_server

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.tool_rules import MAX_APPROVAL_AGE_S
 from antiphon.app.tools.approvals import ApprovalError, ApprovalSigner
+from antiphon.app.turn_types.tool_rules import MAX_APPROVAL_AGE_S
 
 SIGNER = ApprovalSigner(b"k" * 32)
 NONCE = "0123456789abcdef" * 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.turn_spec import ApprovalAnswer
 from antiphon.app.store.database import Database
 from antiphon.app.store.sqlite.store import MemoryStore

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.tools.hosted_options import read_hosted_options
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.events.hosted import McpHttpError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.tools.hosted_options import ToolOptionError, check_tool_options
 from antiphon.app.tools.mcp.client_server import check_client_headers, check_client_url, create_client_policy
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.tool_search import MAX_DESCRIPTION_CHARS

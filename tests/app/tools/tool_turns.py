@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.encryption import Sealer
-from antiphon.app.base.settings import Settings
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.tools.mcp.faults import ToolListError
@@ -16,7 +15,9 @@ from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.tool_host import create_tool_host
-from antiphon.app.turns.manager import TurnManager, new_id
+from antiphon.app.turn_types.encryption import Sealer
+from antiphon.app.turn_types.ids import new_id
+from antiphon.app.turns.manager import TurnManager
 from antiphon.engine.protocol import Job
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S

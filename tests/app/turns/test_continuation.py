@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.event_log import EventLog
 from antiphon.app.requests.turn_spec import ApprovalAnswer, TurnSpec
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.continuation import stored_turn
 from antiphon.app.turns.continuation.replay import ProcessorRebuild, split_steps
 from antiphon.app.turns.manager import TurnManager

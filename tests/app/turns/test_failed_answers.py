@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.errors import ApiError
 from antiphon.app.projections import responses as responses_projection
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import AnyInput
 from tests.snapshots.cases import FAULT
 from tests.snapshots.tool_cases import ASKED, FOUND, HARBOUR, STALL, answer_request, cancel, continue_response

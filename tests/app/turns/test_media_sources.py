@@ -3,13 +3,13 @@
 import httpx2
 import pytest
 
-from antiphon.app.base.blob_urls import parse_blob_url
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.settings import Settings
 from antiphon.app.context import MediaOptionError, read_allowed_hosts
+from antiphon.app.errors import ApiError
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.media.sent_media import MediaTaker
 from antiphon.app.requests.responses.input_items import read_input
 from antiphon.app.store.sqlite.store import MemoryStore
+from antiphon.app.turn_types.blob_urls import parse_blob_url
 from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.events.inputs import AnyInput, InputFile, InputMessage
 from tests.app.outbound.web import Web

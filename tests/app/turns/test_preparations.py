@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from antiphon.app.base.api_keys import ApiKey, key_digest
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
+from antiphon.app.options.api_keys import ApiKey, key_digest
 from antiphon.app.turns.turn_groups import Preparations
 
 KEY = ApiKey(digest=key_digest("sk-one"), owner="ann")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.encryption import KEY_BYTES, Sealer
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
+from antiphon.app.errors import ApiError
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.sqlite.store import MemoryStore
+from antiphon.app.turn_types.encryption import KEY_BYTES, Sealer
+from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns import stored_history
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction, with_ids
 from antiphon.events.hosted_inputs import (

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses.input_items import read_item
 from antiphon.app.turns.prompts.prompt_renderer import _keep_last_tokens
 from antiphon.app.turns.prompts.prompt_token_cache import (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.manager import TurnManager

@@ -8,15 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.api_keys import ApiKey
-from antiphon.app.base.text_tokenizer import TextTokenizer
 from antiphon.app.batches import runner
 from antiphon.app.batches.line_request import LineReply
 from antiphon.app.batches.runner import BatchRunner
 from antiphon.app.keys import reloader
 from antiphon.app.keys.key_file import parse_key_file, read_key_file
 from antiphon.app.main.application import ENDPOINT_TABLE
-from antiphon.app.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.options.api_keys import ApiKey
+from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry
+from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from tests.app.batches.batch_client import BatchClient, make_lines

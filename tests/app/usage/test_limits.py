@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.api_keys import NO_KEY, ApiKey, KeyLimits
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
+from antiphon.app.options.api_keys import NO_KEY, ApiKey, KeyLimits
 from antiphon.app.usage.limit_replies import format_duration
 from antiphon.app.usage.limits import RateLimits, find_window_end, find_window_start
 

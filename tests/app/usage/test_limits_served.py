@@ -16,8 +16,8 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
-from antiphon.app.base.api_keys import ApiKey
 from antiphon.app.keys.key_file import parse_key_file
+from antiphon.app.options.api_keys import ApiKey
 from antiphon.engine.process.resident_memory import read_resident_bytes
 from tests.app.grpc.grpc_helpers import SERVICE
 from tests.app.grpc.grpc_helpers import connect as connect_grpc

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.base.api_keys import ApiKey, KeyLimits, key_digest
 from antiphon.app.http import request_body
+from antiphon.app.options.api_keys import ApiKey, KeyLimits, key_digest
 from tests.app.grpc.grpc_helpers import SERVICE
 from tests.app.grpc.grpc_helpers import connect as connect_grpc
 from tests.clients.lane_client import open_lanes

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from antiphon.app.base.api_keys import ApiKey, key_digest
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.settings import Settings
-from antiphon.app.base.turn_stats import TurnOrigin
 from antiphon.app.context import ServerContext, create_context
+from antiphon.app.errors import ApiError
+from antiphon.app.options.api_keys import ApiKey, key_digest
+from antiphon.app.options.settings import Settings
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.store.history.usage_tables import UsageQuery
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.turn_stats import TurnOrigin
 from antiphon.engine.protocol import EngineError, Job
 from tests.app.store.store_helpers import SqlitePlace
 from tests.counts import FULL_COUNTS

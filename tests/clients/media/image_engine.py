@@ -7,7 +7,7 @@ import httpx
 import torch
 from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony.detect import load_format

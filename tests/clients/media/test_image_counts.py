@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.engine.checkpoint.vision_families import VERIFIED_TYPES
 from tests.app.media.pictures import make_png, write_model
 from tests.app.media.processor_families import FAMILIES

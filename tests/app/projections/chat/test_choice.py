@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.step_detail import PromptDetail, TokenDetail
 from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat.choice import ChoiceFold
 from antiphon.app.projections.chat.schema import ChunkChoice
+from antiphon.app.turn_types.step_detail import PromptDetail, TokenDetail
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.state.segments import PlacedLogprob, Say
 from tests.app.projections.fold_helpers import Step, detail, make_entries, run_texts, scored

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from antiphon.app.base.reply_form import CompletionForm
-from antiphon.app.base.step_detail import PromptDetail, TokenDetail
 from antiphon.app.projections.completions.fold import CompletionFold, build_logprobs, join_parts
 from antiphon.app.projections.completions.schema import CompletionChoice, CompletionCounts
+from antiphon.app.turn_types.reply_form import CompletionForm
+from antiphon.app.turn_types.step_detail import PromptDetail, TokenDetail
 from antiphon.events import stream as ev
 from antiphon.events.response import IncompleteDetails
 from tests.app.projections.fold_helpers import Step, detail, make_entries, run_texts, scored

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.errors import ApiError
-from antiphon.app.base.event_log import EventLog
-from antiphon.app.base.reply_form import CompletionForm
+from antiphon.app.errors import ApiError
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
+from antiphon.app.turn_types.event_log import EventLog
+from antiphon.app.turn_types.reply_form import CompletionForm
 from antiphon.events.base import Event
 from antiphon.events.response import Response
 from antiphon.events.stream import LifecycleEvent

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.app.base.step_detail import TokenDetail
 from antiphon.app.projections.messages.accumulator import MessageAccumulator
 from antiphon.app.projections.messages.fold import MessagesFold, message_usage
+from antiphon.app.turn_types.step_detail import TokenDetail
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.items import FileCitation, FilePath, UrlCitation

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.base.errors import ApiError
+from antiphon.app.errors import ApiError
 from antiphon.app.requests.messages.conversation import ConversationReader, has_attribution, read_system
 from antiphon.events.inputs import (
     HostedInput,

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import clip_text, json_name
+from antiphon.app.errors import clip_text, json_name
 
 MAX_APPROVAL_AGE_S = 30 * 86_400
 """Time from a request for an approval to the last moment at which the client may approve it."""

@@ -4,10 +4,10 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from antiphon.app.base.api_keys import NO_KEY, ApiKey
-from antiphon.app.base.endings import Ending
-from antiphon.app.base.tracing.context import RequestTrace
-from antiphon.app.base.tracing.turn_trace import TurnTrace
+from antiphon.app.options.api_keys import NO_KEY, ApiKey
+from antiphon.app.turn_types.endings import Ending
+from antiphon.app.turn_types.tracing.context import RequestTrace
+from antiphon.app.turn_types.tracing.turn_trace import TurnTrace
 from antiphon.events.response import Response
 
 Api = Literal["responses", "chat", "completions", "messages", "compact"]

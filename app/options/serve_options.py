@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import click
 from msgspec import Struct, structs
 
-from antiphon.app.base.settings import WILDCARD_HOSTS, Settings, is_loopback
-from antiphon.app.remote_options import RemoteServeOptions
+from antiphon.app.options.remote_options import RemoteServeOptions
+from antiphon.app.options.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.engine.options import EngineOptions, Option
 from antiphon.harmony.dialects import NAMES
 

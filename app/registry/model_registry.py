@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from antiphon.app.base.errors import ApiError, clip_text, missing_field
-from antiphon.app.base.text_tokenizer import TextTokenizer
+from antiphon.app.errors import ApiError, clip_text, missing_field
+from antiphon.app.registry.text_tokenizer import TextTokenizer
 from antiphon.engine.embeddings.repository import EncoderKind
 from antiphon.engine.protocol import Engine
 from antiphon.harmony.format import ModelFormat

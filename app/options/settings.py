@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from antiphon.app.base.api_keys import ApiKey
+from antiphon.app.options.api_keys import ApiKey
 from antiphon.engine.options import Option
 
 ReasoningOutput = Literal["content", "summary", "both"]

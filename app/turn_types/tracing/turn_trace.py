@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from antiphon.app.base.tracing.context import RequestTrace, SpanIds, create_root, new_trace_id, outgoing_span
+from antiphon.app.turn_types.tracing.context import RequestTrace, SpanIds, create_root, new_trace_id, outgoing_span
 from antiphon.events.base import Event
 from antiphon.events.stream import ItemAdded, ItemDone
 

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from antiphon.app.base.tracing.context import RequestTrace
-from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.turn_types.tracing.context import RequestTrace
+from antiphon.app.turn_types.turn_stats import TurnStats
 
 
 class AccessRecord(Struct, frozen=True):

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from antiphon.app.base.blob_urls import NO_BLOBS, BlobContents
-from antiphon.app.base.continuation import Continuation, RecordRow
-from antiphon.app.base.step_detail import TokenDetail
-from antiphon.app.base.turn_stats import TurnStats
+from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents
+from antiphon.app.turn_types.continuation import Continuation, RecordRow
+from antiphon.app.turn_types.step_detail import TokenDetail
+from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.events.hosted_events import ToolRunBegun
