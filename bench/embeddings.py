@@ -43,7 +43,7 @@ def read_texts(count: int) -> list[str]:
         ROOT / "README.md",
         ROOT / "ARCHITECTURE.md",
         ROOT / "CONTRIBUTING.md",
-        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
     ]
     paragraphs = [text.strip() for file in files for text in file.read_text(encoding="utf-8").split("\n\n")]
     texts = [text for text in dict.fromkeys(paragraphs) if 20 <= len(text) <= 2000]

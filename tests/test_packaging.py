@@ -68,6 +68,7 @@ def test_wheel_holds_one_top_level_name(wheel: Path) -> None:
     }
     assert installed | {Path("antiphon/__init__.py"), Path("antiphon/py.typed")} <= names
     assert not [path for path in names if path.parts[:3] == ("antiphon", "app", "public")]
+    assert not [path for path in names if path.suffix == ".md"], "pages of the packages are for a checkout"
     data = [
         path.relative_to(ROOT) for pattern in ("*.c", "*.h", "*.jinja", "*.lark") for path in _package_files(pattern)
     ]

@@ -1,4 +1,4 @@
-"""The modules that a Responses request visits on its way to a `TurnSpec`, as ARCHITECTURE lists them."""
+"""The modules that a Responses request visits on its way to a `TurnSpec`, as `app/requests/README.md` lists them."""
 
 import re
 import sys
@@ -45,7 +45,7 @@ def test_path_of_a_request_is_short_and_documented() -> None:
     stays = record_calls(read)
     assert len(stays) <= MAX_STAYS
     assert len(stays) - len(set(stays)) <= MAX_RETURNS
-    found = PATH.search((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    found = PATH.search((ROOT / "app/requests/README.md").read_text(encoding="utf-8"))
     assert found is not None
     shown = [line.split()[0] for line in found[1].splitlines() if line.strip()]
     assert shown == [stay.removeprefix("app/requests/") for stay in stays]
