@@ -99,8 +99,8 @@ snapshots: $(TEST)  ## rewrite the snapshots; then read the diff
 	@git --no-pager diff --stat -- snapshots
 	@echo "Read every line of 'git diff snapshots/' before you commit: a snapshot is a claim about the wire."
 
-models: $(TEST)  ## compare every architecture with transformers, and write docs/models.md: about 20 minutes
-	$(BIN)/python -m tests.models.table > docs/models.md.new && mv docs/models.md.new docs/models.md
+models: $(TEST)  ## compare every architecture with transformers, and write docs/reference/models.md: about 20 minutes
+	$(BIN)/python -m tests.models.table > docs/reference/models.md.new && mv docs/reference/models.md.new docs/reference/models.md
 
 sbom:  ## write build/sbom.json, the pinned dependencies in the form of CycloneDX
 	$(PYTHON) -m venv build/sbom && build/sbom/bin/pip install -q cyclonedx-bom==7.5.0

@@ -43,7 +43,7 @@ def assert_conformant(
     __tracebackhide__ = True
     unknown = sorted(set(ignore) - set(load_codes()))
     if unknown:
-        raise ValueError(f"there is no code {unknown[0]!r}: see docs/checks.md for the codes of findings")
+        raise ValueError(f"there is no code {unknown[0]!r}: see docs/reference/checks.md for the codes of findings")
     events = _read_once(stream)
     found = [
         (finding, line)

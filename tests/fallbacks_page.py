@@ -1,4 +1,4 @@
-"""Prints `docs/fallbacks.md`: `python -m tests.fallbacks_page > docs/fallbacks.md`."""
+"""Prints `docs/reference/fallbacks.md`: `python -m tests.fallbacks_page > docs/reference/fallbacks.md`."""
 
 import ast
 import re
@@ -105,7 +105,7 @@ def find_comparisons() -> Iterator[str]:
 
 
 def render_page() -> str:
-    """Returns the text of `docs/fallbacks.md`."""
+    """Returns the text of `docs/reference/fallbacks.md`."""
     modules: dict[str, dict[str, None]] = {kind: {} for kind in FALLBACKS}
     for kind, module in find_reports():
         modules[kind][f"`{module}`"] = None

@@ -1,4 +1,4 @@
-"""Prints `docs/held.md`: `python -m tests.held_page > docs/held.md`."""
+"""Prints `docs/reference/held.md`: `python -m tests.held_page > docs/reference/held.md`."""
 
 import importlib
 import re
@@ -117,7 +117,7 @@ def _show_number(value: float, label: str) -> str:
 
 
 def render_page() -> str:
-    """Returns the text of `docs/held.md`."""
+    """Returns the text of `docs/reference/held.md`."""
     text = HEAD
     for title, kinds in (("In memory", IN_MEMORY), ("In the store", STORED)):
         text += f"\n## {title}\n\n| what | limit | share of an owner | above it | tests |\n|---|---|---|---|---|\n"

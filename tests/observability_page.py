@@ -1,4 +1,4 @@
-"""Prints `docs/observability.md`: `python -m tests.observability_page > docs/observability.md`.
+"""Prints `docs/reference/observability.md`: `python -m tests.observability_page > docs/reference/observability.md`.
 
 The tables are those of servers that run every kind of turn, and of the options of the program.
 """
@@ -100,13 +100,13 @@ SPANS: dict[str, SpanRow] = {
 
 INTRODUCTION = """# Metrics, traces and logs
 
-`python -m tests.observability_page > docs/observability.md` prints this page. Its tables are those of servers that have run every kind of turn.
+`python -m tests.observability_page > docs/reference/observability.md` prints this page. Its tables are those of servers that have run every kind of turn.
 
 | file | what it is |
 |---|---|
-| [deploy/grafana/antiphon.json](../deploy/grafana/antiphon.json) | a dashboard for Grafana |
-| [deploy/prometheus/alerts.yaml](../deploy/prometheus/alerts.yaml) | alerts for Prometheus; [deploy.md](deploy.md#metrics-and-alerts) says what to do at each |
-| [deploy/prometheus/alerts_test.yaml](../deploy/prometheus/alerts_test.yaml) | cases of the alerts, for `promtool test rules` |
+| [deploy/grafana/antiphon.json](../../deploy/grafana/antiphon.json) | a dashboard for Grafana |
+| [deploy/prometheus/alerts.yaml](../../deploy/prometheus/alerts.yaml) | alerts for Prometheus; [deploy.md](../deploy.md#metrics-and-alerts) says what to do at each |
+| [deploy/prometheus/alerts_test.yaml](../../deploy/prometheus/alerts_test.yaml) | cases of the alerts, for `promtool test rules` |
 
 ## Metrics
 

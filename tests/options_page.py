@@ -1,4 +1,4 @@
-"""Prints `docs/options.md`: `python -m tests.options_page > docs/options.md`."""
+"""Prints `docs/reference/options.md`: `python -m tests.options_page > docs/reference/options.md`."""
 
 import sys
 
@@ -14,7 +14,7 @@ This page is printed by `python -m tests.options_page`. A test compares it with 
 
 The first source that sets an option wins: the command line, its environment variable, the file of `--config`, the default. A key of the
 file is the option's name without dashes in front. A repeatable option takes several values in a variable, separated by spaces, and an array
-in the file. [serving](serving.md) explains the options by task.
+in the file. [serving](../serving.md) explains the options by task.
 
 `--model-option MODEL:OPTION=VALUE` gives one of several models its own value of an option marked ●, which holds for every model otherwise,
 or ○, which belongs to one model.
@@ -24,7 +24,7 @@ The models themselves are the arguments of the command, or the words of `ANTIPHO
 
 
 def render_page() -> str:
-    """Returns the text of `docs/options.md`."""
+    """Returns the text of `docs/reference/options.md`."""
     options = [each for each in cli.serve.params if isinstance(each, ServeOption)]
     lines = [HEAD]
     for group in GROUPS:

@@ -104,10 +104,11 @@ def test_readme_can_be_read_in_a_minute() -> None:
     assert README.count("\n") <= MAX_README_LINES, "move the reference to a page of docs/"
 
 
-def test_list_of_pages_is_complete() -> None:
-    text = (ROOT / "docs/README.md").read_text(encoding="utf-8")
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert set(re.findall(r"\]\(([\w-]+\.md)\)", text)) == pages
+def test_list_of_pages_names_each_page_once() -> None:
+    folder = ROOT / "docs"
+    pages = {str(path.relative_to(folder)) for path in folder.rglob("*.md")} - {"README.md"}
+    listed = re.findall(r"^\| \[[\w-]+\]\(([\w/-]+\.md)\)", (folder / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(pages)
 
 
 def test_make_targets_named_in_the_docs_exist() -> None:

@@ -13,8 +13,8 @@ HELD = (*IN_MEMORY, *STORED)
 
 
 def test_page_is_that_of_the_code() -> None:
-    page = (ROOT / "docs/held.md").read_text(encoding="utf-8")
-    assert render_page() == page, "run: python -m tests.held_page > docs/held.md"
+    page = (ROOT / "docs/reference/held.md").read_text(encoding="utf-8")
+    assert render_page() == page, "run: python -m tests.held_page > docs/reference/held.md"
 
 
 def test_every_table_of_the_store_has_a_limit() -> None:

@@ -6,11 +6,11 @@ from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.syntax import ROOT
 from tests.timeouts_page import find_times, render_page
 
-PAGE = (ROOT / "docs/timeouts.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/timeouts.md").read_text(encoding="utf-8")
 
 
 def test_page_of_timeouts_is_that_of_the_code() -> None:
-    assert render_page() == PAGE, "run: python -m tests.timeouts_page > docs/timeouts.md"
+    assert render_page() == PAGE, "run: python -m tests.timeouts_page > docs/reference/timeouts.md"
 
 
 def test_page_has_the_values_of_the_program() -> None:

@@ -5,12 +5,12 @@ import re
 from tests.syntax import ROOT
 from tests.wheels import HEAD, PLATFORMS, list_compiled
 
-PAGE = (ROOT / "docs" / "wheels.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/wheels.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([\w.-]+) \| ([\w.+]+) \| (yes|\*\*none\*\*) \| (yes|\*\*none\*\*) \|$", PAGE, re.MULTILINE)
 
 
 def test_page_lists_the_pinned_versions() -> None:
-    assert PAGE.startswith(HEAD), "run `python -m tests.wheels > docs/wheels.md`"
+    assert PAGE.startswith(HEAD), "run `python -m tests.wheels > docs/reference/wheels.md`"
     assert {name: version for name, version, *_ in ROWS} == list_compiled()
 
 

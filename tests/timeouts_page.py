@@ -1,4 +1,4 @@
-"""Prints `docs/timeouts.md`: `python -m tests.timeouts_page > docs/timeouts.md`."""
+"""Prints `docs/reference/timeouts.md`: `python -m tests.timeouts_page > docs/reference/timeouts.md`."""
 
 import ast
 import re
@@ -74,7 +74,7 @@ def _show_number(number: float) -> str:
 
 
 def render_page() -> str:
-    """Returns the text of `docs/timeouts.md`."""
+    """Returns the text of `docs/reference/timeouts.md`."""
     options = {
         str(each.name).removeprefix("engine_"): each for each in cli.serve.params if isinstance(each, ServeOption)
     }

@@ -1,4 +1,4 @@
-"""Lists for which platforms the pinned dependencies have wheels: `python -m tests.wheels > docs/wheels.md`.
+"""Lists for which platforms the pinned dependencies have wheels: `python -m tests.wheels > docs/reference/wheels.md`.
 
 It asks pip, which asks the configured index. A dependency of pure Python fits every platform, so only the others are
 asked about. Run it after a change of `requirements.lock`.
@@ -24,7 +24,7 @@ PLATFORMS = {
 """Platforms by their name in the table, with the tags that pip knows. Older versions of macOS are included by pip."""
 HEAD = f"""# Wheels of the pinned dependencies
 
-Written by `python -m tests.wheels`, for Python {PYTHON_VERSION}. It lists every dependency of [requirements.lock](../requirements.lock)
+Written by `python -m tests.wheels`, for Python {PYTHON_VERSION}. It lists every dependency of [requirements.lock](../../requirements.lock)
 that contains compiled code; all others are pure Python and fit every platform. macOS means version 14 or later.
 
 """

@@ -25,7 +25,8 @@ def openai_model(name: str, model: NamedModel, settings: Settings) -> dict[str, 
 
     As under vLLM, the `root` of an adapter is its folder, and its `parent` the base model. As under llama.cpp's server,
     `status` tells whether the model is loaded. `input_modalities` tells whether it sees images, once that is known.
-    `fallbacks` has the kinds of what the model does more slowly, or not at all, since it was loaded; docs/fallbacks.md.
+    `fallbacks` has the kinds of what the model does more slowly, or not at all, since it was loaded;
+    docs/reference/fallbacks.md lists them.
     """
     entry: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
     entry["status"] = {"value": shown_load_state(model.engine)}

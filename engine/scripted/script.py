@@ -21,7 +21,7 @@ text (the engine has an encoder) and keeps no time (a pause is a number).
     finish = "stop"               # or "length"
     stop_id = 7                   # token that ends the turn; default: the first of the engine's eos_ids, if any
     cached_tokens = 0             # prompt tokens to report as read from the cache
-    fault = {kind = "cut"}        # fault of the reply over HTTP; docs/faults.md lists the kinds
+    fault = {kind = "cut"}        # fault of the reply over HTTP; docs/reference/faults.md lists the kinds
 
 `antiphon serve --record FILE` writes such a script, with a table `[recording]` before the replies. Its ids have
 `finish` where the engine ended the turn (`stop`, `length`, `repetition` or `cancelled`), and `logprobs` if the client

@@ -74,7 +74,7 @@ def check(context: click.Context, /, target: str | None, **options: Any) -> None
     """Check TARGET: a file with a recorded stream, - for standard input, or the URL of a running server.
 
     The exit status is 0 without findings, 1 with findings, 2 if the target cannot be checked. The page docs/check.md
-    explains the suites, docs/checks.md every code.
+    explains the suites, docs/reference/checks.md every code.
     """
     if options["list_only"]:
         _list_suites(options["suites"])

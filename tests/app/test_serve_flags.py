@@ -583,8 +583,8 @@ def test_unusable_template_or_revision_is_refused_in_one_line(options: dict[str,
 
 
 def test_page_of_options_is_that_of_the_program() -> None:
-    page = (ROOT / "docs/options.md").read_text(encoding="utf-8")
-    assert page == render_page(), "run: python -m tests.options_page > docs/options.md"
+    page = (ROOT / "docs/reference/options.md").read_text(encoding="utf-8")
+    assert page == render_page(), "run: python -m tests.options_page > docs/reference/options.md"
     assert [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")] == [*GROUPS]
 
 

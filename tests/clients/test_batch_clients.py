@@ -258,7 +258,7 @@ def run_node_program(node: Path, program: str, task: str, home: Path) -> Json:
 
 
 def test_page_of_clients_names_the_methods_that_are_called() -> None:
-    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/clients.md").read_text(encoding="utf-8")
     for client, path in (
         ("`openai` for Python", Path(__file__)),
         ("`openai` for Node", PROGRAMS_FOLDER / "openai_batches.mjs"),

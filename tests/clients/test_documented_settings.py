@@ -1,4 +1,4 @@
-"""Settings and fields that the README and `docs/fields.md` describe: each does what its description says."""
+"""Settings and fields that the README and `docs/reference/fields.md` describe: each does what its description says."""
 
 import time
 from pathlib import Path

@@ -43,7 +43,7 @@ def test_no_field_of_the_sdk_is_unknown(sdk: dict[str, Any]) -> None:
     assert len(sdk["fields"]) > 30
     ours = {field.name: field.rule.handling for field in list_fields(ResponsesBody)}
     assert sdk["fields"].keys() <= ours.keys()
-    page = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/fields.md").read_text(encoding="utf-8")
     for name in sdk["fields"]:
         assert f"| `{name}` | {ours[name]} |" in page
         code, param = find_error({name: {"unlikely": 1}})

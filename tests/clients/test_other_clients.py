@@ -24,7 +24,7 @@ from tests.codex.codex_process import CODEX_VERSION
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
-PAGE = ROOT / "docs" / "clients.md"
+PAGE = ROOT / "docs/reference/clients.md"
 
 Servers = dict[str, RunningServer]
 """A server for each way to return reasoning, by the value of `--reasoning-output`."""

@@ -1,4 +1,4 @@
-"""Every check of a start that may fail on some machine tells its fallback; `docs/fallbacks.md` has them all."""
+"""Every check of a start that may fail on some machine tells its fallback; `docs/reference/fallbacks.md` has them all."""
 
 import itertools
 import logging
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_page_is_that_of_the_code() -> None:
-    page = (ROOT / "docs/fallbacks.md").read_text(encoding="utf-8")
-    assert render_page() == page, "run: python -m tests.fallbacks_page > docs/fallbacks.md"
+    page = (ROOT / "docs/reference/fallbacks.md").read_text(encoding="utf-8")
+    assert render_page() == page, "run: python -m tests.fallbacks_page > docs/reference/fallbacks.md"
 
 
 def test_every_kind_is_reported_somewhere_and_every_report_has_a_kind() -> None:

@@ -18,7 +18,7 @@ from tests.serving import RunningServer, scripted_registry, serve
 from tests.snapshots.cases import RUN
 from tests.syntax import ROOT
 
-PAGE = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/faults.md").read_text(encoding="utf-8")
 SCRIPTS = [tomllib.loads(block) for block in re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
 REPLIES: list[dict[str, Any]] = [reply for script in SCRIPTS for reply in script["reply"] if "fault" in reply]
 ROWS = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", PAGE, re.MULTILINE)

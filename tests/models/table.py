@@ -1,4 +1,4 @@
-"""Writes the table of models: `python -m tests.models.table > docs/models.md`. Progress goes to stderr.
+"""Writes the table of models: `python -m tests.models.table > docs/reference/models.md`. Progress goes to stderr.
 
 Each row is a tiny model with random weights, made on the spot, that the engine serves in this process. The exit status
 is 1 if a row differs from transformers' `generate`.
@@ -36,7 +36,7 @@ ROWS = tuple(row for _, rows in SECTIONS for row in rows)
 
 INTRODUCTION = f"""# Models
 
-`python -m tests.models.table > docs/models.md` writes this page. Each row is a configuration of an architecture of transformers
+`python -m tests.models.table > docs/reference/models.md` writes this page. Each row is a configuration of an architecture of transformers
 {transformers.__version__}, as a tiny model with random weights: four layers, {len(PROMPT_LENGTHS_TOKENS)} prompts of {min(PROMPT_LENGTHS_TOKENS)} to {max(PROMPT_LENGTHS_TOKENS)} tokens, windows of 24 tokens.
 Its config.json has the keys of published files ({len(PUBLISHED_KEYS)} families), or those that its configuration class declares (the others).
 
@@ -57,7 +57,7 @@ Its config.json has the keys of published files ({len(PUBLISHED_KEYS)} families)
 
 def main() -> None:
     """Judges all rows, or those whose name contains `--only`, and prints the page."""
-    parser = argparse.ArgumentParser(description="Writes docs/models.md to stdout.")
+    parser = argparse.ArgumentParser(description="Writes docs/reference/models.md to stdout.")
     parser.add_argument("--only", default="", help="judge the rows whose name contains this text")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes, default 2")
     options = parser.parse_args()

@@ -13,7 +13,7 @@ from tests.models.table import ROWS, format_row
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PAGE = Path(__file__).parents[2] / "docs/models.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 FAST_ROWS = ("llama (biases)", "qwen3_moe", "phi3 (longrope)", "mamba")
 """Rows that differ in layers, experts and attention, and one whose config.json has no context length."""
 

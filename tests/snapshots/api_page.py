@@ -1,4 +1,4 @@
-"""Prints `docs/apis.md`: one model output in all four APIs. `python -m tests.snapshots.api_page > docs/apis.md`."""
+"""Prints `docs/reference/apis.md`: one model output in all four APIs. `python -m tests.snapshots.api_page > docs/reference/apis.md`."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ SHOWN_RESPONSE_KEYS = ("id", "object", "status", "output", "usage")
 
 
 async def render_page() -> str:
-    """Returns the text of `docs/apis.md`."""
+    """Returns the text of `docs/reference/apis.md`."""
     [case] = [case for case in CASES if case.name == CASE_NAME]
     responses, chat, completion = await read_responses(case), await read_chat(case), await read_completion(case)
     message = await read_message(responses)

@@ -87,7 +87,8 @@ class EngineCollector(Collector):
         """Returns a sample for each kind of fallback of a loaded model."""
         family = GaugeFamily(
             "antiphon:engine_fallback",
-            "1 for each kind of fallback: what the model does more slowly, or not at all (docs/fallbacks.md).",
+            "1 for each kind of fallback: what the model does more slowly, or not at all "
+            "(docs/reference/fallbacks.md).",
             labels=["model_name", "kind"],
         )
         for model in self._models:

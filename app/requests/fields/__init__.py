@@ -1,9 +1,9 @@
 """Request bodies as types: each endpoint has one struct, and the annotation of a field says all about it.
 
-From these structs come the decoder of bodies, path and text of an error, docs/fields.md and the OpenAPI document. No
-field is dropped silently. A field is *honoured* (changes what is generated or how it is returned), *echoed* (the reply
-returns it, no other effect), *accepted* (a hint that cannot change the reply here) or *refused* (400
-`unsupported_parameter`). Null always means the same as leaving a field out.
+From these structs come the decoder of bodies, path and text of an error, docs/reference/fields.md and the OpenAPI
+document. No field is dropped silently. A field is *honoured* (changes what is generated or how it is returned),
+*echoed* (the reply returns it, no other effect), *accepted* (a hint that cannot change the reply here) or *refused*
+(400 `unsupported_parameter`). Null always means the same as leaving a field out.
 
 The docstring below a field is its description for clients. A field that several structs share has its description in
 the annotation.

@@ -23,7 +23,7 @@ is up to date.
 - **key**: *client*: an API key, if the server has any. *inspection*: likewise; without API keys, the key of the page. *operator*: an API key whose
   role is `operator`, or the key of the server's runtime file, also on a server without API keys. Requests with the last two keys are refused for
   pages of other origins. A path that is not served needs a key, too.
-- **body**: the struct that decodes it ([fields](../fields.md)), or a *form* with a file.
+- **body**: the struct that decodes it ([fields](fields.md)), or a *form* with a file.
 - **query**: the struct that decodes it; without one, the endpoint takes no field. The fields are in `/openapi.json`.
 - **counts**: the request counts for the [limits](../keys.md#limits) of its key.
 - **starts**: API of the turns that it starts, which need a place of the engine.

@@ -1,4 +1,4 @@
-"""`docs/observability.md` against the program: metrics, options, variables, spans and attributes."""
+"""`docs/reference/observability.md` against the program: metrics, options, variables, spans and attributes."""
 
 from opentelemetry.sdk import environment_variables
 
@@ -7,7 +7,7 @@ from tests.app.observability.every_kind import observe
 from tests.observability_page import SPANS, VARIABLES, read_variables, render_page
 from tests.syntax import ROOT
 
-PAGE = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/observability.md").read_text(encoding="utf-8")
 ITEMS = "reasoning, message, function_call NAME, …"
 RARE = {
     conventions.ITEMS_OMITTED: "a turn with more than 64 items",
@@ -33,7 +33,7 @@ def find_row(name: str, attributes: set[str]) -> str:
 
 
 def test_page_is_that_of_the_program() -> None:
-    assert render_page() == PAGE, "run: python -m tests.observability_page > docs/observability.md"
+    assert render_page() == PAGE, "run: python -m tests.observability_page > docs/reference/observability.md"
 
 
 def test_spans_have_the_attributes_of_the_page() -> None:

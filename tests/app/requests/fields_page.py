@@ -1,4 +1,4 @@
-"""Prints `docs/fields.md`: `python -m tests.app.requests.fields_page > docs/fields.md`."""
+"""Prints `docs/reference/fields.md`: `python -m tests.app.requests.fields_page > docs/reference/fields.md`."""
 
 import sys
 
@@ -64,7 +64,7 @@ thousands of properties are enforced as they are.
 
 | type | handling |
 |---|---|
-| `message`, also without `type` | rendered; [images and files](images.md), too; `input_audio` is refused |
+| `message`, also without `type` | rendered; [images and files](../images.md), too; `input_audio` is refused |
 | `reasoning` | rendered if the model's template supports it |
 | `function_call`, `custom_tool_call`, `shell_call`, `apply_patch_call`, `local_shell_call`, `tool_search_call` with a `call_id` | rendered; each must have an output, except a call with `async: true` (see [tools](#tools)) and a search of the server |
 | `function_call_output`, `custom_tool_call_output`, `shell_call_output`, `apply_patch_call_output`, `local_shell_call_output`, `tool_search_output` with a `call_id` | rendered; each must follow its call |
@@ -88,7 +88,7 @@ the whole prompt again after a change.
 
 
 def render_page() -> str:
-    """Returns the text of `docs/fields.md`."""
+    """Returns the text of `docs/reference/fields.md`."""
     rows, earlier = [_HEAD], dict[str, type[RequestBody]]()
     for title, kind in BODIES.items():
         rows.append(f"\n## {title}\n\n")

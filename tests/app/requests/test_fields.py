@@ -1,4 +1,4 @@
-"""The list of request fields against the decoder, the SDK's types, and `docs/fields.md`, which is generated from it."""
+"""The list of request fields against the decoder, the SDK's types, and `docs/reference/fields.md`, which is generated from it."""
 
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -50,8 +50,8 @@ def test_every_field_of_the_sdk_is_listed() -> None:
 
 
 def test_fields_page_is_up_to_date() -> None:
-    page = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
-    assert page == render_page(), "run: python -m tests.app.requests.fields_page > docs/fields.md"
+    page = (ROOT / "docs/reference/fields.md").read_text(encoding="utf-8")
+    assert page == render_page(), "run: python -m tests.app.requests.fields_page > docs/reference/fields.md"
 
 
 @pytest.mark.parametrize(("field", "reader"), ALL_FIELDS)

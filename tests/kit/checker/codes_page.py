@@ -1,4 +1,4 @@
-"""Prints `docs/checks.md`, which explains every code: `python -m tests.kit.checker.codes_page > docs/checks.md`."""
+"""Prints `docs/reference/checks.md`, which explains every code: `python -m tests.kit.checker.codes_page > docs/reference/checks.md`."""
 
 import sys
 from itertools import groupby

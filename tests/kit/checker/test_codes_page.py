@@ -6,8 +6,8 @@ from tests.syntax import ROOT
 
 
 def test_page_is_up_to_date() -> None:
-    page = (ROOT / "docs/checks.md").read_text(encoding="utf-8")
-    assert page == format_page(), "run: python -m tests.kit.checker.codes_page > docs/checks.md"
+    page = (ROOT / "docs/reference/checks.md").read_text(encoding="utf-8")
+    assert page == format_page(), "run: python -m tests.kit.checker.codes_page > docs/reference/checks.md"
 
 
 def test_every_code_is_explained() -> None:
