@@ -104,6 +104,13 @@ def test_readme_can_be_read_in_a_minute() -> None:
     assert README.count("\n") <= MAX_README_LINES, "move the reference to a page of docs/"
 
 
+def test_readme_says_in_one_sentence_what_it_is_and_then_where_to_start() -> None:
+    introduction = README.partition("\n## ")[0]
+    first = introduction.split("\n\n")[1].partition(". ")[0]
+    assert len(first.split()) <= 20
+    assert "| you | start at |" in introduction
+
+
 def test_list_of_pages_names_each_page_once() -> None:
     folder = ROOT / "docs"
     pages = {str(path.relative_to(folder)) for path in folder.rglob("*.md")} - {"README.md"}

@@ -12,6 +12,8 @@ from tests.syntax import list_source_modules, parse_module
 
 HEAD = """# Timeouts, intervals and delays
 
+For operators who set timeouts of proxies and clients beside the server's, and for developers who look for the constant of a delay.
+
 This page is printed by `python -m tests.timeouts_page` from the code: every constant and every field of options or settings that is a time. A
 test compares the two. Times are in seconds. Those with an option can be changed at the start; the others are fixed.
 
