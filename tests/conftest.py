@@ -3,6 +3,7 @@
 import atexit
 import functools
 import gc
+import inspect
 import os
 import shutil
 import ssl
@@ -124,12 +125,46 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs the tests of a module that defines `SERVERS` with each of them in the place of `SERVER`."""
+    servers = getattr(metafunc.module, "SERVERS", None)
+    if servers and "server" in metafunc.fixturenames:
+        metafunc.parametrize("server", servers.values(), ids=servers, indirect=True)
+
+
+def start_module_server(request: pytest.FixtureRequest) -> AbstractContextManager[RunningServer]:
+    """Starts the server of a test's module. A parameter that `SERVER` lacks is the fixture of this name."""
+    start = getattr(request, "param", None) or request.module.SERVER
+    required = [
+        name
+        for name, parameter in inspect.signature(start).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    running: AbstractContextManager[RunningServer] = start(**{name: request.getfixturevalue(name) for name in required})
+    return running
+
+
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     """The server that all tests of a module share. The module defines `SERVER`, a call of `serve` without arguments.
 
-    For example: `SERVER = partial(serve, SCRIPT, api_keys=("sk-test",))`. A module that needs more than one call, such
-    as one with parameters, overrides this fixture under the same name.
+    For example: `SERVER = partial(serve, SCRIPT, api_keys=("sk-test",))`. With `SERVERS`, calls by name, each test runs once with each server.
     """
-    with request.module.SERVER() as running:
+    with start_module_server(request) as running:
         yield running
+
+
+@pytest.fixture
+def fresh_server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """A `server` that each test has for itself. A module where all tests need one says `server = fresh_server`."""
+    with start_module_server(request) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[Any]:
+    """The SDK of OpenAI for `server`, with its first key, which never retries."""
+    from openai import OpenAI
+
+    with OpenAI(base_url=server.url, api_key=server.first_key, max_retries=0, timeout=HANG_TIMEOUT_S) as sdk:
+        yield sdk

@@ -4,7 +4,8 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
@@ -51,6 +52,8 @@ class RunningServer(Struct):
     loop: asyncio.AbstractEventLoop
     stop: Callable[[], None]
     """Begins the shutdown, as SIGTERM does."""
+    first_key: str = "none"
+    """The first of `api_keys` that is plain text."""
 
     @property
     def root(self) -> str:
@@ -67,6 +70,7 @@ def scripted_registry(
     dialect: str = "hermes",
     model_format: ModelFormat | None = None,
     names: tuple[str, ...] = ("scripted",),
+    max_model_len: int = 131_072,
     info: EngineInfo | None = None,
     **engine: Any,
 ) -> ModelRegistry:
@@ -77,7 +81,7 @@ def scripted_registry(
     replies = load_script(script) if isinstance(script, Path) else parse_script({"reply": list(script)})
     model_format = model_format or bytes_format(dialect)
     info = info or EngineInfo(
-        max_model_len=131_072, vocab_size=262_144, device="none", eos_ids=model_format.stop_ids[:1]
+        max_model_len=max_model_len, vocab_size=262_144, device="none", eos_ids=model_format.stop_ids[:1]
     )
     player = ScriptedEngine(replies, encode=model_format.encode, decode=model_format.decode, info=info, **engine)
     return ModelRegistry([ServedModel(names=names, engine=player, format=model_format, created=1_700_000_000)])
@@ -109,7 +113,14 @@ def serve(
         thread = _ServerThread(models, chosen, timeouts, wrap_app)
         thread.start()
         stack.callback(thread.stop)
-        yield thread.wait_started()
+        running = thread.wait_started()
+        running.first_key = next((key for key in api_keys if isinstance(key, str)), "none")
+        yield running
+
+
+def on_both_stores(*args: Any, **settings: Any) -> dict[str, Callable[[], AbstractContextManager[RunningServer]]]:
+    """Returns the `SERVERS` of a module whose tests run with responses in memory and in a file: `on_both_stores(serve, SCRIPT)`."""
+    return {"memory": partial(*args, **settings), "file": partial(*args, file_store=True, **settings)}
 
 
 class _ServerThread:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.clients.node_install import install_node_sdk
 from tests.clients.sdk_helpers import make_case_registry
+from tests.clients.tool_thread import ToolThread, run_tools
 from tests.serving import RunningServer, serve
 
 
@@ -15,6 +16,13 @@ def case_server() -> Iterator[RunningServer]:
     """A server with a model for each dialect. A model plays the case that the prompt names."""
     with serve(make_case_registry()) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[ToolThread]:
+    """A tool server with the tools `add`, `fail`, `search` and `read_page`."""
+    with run_tools() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

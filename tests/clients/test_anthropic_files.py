@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,11 @@ from anthropic.resources import Files
 
 from tests.clients.batch_files import list_methods, open_client
 from tests.clients.sdk_helpers import open_anthropic
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer, on_both_stores, serve
 
 KEYS = ("sk-one", "sk-two")
-SERVER = partial(serve, [{"name": "any", "output": ["Yes."]}], api_keys=KEYS)
+SERVERS = on_both_stores(serve, [{"name": "any", "output": ["Yes."]}], api_keys=KEYS)
 DAY_S = 86_400
-
-
-@pytest.fixture(scope="module", params=["memory", "file"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with SERVER(file_store=request.param == "file") as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 """Asynchronous calls over a real socket: a later turn may bring the output."""
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
 from tests.clients.sdk_helpers import post, record_prompts
+from tests.conftest import fresh_server
 from tests.serving import RunningServer, serve
 from tests.snapshots.builtin_cases import write_call
 
@@ -16,12 +17,8 @@ SCRIPT = [
     {"name": "wait", "when": ["The result will follow.", "Take your time."], "output": ["I ", "wait."]},
     {"name": "call", "when": ["How is the weather?"], "output": [CALL]},
 ]
-
-
-@pytest.fixture
-def server() -> Iterator[RunningServer]:
-    with serve(SCRIPT) as running:
-        yield running
+SERVER = partial(serve, SCRIPT)
+server = fresh_server
 
 
 @pytest.mark.timeout(600)  # the first run installs packages

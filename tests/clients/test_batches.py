@@ -41,12 +41,6 @@ KEYS = ("sk-one", "sk-two")
 SERVER = partial(serve, SCRIPT, api_keys=KEYS, file_store=True)
 
 
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with open_client(server, KEYS[0]) as client:
-        yield client
-
-
 def test_sdk_has_no_untested_method_of_batches() -> None:
     assert list_methods(Batches) == {"create", "retrieve", "list", "cancel"}
 

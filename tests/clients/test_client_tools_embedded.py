@@ -2,35 +2,23 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.client import ProcessEngine
 from tests.clients.client_tools_page import PATCH_PROGRAM, PATCH_PROMPT, SHELL_PROGRAM, run_page_programs
 from tests.clients.node_install import copy_node_programs, install_node_sdk
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
 from tests.clients.sdk_helpers import Json, dump_sdk_object, get, open_sdk, post
-from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
-from tests.engine.threaded_engine import ThreadWorker
+from tests.codex.embedded_registry import needs_weights, serve_embedded
 from tests.invariants import check_stream
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer
 
 pytestmark = needs_weights
 SHELL = {"type": "shell", "environment": {"type": "local"}}
 PATCH = {"type": "apply_patch"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    """A server of the embedded model."""
-    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
-    with serve(make_registry(engine, load_model_format())) as running:
-        yield running
+SERVER = serve_embedded
 
 
 @pytest.fixture(scope="module")

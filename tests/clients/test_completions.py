@@ -1,6 +1,7 @@
 """The openai SDK on `/v1/completions` over a real socket: prompts of every kind, streams, choices, scores, errors."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -27,12 +28,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "other", "output": [" a"]},
     {"name": "last", "output": [" é😀"]},
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(SCRIPT) as running:
-        yield running
+SERVER = partial(serve, SCRIPT)
 
 
 @pytest.fixture

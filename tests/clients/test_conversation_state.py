@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
+from tests.clients.batch_files import open_client
 from tests.invariants import check_stream
-from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.serving import RunningServer, on_both_stores, serve
 
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 SCRIPT: list[dict[str, Any]] = [
@@ -35,29 +35,13 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "any", "output": ["Yes."]},
 ]
 KEYS = ("sk-one", "sk-two")
-
-
-@pytest.fixture(scope="module", params=["memory", "file"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    store = tmp_path_factory.mktemp("store") / "responses.db" if request.param == "file" else None
-    with serve(scripted_registry(SCRIPT), api_keys=KEYS, store_file=store) as running:
-        yield running
-
-
-def make_client(server: RunningServer, key: str = KEYS[0]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=HANG_TIMEOUT_S)
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with make_client(server) as client:
-        yield client
+SERVERS = on_both_stores(serve, SCRIPT, api_keys=KEYS)
 
 
 @pytest.fixture
 def other_client(server: RunningServer) -> Iterator[openai.OpenAI]:
     """A client with another API key."""
-    with make_client(server, KEYS[1]) as client:
+    with open_client(server, KEYS[1]) as client:
         yield client
 
 

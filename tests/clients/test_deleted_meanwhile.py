@@ -1,6 +1,6 @@
 """What is deleted while the body of another request arrives stays deleted, and that request is a 404."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -9,16 +9,11 @@ import pytest
 from antiphon.app.routes import conversations, stored_chat
 from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.database import Database
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer, on_both_stores, serve
 
 ITEM = {"type": "message", "role": "user", "content": "hi"}
 Read = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture(scope="module", params=["memory", "file"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with serve([{"name": "any", "output": ["Yes."]}], file_store=request.param == "file") as running:
-        yield running
+SERVERS = on_both_stores(serve, [{"name": "any", "output": ["Yes."]}])
 
 
 def delete_after(server: RunningServer, read: Read, delete: Callable[[Database], object]) -> Read:

@@ -49,12 +49,6 @@ SERVER = partial(serve, SCRIPT, api_keys=KEYS, file_store=True)
 
 
 @pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key=KEYS[0], max_retries=0, timeout=HANG_TIMEOUT_S) as client:
-        yield client
-
-
-@pytest.fixture
 def other_client(server: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.url, api_key=KEYS[1], max_retries=0, timeout=HANG_TIMEOUT_S) as client:
         yield client

@@ -1,6 +1,7 @@
 """One conversation sent in four ways gives one prompt, and a stream of 300 events resumes after each of them."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,10 +9,10 @@ from websockets.sync.client import connect
 
 from antiphon.engine.protocol import Job
 from tests.clients.sdk_helpers import get, post
-from tests.conftest import StartServer
+from tests.conftest import fresh_server
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer
+from tests.serving import RunningServer, serve
 
 TOOL: Any = {
     "type": "function",
@@ -39,11 +40,8 @@ SCRIPT: list[dict[str, Any]] = [
     },
     {"name": "long", "output": ["<think>\n", "thinking " * 40, "\n</think>\n\n", "word " * 120], "tokens_per_chunk": 3},
 ]
-
-
-@pytest.fixture
-def server(start_server: StartServer) -> RunningServer:
-    return start_server(SCRIPT)
+SERVER = partial(serve, SCRIPT)
+server = fresh_server
 
 
 class PromptRecorder:

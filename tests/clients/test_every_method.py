@@ -3,7 +3,6 @@
 In Node also those of stored chat completions; `test_stored_completions.py` has them in Python.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from openai.resources.responses import InputItems, InputTokens, Responses
 from pydantic import BaseModel
 
 from tests.clients.node_install import run_node_script
-from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 KEY = "sk-one"
@@ -34,12 +32,6 @@ class City(BaseModel):
 
 
 SERVER = partial(serve, SCRIPT, api_keys=(KEY,), file_store=True)
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0, timeout=HANG_TIMEOUT_S) as client:
-        yield client
 
 
 def list_methods(resource: type) -> set[str]:

@@ -3,30 +3,17 @@
 What it does with a clock's tools is in `test_tool_servers_embedded.py`.
 """
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
-from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.client import ProcessEngine
 from tests.clients.sdk_helpers import Json
-from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
-from tests.engine.threaded_engine import ThreadWorker
+from tests.codex.embedded_registry import needs_weights, serve_embedded
 from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer
 from training.fixed_texts import NO_PICTURE
 
 pytestmark = needs_weights
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    """A server of the embedded model."""
-    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
-    with serve(make_registry(engine, load_model_format())) as running:
-        yield running
+SERVER = serve_embedded
 
 
 def ask(server: RunningServer, question: str) -> str:

@@ -1,7 +1,7 @@
 """Integers above 64 bits in what clients send and models write: JSON has them, and msgpack has not."""
 
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -36,12 +36,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "result": {"input": RESULT, "tools": [TOOL]},
     "format": {"input": "Hi", "text": {"format": FORMAT}},
 }
-
-
-@pytest.fixture(scope="module", params=["memory", "store"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with serve(SCRIPT, file_store=True, inspect=request.param) as running:
-        yield running
+SERVERS = {inspect: partial(serve, SCRIPT, file_store=True, inspect=inspect) for inspect in ("memory", "store")}
 
 
 @pytest.mark.parametrize("background", [False, True])

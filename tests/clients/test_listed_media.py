@@ -2,8 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Coroutine, Iterator, Mapping
-from functools import partial
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 import openai
@@ -28,29 +27,16 @@ from antiphon.events.inputs import (
     InputText,
 )
 from tests.app.store.store_helpers import make_response, make_steps
-from tests.clients.batch_files import open_client
 from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer, on_both_stores, serve
 
-SERVER = partial(serve, [{"name": "any", "output": ["Yes."]}])
+SERVERS = on_both_stores(serve, [{"name": "any", "output": ["Yes."]}])
 PICTURE, SCREENSHOT, DOCUMENT = b"\x89PNG" * 50_000, b"\xff\xd8screen", b"%PDF"
 PICTURE_URL = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
 SCREENSHOT_URL = "data:image/jpeg;base64," + base64.b64encode(SCREENSHOT).decode()
 WEB_URL = "https://example.com/a.png?x=1"
 PICTURES, SCREENSHOTS = "message.input_image.image_url", "computer_call_output.output.image_url"
 T = TypeVar("T")
-
-
-@pytest.fixture(scope="module", params=["memory", "file"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with SERVER(file_store=request.param == "file") as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with open_client(server) as client:
-        yield client
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -31,12 +32,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "json", "when": ["[json]"], "output": ['{"city": "Oslo"}']},
     {"name": "text", "output": ["Hello", " there."]},
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(SCRIPT, api_keys=(KEY,)) as running:
-        yield running
+SERVER = partial(serve, SCRIPT, api_keys=(KEY,))
 
 
 @pytest.fixture

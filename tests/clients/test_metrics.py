@@ -6,15 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients.sdk_helpers import get, post
-from tests.conftest import StartServer
+from tests.conftest import fresh_server
 from tests.serving import RunningServer, read_until_ready, scripted_registry, serve
 from tests.syntax import ROOT
 
@@ -27,9 +27,8 @@ SECRET = "a-word-nobody-may-log"
 """Text that neither the metrics nor the log may contain."""
 
 
-@pytest.fixture
-def server(start_server: StartServer) -> RunningServer:
-    return start_server(SCRIPT)
+SERVER = partial(serve, SCRIPT)
+server = fresh_server
 
 
 def read_metrics(server: RunningServer) -> dict[str, float]:

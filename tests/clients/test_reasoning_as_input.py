@@ -1,6 +1,7 @@
 """Reasoning of an earlier turn reaches the model again in whatever form a client sends it back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -23,12 +24,10 @@ FORMS: dict[str, Callable[[Json], Json]] = {
     "without text": lambda item: {"type": "reasoning", "id": item["id"], "summary": []},
     "reference": lambda item: {"type": "item_reference", "id": item["id"]},
 }
-
-
-@pytest.fixture(scope="module", params=["content", "summary", "both"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with serve(SCRIPT, reasoning_output=request.param, api_keys=("sk-a", "sk-b")) as running:
-        yield running
+SERVERS = {
+    output: partial(serve, SCRIPT, reasoning_output=output, api_keys=("sk-a", "sk-b"))
+    for output in ("content", "summary", "both")
+}
 
 
 def create(server: RunningServer, key: str = "sk-a", **body: Any) -> httpx.Response:

@@ -2,8 +2,6 @@
 
 import base64
 import time
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import anthropic
@@ -14,9 +12,10 @@ from antiphon.app.turns.media import reading
 from tests.app.store.stored_blobs import find_faults
 from tests.clients.batch_files import open_client
 from tests.clients.sdk_helpers import open_anthropic
-from tests.serving import RunningServer, serve
+from tests.conftest import fresh_server
+from tests.serving import RunningServer, on_both_stores, serve
 
-SERVER = partial(serve, [{"name": "any", "output": ["Yes."]}], api_keys=("sk-one", "sk-two"))
+SERVERS = on_both_stores(serve, [{"name": "any", "output": ["Yes."]}], api_keys=("sk-one", "sk-two"))
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC"
 )
@@ -25,18 +24,7 @@ PICTURE_URL = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
 INCLUDE: Any = ["message.input_image.image_url"]
 IMAGE: Any = {"type": "input_image", "image_url": PICTURE_URL, "detail": "auto"}
 MESSAGE: Any = {"role": "user", "content": [{"type": "input_text", "text": "Look"}, IMAGE]}
-
-
-@pytest.fixture(params=["memory", "file"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with SERVER(file_store=request.param == "file") as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with open_client(server, "sk-one") as client:
-        yield client
+server = fresh_server
 
 
 def count(server: RunningServer, table: str = "blobs") -> int:
@@ -200,9 +188,9 @@ def test_compacted_conversation_comes_back_with_its_pictures(server: RunningServ
 def test_turn_goes_on_in_another_server(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The next server of a store reads the pictures of earlier turns."""
     path = tmp_path_factory.mktemp("store") / "responses.db"
-    with SERVER(store_file=path) as first, open_client(first, "sk-one") as client:
+    with SERVERS["memory"](store_file=path) as first, open_client(first, "sk-one") as client:
         response = create(client, MESSAGE)
-    with SERVER(store_file=path) as second, open_client(second, "sk-one") as client:
+    with SERVERS["memory"](store_file=path) as second, open_client(second, "sk-one") as client:
         assert list_image(client, response.id)["image_url"] == PICTURE_URL
         again = create(client, {"role": "user", "content": "And?"}, previous_response_id=response.id)
         assert again.status == "completed" and count(second) == 1

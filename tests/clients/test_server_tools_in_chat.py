@@ -1,6 +1,6 @@
 """Tools that the server runs in chat completions: the openai SDK, streams, stored completions, refusals."""
 
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.app.tools.hosted_turn import MAX_ROUNDS
 from tests.clients.server_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
-from tests.clients.tool_thread import ToolThread, run_tools
+from tests.clients.tool_thread import ToolThread
 from tests.serving import RunningServer, serve
 
 SECRET = "marked-token-0815"  # not a real one
@@ -19,26 +19,13 @@ WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters":
 TOOLS = [NOTES, {"type": "web_search"}, {"type": "code_interpreter", "container": {"type": "auto"}}, WEATHER]
 
 
-@pytest.fixture(scope="module")
-def tools() -> Iterator[ToolThread]:
-    with run_tools() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(tools: ToolThread) -> Iterator[RunningServer]:
+def serve_notes(tools: ToolThread) -> AbstractContextManager[RunningServer]:
     servers = (f"notes={tools.url}", f"asking={tools.url}")
-    settings: dict[str, Any] = {"mcp_allowed_hosts": ("127.0.0.1:1",)}
-    with serve(
-        SCRIPT, api_keys=(KEY,), tool_servers=servers, hosted_tools=HOSTED, tool_approvals=("asking",), **settings
-    ) as running:
-        yield running
+    settings: dict[str, Any] = {"mcp_allowed_hosts": ("127.0.0.1:1",), "tool_approvals": ("asking",)}
+    return serve(SCRIPT, api_keys=(KEY,), tool_servers=servers, hosted_tools=HOSTED, **settings)
 
 
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0) as sdk:
-        yield sdk
+SERVER = serve_notes
 
 
 def ask(text: str, **more: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tools that the server runs in Anthropic messages: the anthropic SDK, streams, blocks sent back, refusals."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import anthropic
@@ -8,7 +9,7 @@ import httpx
 import pytest
 
 from tests.clients.server_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
-from tests.clients.tool_thread import ToolThread, run_tools
+from tests.clients.tool_thread import ToolThread
 from tests.serving import RunningServer, serve
 
 SECRET = "marked-token-0816"  # not a real one
@@ -22,22 +23,17 @@ TOOLS: list[dict[str, Any]] = [
 CASES = ["[add]", "[two]", "[both]", "[fail]", "[search]", "[page]", "[code]", "[raise]", "hello"]
 
 
-@pytest.fixture(scope="module")
-def tools() -> Iterator[ToolThread]:
-    with run_tools() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(tools: ToolThread) -> Iterator[RunningServer]:
-    with serve(
+def serve_notes(tools: ToolThread) -> AbstractContextManager[RunningServer]:
+    return serve(
         SCRIPT,
         api_keys=(KEY,),
         tool_servers=(f"own={tools.url}", f"asking={tools.url}?asking"),
         hosted_tools=tuple(option.replace("notes/", "own/") for option in HOSTED),
         tool_approvals=("asking",),
-    ) as running:
-        yield running
+    )
+
+
+SERVER = serve_notes
 
 
 @pytest.fixture

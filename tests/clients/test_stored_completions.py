@@ -1,6 +1,7 @@
 """Stored chat completions through the openai SDK: create, list, retrieve, update, delete, messages; owners and restarts."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from openai.resources.chat.completions import Completions, Messages
 
 from tests.app.server_helpers import wait_until
+from tests.clients.batch_files import open_client
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.serving import RunningServer, on_both_stores, scripted_registry, serve
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 SCRIPT: list[dict[str, Any]] = [
@@ -26,23 +28,13 @@ KEYS = ("sk-one", "sk-two")
 FUNCTION: Any = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 USER: Any = {"role": "user", "content": "Hi"}
 UNKNOWN_ID = "chatcmpl-0000000000000000"
-
-
-@pytest.fixture(scope="module", params=["memory", "file"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    store = tmp_path_factory.mktemp("store") / "responses.db" if request.param == "file" else None
-    with serve(scripted_registry(SCRIPT, names=("scripted", "alias")), api_keys=KEYS, store_file=store) as running:
-        yield running
-
-
-def make_client(server: RunningServer, key: str = KEYS[0]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=HANG_TIMEOUT_S)
+SERVERS = on_both_stores(serve, partial(scripted_registry, SCRIPT, names=("scripted", "alias")), api_keys=KEYS)
 
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     """A client with an API key that owns no completion yet when a test starts."""
-    with make_client(server) as client:
+    with open_client(server, KEYS[0]) as client:
         for completion in client.chat.completions.list(limit=100):
             client.chat.completions.delete(completion.id)
         yield client
@@ -50,7 +42,7 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def other_client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with make_client(server, KEYS[1]) as client:
+    with open_client(server, KEYS[1]) as client:
         yield client
 
 
@@ -323,13 +315,13 @@ def test_completions_and_responses_are_apart(client: openai.OpenAI) -> None:
 
 def test_stored_completions_survive_a_restart(tmp_path: Path, start_server: StartServer) -> None:
     path = tmp_path / "responses.db"
-    with serve(SCRIPT, store_file=path) as first, make_client(first) as client:
+    with serve(SCRIPT, store_file=path) as first, open_client(first) as client:
         made = create(client, n=2, metadata={"a": "1"})
         gone = create(client)
         client.chat.completions.update(made.id, metadata={"a": "2"})
         client.chat.completions.delete(gone.id)
         before = client.chat.completions.retrieve(made.id)
-    with make_client(start_server(SCRIPT, store_file=path)) as client:
+    with open_client(start_server(SCRIPT, store_file=path)) as client:
         assert client.chat.completions.list(metadata={"a": "2"}).data == [before]
         assert client.chat.completions.retrieve(made.id) == before
         assert [message.content for message in client.chat.completions.messages.list(made.id)] == ["Hi"]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,11 @@ def tool_url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def server(tool_url: str) -> Iterator[RunningServer]:
-    with serve(SCRIPT, tool_servers=(f"tools={tool_url}",)) as running:
-        yield running
+def serve_tools(tool_url: str) -> AbstractContextManager[RunningServer]:
+    return serve(SCRIPT, tool_servers=(f"tools={tool_url}",))
+
+
+SERVER = serve_tools
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import io
 import random
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,11 @@ from openai.resources.uploads import Parts
 from tests.app.server_helpers import wait_until
 from tests.clients.batch_files import list_methods, open_client
 from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer, on_both_stores, serve
 
 MIB = 1 << 20
 KEYS = ("sk-one", "sk-two")
-SERVER = partial(serve, [{"name": "any", "output": ["Yes."]}], api_keys=KEYS)
-
-
-@pytest.fixture(scope="module", params=["memory", "file"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with SERVER(file_store=request.param == "file") as running:
-        yield running
+SERVERS = on_both_stores(serve, [{"name": "any", "output": ["Yes."]}], api_keys=KEYS)
 
 
 @pytest.fixture
@@ -177,7 +170,7 @@ def test_upload_expires_after_an_hour(
 
 
 def test_limit_is_an_option() -> None:
-    with SERVER(max_file_mib=1) as server, open_client(server, KEYS[0]) as client:
+    with SERVERS["memory"](max_file_mib=1) as server, open_client(server, KEYS[0]) as client:
         assert client.files.create(file=bytes(MIB), purpose="user_data").bytes == MIB
         for purpose in ("user_data", "vision"):
             with pytest.raises(openai.APIStatusError, match="at most 1048576 bytes") as refused:

@@ -5,24 +5,19 @@ The template of the model leaves out the reasoning of earlier turns, so the outp
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from antiphon.engine.cache.base import CAPACITY_STEP_TOKENS
-from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Chunk, Job, OnChunk
-from antiphon.harmony.detect import load_format
 from tests.clients.lane_client import LaneClient, open_lanes
 from tests.clients.steered_lanes import steer, take
-from tests.codex.embedded_registry import KEEPING_TEMPLATE, make_registry, needs_weights
-from tests.engine.threaded_engine import ThreadWorker
+from tests.codex.embedded_registry import KEEPING_TEMPLATE, needs_weights, serve_embedded
 from tests.invariants import check_stream
 from tests.progress import wait_with_progress
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer
 
 pytestmark = needs_weights
 
@@ -71,13 +66,8 @@ class ChunkGate:
         self._steered.set()
 
 
-@pytest.fixture(scope="module", params=["own", "keeping"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    """A server of the embedded model with its own template, and with one that keeps reasoning."""
-    template = KEEPING_TEMPLATE if request.param == "keeping" else None
-    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
-    with serve(make_registry(engine, load_format(MODEL_DIR, "hermes", template).format)) as running:
-        yield running
+SERVERS = {"own": serve_embedded, "keeping": partial(serve_embedded, template=KEEPING_TEMPLATE)}
+"""A server of the embedded model with its own template, and with one that keeps reasoning."""
 
 
 def steer_once(

@@ -4,32 +4,22 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.client import ProcessEngine
 from antiphon.kit.cassette.reading import read_cassette
 from antiphon.kit.snapshot.stream_text import format_stream
 from tests.app.inspection.inspector import Inspector
 from tests.codex.codex_process import CodexCli, CodexRun
-from tests.codex.embedded_registry import load_model_format, make_registry, needs_weights
-from tests.engine.threaded_engine import ThreadWorker
+from tests.codex.embedded_registry import load_model_format, needs_weights, serve_embedded
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import RunningServer, scripted_registry, serve
 
 WEBSOCKET = ("model_providers.antiphon.supports_websockets=true",)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
-    with serve(make_registry(engine, load_model_format()), inspect="memory") as running:
-        yield running
+SERVER = partial(serve_embedded, inspect="memory")
 
 
 @needs_weights

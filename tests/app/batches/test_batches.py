@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,14 +21,7 @@ KEYS = ("alice", "bob")
 SLOW_BODY = {"model": "scripted", "input": "SLOW", "store": False}
 LONG_BODY = {**SLOW_BODY, "max_output_tokens": 150}
 QUICK_BODY = {"model": "scripted", "input": "hi", "store": False}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(
-        lambda: scripted_registry(SCRIPT, delay=0.01, max_num_seqs=8), api_keys=KEYS, file_store=True
-    ) as running:
-        yield running
+SERVER = partial(serve, partial(scripted_registry, SCRIPT, delay=0.01, max_num_seqs=8), api_keys=KEYS, file_store=True)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,12 +17,7 @@ SCRIPT = [{"name": "any", "output": ["Yes."]}]
 FILE_START = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="NAME"; filename="a"\r\n\r\n'
 PURPOSE = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nvision\r\n'
 END = f"--{BOUNDARY}--\r\n"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(SCRIPT, file_store=True, body_timeout=0.5) as running:
-        yield running
+SERVER = partial(serve, SCRIPT, file_store=True, body_timeout=0.5)
 
 
 @pytest.fixture(params=["files", "parts"])

@@ -1,6 +1,5 @@
 """Numbers of batches and uploads that an owner may have: open ones, and kept ones; other owners have their own."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -9,17 +8,14 @@ import pytest
 from antiphon.app.routes import batches
 from antiphon.app.routes.files import uploads
 from tests.app.batches.batch_client import BatchClient, make_lines
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.conftest import fresh_server
+from tests.serving import RunningServer, on_both_stores, serve
 
 SCRIPT = [{"name": "stall", "output": [{"stall": True}]}]
 UPLOAD = {"bytes": 3, "filename": "a.txt", "purpose": "user_data", "mime_type": "text/plain"}
 KEYS = ("alice", "bob")
-
-
-@pytest.fixture(params=[True, False], ids=["file", "memory"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with serve(lambda: scripted_registry(SCRIPT), api_keys=KEYS, file_store=request.param) as running:
-        yield running
+SERVERS = on_both_stores(serve, SCRIPT, api_keys=KEYS)
+server = fresh_server
 
 
 def create_batch(client: BatchClient) -> httpx.Response:

@@ -5,6 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_certificate(tmp_path_factory.mktemp("certificate"))
 
 
-@pytest.fixture(scope="module")
-def server(certificate: tuple[Path, Path]) -> Iterator[RunningServer]:
-    with serve(SCRIPT, ssl_certfile=certificate[0], ssl_keyfile=certificate[1], body_timeout=0.3) as running:
-        yield running
+def serve_tls(certificate: tuple[Path, Path]) -> AbstractContextManager[RunningServer]:
+    return serve(SCRIPT, ssl_certfile=certificate[0], ssl_keyfile=certificate[1], body_timeout=0.3)
+
+
+SERVER = serve_tls
 
 
 @pytest.fixture

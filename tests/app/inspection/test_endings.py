@@ -1,7 +1,6 @@
 """Why turns end: every cause, on each API that can have it, streamed and not. The cause is found in the access log."""
 
 import dataclasses
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -112,12 +111,7 @@ SCRIPT = [
     {"name": f"{case.cause}", "when": [f"case {case.cause}."], "output": case.output, "finish": case.finish}
     for case in CASES
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(partial(scripted_registry, SCRIPT)) as running:
-        yield running
+SERVER = partial(serve, SCRIPT)
 
 
 def build_body(api: Api, prompt: str, *, stream: bool, **fields: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Items that set the reasoning effort and the text format for the rest of a conversation."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from antiphon.app.errors import ApiError
 from antiphon.engine.protocol import EngineInfo
 from tests.app.requests.request_builders import read_responses_spec, summarize_error
 from tests.clients.websocket_turns import open_websocket, run_turn
+from tests.conftest import fresh_server
 from tests.serving import RunningServer, scripted_registry, serve
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"word": {"type": "string"}}}
@@ -92,12 +92,7 @@ def test_invalid_update_is_named(item: dict[str, Any], code: str, param: str) ->
 SERVER = partial(
     serve, lambda: scripted_registry(SCRIPT, info=EngineInfo(max_model_len=20_000, vocab_size=262_144)), file_store=True
 )
-
-
-@pytest.fixture
-def server() -> Iterator[RunningServer]:
-    with SERVER() as running:
-        yield running
+server = fresh_server
 
 
 def create(server: RunningServer, *items: Any, **fields: Any) -> Any:

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.progress import HANG_TIMEOUT_S
-
 pytest.importorskip("torch")
 
 import jsonschema
@@ -50,12 +48,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def load_served_model(name: str, folder: Path) -> ServedModel:
     engine = ProcessEngine(folder, EngineOptions(threads=1, kv_cache_gib=0.2))
     return ServedModel(names=(name,), engine=engine, format=detect.load_format(folder, None).format, created=1)
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=HANG_TIMEOUT_S) as client:
-        yield client
 
 
 def create_response(client: openai.OpenAI, prompt: str = "Hi", model: str = "ignorant", **options: Any) -> Any:

@@ -1,5 +1,6 @@
 """`logit_bias` of tokens that stand for pictures: a ban says what is true anyway, a preference is a 400."""
 
+from functools import partial
 from typing import Any
 
 import grpc
@@ -8,8 +9,8 @@ import pytest
 
 from antiphon.engine.protocol import EngineInfo
 from tests.app.grpc.grpc_helpers import SERVICE, connect
-from tests.conftest import StartServer
-from tests.serving import RunningServer, scripted_registry
+from tests.conftest import fresh_server
+from tests.serving import RunningServer, scripted_registry, serve
 
 SOFT_ID = 99_999
 INFO = EngineInfo(max_model_len=1000, vocab_size=262_144, device="none", soft_ids=(SOFT_ID,), suppressed_ids=(SOFT_ID,))
@@ -18,11 +19,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "completions": {"prompt": "Hi"},
 }
-
-
-@pytest.fixture
-def server(start_server: StartServer) -> RunningServer:
-    return start_server(scripted_registry([{"name": "hello", "output": ["Hello."]}], info=INFO), grpc_port=0)
+SERVER = partial(serve, partial(scripted_registry, [{"name": "hello", "output": ["Hello."]}], info=INFO), grpc_port=0)
+server = fresh_server
 
 
 @pytest.mark.parametrize("path", BODIES)

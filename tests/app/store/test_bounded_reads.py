@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -20,12 +21,7 @@ WAIT_S = 0.3
 KEY = "sk-one"
 OPTIONS: dict[str, Any] = {"headers": {"authorization": f"Bearer {KEY}"}, "timeout": HANG_TIMEOUT_S}
 Ids = dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(SCRIPT, api_keys=(KEY,), file_store=True, inspect="store") as running:
-        yield running
+SERVER = partial(serve, SCRIPT, api_keys=(KEY,), file_store=True, inspect="store")
 
 
 @pytest.fixture(scope="module")

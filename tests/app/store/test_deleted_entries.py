@@ -48,12 +48,6 @@ def server(place: StorePlace) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0) as client:
-        yield client
-
-
 def empty_files(client: openai.OpenAI, order: Any) -> tuple[list[str], list[str]]:
     """Returns the ids in the order of their creation, and those that the loop has deleted."""
     ids = [client.files.create(file=("a", b"x"), purpose="user_data").id for _ in range(NUM_ENTRIES)]

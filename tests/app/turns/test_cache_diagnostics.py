@@ -1,6 +1,6 @@
 """Diagnosis of the prompt cache: pairs of requests, of which the second one names the response of the first one."""
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,7 @@ def build_models() -> ModelRegistry:
     return ModelRegistry(models)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve(build_models, api_keys=("sk-one", "sk-two")) as running:
-        yield running
+SERVER = partial(serve, build_models, api_keys=("sk-one", "sk-two"))
 
 
 def create(server: RunningServer, key: str = "sk-one", **fields: Any) -> Any:

@@ -53,12 +53,6 @@ def make_registry() -> Any:
 SERVER = partial(serve, make_registry, api_keys=("sk-one", "sk-two"), file_store=True)
 
 
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key="sk-one", max_retries=0, timeout=HANG_TIMEOUT_S) as client:
-        yield client
-
-
 def manage(threshold: int | None = 1000) -> Any:
     return [{"type": "compaction"} | ({} if threshold is None else {"compact_threshold": threshold})]
 

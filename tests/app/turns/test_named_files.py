@@ -1,6 +1,7 @@
 """Files that a small request names by their ids: their size is limited, and counts as memory of bodies, before a read."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -9,9 +10,9 @@ import pytest
 from antiphon.app.http.request_body import BodyReservation
 from antiphon.app.turns.media import reading
 from tests.app.batches.batch_client import BatchClient
-from tests.conftest import StartServer
+from tests.conftest import fresh_server
 from tests.progress import wait_with_progress
-from tests.serving import RunningServer
+from tests.serving import RunningServer, serve
 
 SCRIPT = [{"name": "any", "output": ["Hello."]}]
 FILE_BYTES = 1 << 20
@@ -50,11 +51,8 @@ def wait_for_used_bytes(server: RunningServer, expected: int) -> None:
 
 
 SENDS: dict[str, Send] = {"responses": ask, "chat": ask_chat, "input_tokens": count_tokens, "conversations": add_items}
-
-
-@pytest.fixture
-def server(start_server: StartServer) -> RunningServer:
-    return start_server(SCRIPT, file_store=True)
+SERVER = partial(serve, SCRIPT, file_store=True)
+server = fresh_server
 
 
 @pytest.fixture

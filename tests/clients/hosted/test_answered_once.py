@@ -1,8 +1,9 @@
 """Each request for approval is answered once, whichever way: an approval and a denial exclude each other."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from tests.clients.hosted.tool_servers import (
     run,
     send,
     serve_hosted,
-    serve_tools,
     tool,
     write_call,
 )
@@ -38,16 +38,7 @@ QUESTION: Json = {"role": "user", "content": "[read]"}
 MORE: Json = {"role": "user", "content": "Go on."}
 
 
-@pytest.fixture(scope="module")
-def traffic() -> Iterator[ToolTraffic]:
-    with serve_tools() as traffic:
-        yield traffic
-
-
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    with serve_hosted(SCRIPT, traffic) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT)
 
 
 @pytest.fixture(autouse=True)

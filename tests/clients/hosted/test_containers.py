@@ -1,10 +1,8 @@
 """Containers that requests name: only the owner's own, and no answer tells that another owner has one."""
 
-from collections.abc import Iterator
+from functools import partial
 
-import pytest
-
-from tests.clients.hosted.tool_servers import Json, find_items, run, send, serve_hosted, serve_tools
+from tests.clients.hosted.tool_servers import Json, find_items, run, send, serve_hosted
 from tests.serving import RunningServer
 
 KEYS = ("sk-one", "sk-two")
@@ -19,15 +17,7 @@ SCRIPT: list[Json] = [
     {"name": "set", "when": ["[set]"], "output": [write_code("x = 41")]},
     {"name": "get", "when": ["[get]"], "output": [write_code("x + 1")]},
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with (
-        serve_tools() as traffic,
-        serve_hosted(SCRIPT, traffic, api_keys=KEYS, hosted_tools=("code_interpreter=monty",)) as server,
-    ):
-        yield server
+SERVER = partial(serve_hosted, SCRIPT, api_keys=KEYS, hosted_tools=("code_interpreter=monty",))
 
 
 def name_container(container: object) -> list[Json]:

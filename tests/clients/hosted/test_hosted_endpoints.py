@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -46,10 +47,7 @@ def traffic() -> Iterator[ToolTraffic]:
         yield traffic
 
 
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    with serve_hosted(SCRIPT, traffic) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT)
 
 
 @pytest.fixture(autouse=True)

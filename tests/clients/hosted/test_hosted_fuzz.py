@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,10 +89,7 @@ def traffic() -> Iterator[ToolTraffic]:
         yield traffic
 
 
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    with serve_hosted(SCRIPT, traffic, api_keys=KEYS) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT, api_keys=KEYS)
 
 
 class BodyWriter:

@@ -1,6 +1,6 @@
 """Lists of tools that are meant to break the request that names their server, end to end."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from tests.clients.hosted.tool_servers import (
     run,
     send,
     serve_hosted,
-    serve_tools,
     tool,
     write_call,
 )
@@ -26,16 +25,7 @@ SCRIPT: list[Json] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def traffic() -> Iterator[ToolTraffic]:
-    with serve_tools() as traffic:
-        yield traffic
-
-
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    with serve_hosted(SCRIPT, traffic) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT)
 
 
 def nest(levels: int) -> Json:

@@ -1,13 +1,11 @@
 """Models that call tools as no model should. Covers the rows `model` of the hostile tools."""
 
 import json
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from antiphon.engine.protocol import EngineInfo
-from antiphon.harmony.detect import bytes_format
 from tests.clients.hosted.tool_servers import (
     Json,
     ToolTraffic,
@@ -75,18 +73,7 @@ SCRIPT: list[Json] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def traffic() -> Iterator[ToolTraffic]:
-    with serve_tools() as traffic:
-        yield traffic
-
-
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    stop_ids = bytes_format("hermes").stop_ids[:1]
-    info = EngineInfo(max_model_len=CONTEXT, vocab_size=262_144, device="none", eos_ids=stop_ids)
-    with serve_hosted(SCRIPT, traffic, registry={"info": info}) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT, registry={"max_model_len": CONTEXT})
 
 
 @pytest.fixture(autouse=True)

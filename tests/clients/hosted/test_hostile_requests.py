@@ -1,6 +1,7 @@
 """Requests with hosted tools that are meant to get around the rules. Covers the rows `request` of the hostile tools."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,22 +36,13 @@ FUNCTION: Json = {"type": "function", "name": "f", "parameters": {"type": "objec
 
 
 @pytest.fixture(scope="module")
-def traffic() -> Iterator[ToolTraffic]:
-    with serve_tools() as traffic:
-        yield traffic
-
-
-@pytest.fixture(scope="module")
 def elsewhere() -> Iterator[ToolTraffic]:
     """A server on loopback that the operator did not name."""
     with serve_tools() as traffic:
         yield traffic
 
 
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    with serve_hosted(SCRIPT, traffic, api_keys=KEYS, mcp_allowed_hosts=("*",)) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT, api_keys=KEYS, mcp_allowed_hosts=("*",))
 
 
 def refuse(server: RunningServer, body: Json, key: str = KEYS[0]) -> tuple[str | None, str | None]:

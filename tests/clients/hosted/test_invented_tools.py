@@ -1,6 +1,6 @@
 """Calls of tools that nothing has: the server answers those in the namespaces of its tools, and the model goes on."""
 
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -12,7 +12,6 @@ from tests.clients.hosted.tool_servers import (
     list_kinds,
     run,
     serve_hosted,
-    serve_tools,
     tool,
     write_call,
 )
@@ -41,16 +40,7 @@ SCRIPT: list[Json] = [
 FUNCTION: Json = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 
 
-@pytest.fixture(scope="module")
-def traffic() -> Iterator[ToolTraffic]:
-    with serve_tools() as traffic:
-        yield traffic
-
-
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    with serve_hosted(SCRIPT, traffic, hosted_tools=("web_search=kit/read", "code_interpreter=kit/write")) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT, hosted_tools=("web_search=kit/read", "code_interpreter=kit/write"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,10 @@
 """Results that are larger than the room in the context: cut to a quarter of what is left, with a note."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from antiphon.engine.protocol import EngineInfo
-from antiphon.harmony.detect import bytes_format
 from tests.clients.hosted.tool_servers import (
     Json,
     ToolTraffic,
@@ -14,7 +12,6 @@ from tests.clients.hosted.tool_servers import (
     list_kinds,
     run,
     serve_hosted,
-    serve_tools,
     text_result,
     tool,
     write_call,
@@ -33,18 +30,7 @@ SCRIPT: list[Json] = [
 TEXTS = {"short characters": "x" * 100_000, "long characters": "\U0001f600" * 16_000, "lines": "a\n" * 50_000}
 
 
-@pytest.fixture(scope="module")
-def traffic() -> Iterator[ToolTraffic]:
-    with serve_tools() as traffic:
-        yield traffic
-
-
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    stop_ids = bytes_format("hermes").stop_ids[:1]
-    info = EngineInfo(max_model_len=CONTEXT, vocab_size=262_144, device="none", eos_ids=stop_ids)
-    with serve_hosted(SCRIPT, traffic, registry={"info": info}) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT, registry={"max_model_len": CONTEXT})
 
 
 @pytest.mark.parametrize("is_error", [False, True])

@@ -1,6 +1,6 @@
 """Conversations with hosted tools that a client sends again, and turns that end before their calls do."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from tests.clients.hosted.tool_servers import (
     run,
     send,
     serve_hosted,
-    serve_tools,
     tool,
     write_call,
 )
@@ -33,16 +32,7 @@ MORE = {"role": "user", "content": "More?"}
 ASKING = tool(approval="always")
 
 
-@pytest.fixture(scope="module")
-def traffic() -> Iterator[ToolTraffic]:
-    with serve_tools() as traffic:
-        yield traffic
-
-
-@pytest.fixture(scope="module")
-def server(traffic: ToolTraffic) -> Iterator[RunningServer]:
-    with serve_hosted(SCRIPT, traffic) as server:
-        yield server
+SERVER = partial(serve_hosted, SCRIPT)
 
 
 def ask(server: RunningServer) -> list[Any]:

@@ -3,6 +3,7 @@
 import base64
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tests.clients.hosted.tool_servers import (
     find_items,
     run,
     serve_hosted,
-    serve_tools,
     tool,
     write_call,
 )
@@ -35,7 +35,7 @@ from tests.clients.media.image_requests import (
     image_part,
     user,
 )
-from tests.clients.media.vision_model import SAY_IMAGES, make_png, vision_registry, write_vision_model
+from tests.clients.media.vision_model import SAY_IMAGES, make_png, serve_vision, vision_registry
 from tests.serving import RunningServer, serve
 
 KEYS = ("sk-one", "sk-two")
@@ -50,22 +50,12 @@ SCRIPT: list[Json] = [
 NAMED = re.compile(r"\[image: image/png, \d+ bytes, sha256 [0-9a-f]{64}\]")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision"))
-
-
-@pytest.fixture(scope="module")
-def traffic() -> Iterator[ToolTraffic]:
-    with serve_tools() as traffic:
-        yield traffic
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, traffic: ToolTraffic) -> Iterator[RunningServer]:
+def serve_images(folder: Path, traffic: ToolTraffic) -> AbstractContextManager[RunningServer]:
     settings = {"tool_servers": (f"kit={traffic.url}",), "max_images": MAX_IMAGES}
-    with serve(vision_registry(folder, SCRIPT), api_keys=KEYS, file_store=True, **settings) as running:
-        yield running
+    return serve_vision(folder, SCRIPT, api_keys=KEYS, file_store=True, **settings)
+
+
+SERVER = serve_images
 
 
 @pytest.fixture

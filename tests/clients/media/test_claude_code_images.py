@@ -5,19 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.app.media.documents import make_pdf
 from tests.clients.claude_code import install_claude_code, run_claude_code
-from tests.clients.media.vision_model import make_png, vision_registry, write_vision_model
+from tests.clients.media.vision_model import make_png, vision_registry
 from tests.serving import serve
 
 KEY = "sk-claude-code-test"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision"))
 
 
 def read_file(folder: Path, home: Path, name: str, data: bytes, replies: Sequence[dict[str, Any]]) -> str:

@@ -2,14 +2,19 @@
 
 import base64
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.app.media.documents import encrypt_pdf, make_pdf
-from tests.clients.media.vision_model import SAY_IMAGES, data_url, make_png, vision_registry, write_vision_model
+from tests.clients.media.vision_model import (
+    SAY_IMAGES,
+    data_url,
+    make_png,
+    serve_vision,
+)
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -23,15 +28,7 @@ REPLIES = [
 PDF = make_pdf("gamma delta", "second page")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision"))
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[RunningServer]:
-    with serve(vision_registry(folder, REPLIES)) as running:
-        yield running
+SERVER = partial(serve_vision, replies=REPLIES)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,6 @@ from tests.clients.media.image_requests import (
     read_text,
     user,
 )
-from tests.clients.media.vision_model import write_vision_model
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S
 
@@ -38,11 +37,6 @@ MAX_GROWTH_BYTES = 32 << 20
 RELEASE_TIMEOUT_S = 10.0
 """Memory of large requests is given back half a second after their end, on a machine that is not busy."""
 APIS = ("responses", "chat", "messages")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ import pytest
 
 from tests.app.media.documents import make_pdf
 from tests.clients.media.image_requests import RED, Caller
-from tests.clients.media.vision_model import data_url, vision_registry, write_vision_model
+from tests.clients.media.vision_model import data_url, serve_vision
 from tests.clients.node_install import copy_node_programs
 from tests.clients.python_install import PROGRAMS_FOLDER, install_python_clients, run_program
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 FILE_CALL = '<tool_call>\n{"name": "look_at_file", "arguments": {}}\n</tool_call>'
@@ -26,13 +26,7 @@ SCRIPT: list[dict[str, Any]] = [
 ]
 IMAGE, TOOL, PAGE = "It: 1 image: 4 tokens", "The tool: 1 image: 4 tokens", "The page: 1 image: "
 QUIET = {"LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = write_vision_model(tmp_path_factory.mktemp("vision"))
-    with serve(vision_registry(folder, SCRIPT)) as running:
-        yield running
+SERVER = partial(serve_vision, replies=SCRIPT)
 
 
 def make_task(server: RunningServer) -> str:

@@ -2,7 +2,6 @@
 
 import io
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from tests.clients.media.image_requests import (
     read_text,
     user,
 )
-from tests.clients.media.vision_model import SAY_IMAGES, data_url, make_png, vision_registry, write_vision_model
+from tests.clients.media.vision_model import SAY_IMAGES, data_url, make_png, serve_vision, vision_registry
 from tests.serving import RunningServer, scripted_registry, serve
 
 KEYS = ("sk-one", "sk-two")
@@ -45,15 +44,7 @@ SCRIPT: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision"))
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[RunningServer]:
-    with serve(vision_registry(folder, SCRIPT), api_keys=KEYS, file_store=True) as running:
-        yield running
+SERVER = partial(serve_vision, replies=SCRIPT, api_keys=KEYS, file_store=True)
 
 
 @pytest.fixture

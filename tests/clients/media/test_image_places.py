@@ -6,8 +6,7 @@ import random
 import re
 import struct
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import httpx
@@ -32,9 +31,14 @@ from tests.clients.media.image_requests import (
     read_text,
     user,
 )
-from tests.clients.media.vision_model import SAY_IMAGES, data_url, make_png, vision_registry, write_vision_model
+from tests.clients.media.vision_model import (
+    SAY_IMAGES,
+    data_url,
+    make_png,
+    serve_vision,
+)
 from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": True}]
@@ -56,15 +60,7 @@ SCREENSHOT_CALL = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision"))
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[RunningServer]:
-    with serve(vision_registry(folder, SCRIPT)) as running:
-        yield running
+SERVER = partial(serve_vision, replies=SCRIPT)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Images in requests of all three APIs, from the bytes on the socket to the engine's job, and the errors about them."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import openai
 import pytest
 
 from antiphon.app.requests.media.errors import INVALID_IMAGE, UNSUPPORTED_IMAGE
-from tests.clients.media.vision_model import data_url, make_png, vision_registry, write_vision_model
+from tests.clients.media.vision_model import data_url, make_png, serve_vision, vision_registry, write_vision_model
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
@@ -18,15 +17,7 @@ RED, BLUE = make_png(64, 64), make_png(96, 64, (20, 20, 220))
 RED_TOKENS, BLUE_TOKENS = 4, 6
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision"))
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[RunningServer]:
-    with serve(vision_registry(folder)) as running:
-        yield running
+SERVER = serve_vision
 
 
 def post(url: str, json: Any) -> httpx.Response:

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ import pytest
 
 from antiphon.app.requests.media.errors import INVALID_IMAGE
 from tests.app.media.documents import make_pdf
-from tests.clients.batch_files import open_client
 from tests.clients.media.image_requests import RED, image_block, image_part
-from tests.clients.media.vision_model import SAY_IMAGES, data_url, vision_registry, write_vision_model
+from tests.clients.media.vision_model import SAY_IMAGES, data_url, serve_vision
 from tests.progress import HANG_TIMEOUT_S
-from tests.serving import RunningServer, serve
+from tests.serving import RunningServer
 
 SCRIPT: list[dict[str, Any]] = [
     {"name": "color", "when": ["What color"], "output": ['{"color": "red"}']},
@@ -33,17 +33,7 @@ class Color(pydantic.BaseModel):
     color: str
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = write_vision_model(tmp_path_factory.mktemp("vision"))
-    with serve(vision_registry(folder, SCRIPT)) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with open_client(server) as client:
-        yield client
+SERVER = partial(serve_vision, replies=SCRIPT)
 
 
 @pytest.fixture

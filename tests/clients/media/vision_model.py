@@ -5,6 +5,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.harmony.detect import load_format
+from tests.serving import RunningServer, serve
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
@@ -78,6 +80,13 @@ def vision_registry(
     )
     model = ServedModel(names=(name,), engine=engine, format=model_format, created=1_700_000_000, folder=folder)
     return ModelRegistry([model])
+
+
+def serve_vision(
+    folder: Path, replies: Sequence[dict[str, Any]] = (SAY_IMAGES,), **settings: Any
+) -> AbstractContextManager[RunningServer]:
+    """Serves the model in a folder, whose engine replays a script."""
+    return serve(vision_registry(folder, replies), **settings)
 
 
 def make_png(width: int, height: int, color: tuple[int, int, int] = (200, 30, 30)) -> bytes:
