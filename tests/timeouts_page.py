@@ -24,7 +24,7 @@ item yet, or the event of the call that a tool of the server works on, because s
 
 SECTIONS = {
     "Connections": ("app/errors.py", "app/options/settings.py", "app/http", "app/routes", "app/main"),
-    "Turns": ("app/turns", "app/replies", "app/encoders", "app/sandbox"),
+    "Turns": ("app/turns", "app/route_helpers", "app/encoders", "app/sandbox"),
     "Models": ("app/options/serve_options.py", "app/models"),
     "Storage": ("app/store",),
     "Engine process": ("engine/process",),

@@ -38,9 +38,9 @@ from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.models.status import known_info
 from antiphon.app.options.api_keys import NO_KEY, ApiKey
 from antiphon.app.registry.model_registry import ServedModel
-from antiphon.app.replies.engine_ready import unready_reason
-from antiphon.app.replies.http_replies import cancel_started, count_readers
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
+from antiphon.app.route_helpers.engine_ready import unready_reason
+from antiphon.app.route_helpers.http_replies import cancel_started, count_readers
 from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.tracing.context import RequestTrace

@@ -20,7 +20,7 @@ from antiphon.app.grpc.engine_service import EngineService
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.options.settings import Settings
 from antiphon.app.registry.model_registry import ServedModel
-from antiphon.app.replies.engine_ready import unready_reason
+from antiphon.app.route_helpers.engine_ready import unready_reason
 
 _HEALTH_POLL_S = 1.0
 """Seconds between two looks at the engines for clients that watch the server's health."""

@@ -18,7 +18,7 @@ from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.http.request_state import request_state
 from antiphon.app.options.api_keys import ApiKey
 from antiphon.app.page.endpoint import PAGE_ENDPOINTS, PageEndpoint
-from antiphon.app.replies.faulty_replies import FaultyReplies
+from antiphon.app.route_helpers.faulty_replies import FaultyReplies
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.table import ENDPOINTS, ROUTE_HANDLERS
 from antiphon.app.scripted.faults import connect_script_faults

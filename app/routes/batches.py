@@ -13,13 +13,13 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.batches import batch_body
 from antiphon.app.projections.item_lists import build_list
-from antiphon.app.replies.counts import check_counts
-from antiphon.app.replies.http_replies import json_reply
-from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.batches.body import BATCH_ID, BATCH_WINDOW_S, BatchBody
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.fields.checks import check_choice, require_value
 from antiphon.app.requests.pagination import BatchesQuery
+from antiphon.app.route_helpers.counts import check_counts
+from antiphon.app.route_helpers.http_replies import json_reply
+from antiphon.app.route_helpers.stored_reads import prepare_read
 from antiphon.app.store.batches.records import StoredBatch
 from antiphon.app.store.database import Database
 from antiphon.app.turn_types.ids import new_id

@@ -10,10 +10,10 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.chat.schema import ChatCompletion
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
-from antiphon.app.replies.engine_ready import wait_until_ready
-from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.chat.request import read_chat_request
+from antiphon.app.route_helpers.engine_ready import wait_until_ready
+from antiphon.app.route_helpers.http_replies import final_reply, json_reply, start_turns, stream_reply
 
 
 @endpoint(Endpoint("POST", "/v1/chat/completions", body=ChatBody, starts="chat", batch=True, reply=ChatCompletion))

@@ -9,14 +9,14 @@ from antiphon.app.errors import SERVER_ERROR, ApiError
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
-from antiphon.app.replies.engine_ready import wait_until_ready
-from antiphon.app.replies.http_replies import final_reply, json_reply, start_turns
-from antiphon.app.replies.listed_items import list_whole_items
-from antiphon.app.replies.stored_reads import read_with_history
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.responses.body import CompactBody
 from antiphon.app.requests.responses.input_items import add_compaction_trigger
 from antiphon.app.requests.responses.request import read_responses_request
+from antiphon.app.route_helpers.engine_ready import wait_until_ready
+from antiphon.app.route_helpers.http_replies import final_reply, json_reply, start_turns
+from antiphon.app.route_helpers.listed_items import list_whole_items
+from antiphon.app.route_helpers.stored_reads import read_with_history
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import InputMessage

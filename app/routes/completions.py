@@ -10,10 +10,10 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.completions.schema import TextCompletion
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
-from antiphon.app.replies.engine_ready import wait_until_ready
-from antiphon.app.replies.http_replies import final_reply, json_reply, start_prompts, stream_reply
 from antiphon.app.requests.completions.body import TextCompletionBody
 from antiphon.app.requests.completions.request import read_completion_request
+from antiphon.app.route_helpers.engine_ready import wait_until_ready
+from antiphon.app.route_helpers.http_replies import final_reply, json_reply, start_prompts, stream_reply
 
 
 @endpoint(

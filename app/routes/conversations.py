@@ -12,9 +12,6 @@ from antiphon.app.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
-from antiphon.app.replies.http_replies import json_reply
-from antiphon.app.replies.listed_items import item_page_reply, item_reply, listed_page_reply
-from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.fields import AnyBody, decode_body
 from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.media.sent_media import MediaTaker
@@ -23,6 +20,9 @@ from antiphon.app.requests.pagination import IncludeQuery, ItemPageQuery, ListPa
 from antiphon.app.requests.responses import input_items as items_of
 from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
 from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.route_helpers.http_replies import json_reply
+from antiphon.app.route_helpers.listed_items import item_page_reply, item_reply, listed_page_reply
+from antiphon.app.route_helpers.stored_reads import prepare_read, read_with_history
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.conversation_tables import ROW_BYTES
 from antiphon.app.store.history.bounded_read import read_in_thread

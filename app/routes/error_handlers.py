@@ -10,7 +10,7 @@ from litestar.response import Response
 
 from antiphon.app.errors import ApiError, internal_error, shape_error, storage_unavailable
 from antiphon.app.http.request_state import request_state
-from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.route_helpers.http_replies import json_reply
 
 _log = structlog.get_logger(__name__)
 

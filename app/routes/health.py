@@ -9,9 +9,9 @@ from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
 from antiphon.app.models.status import loaded_info
 from antiphon.app.registry.model_registry import NamedModel
-from antiphon.app.replies.engine_ready import list_unready, unready_reason
-from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.requests.query_fields import AnyQuery
+from antiphon.app.route_helpers.engine_ready import list_unready, unready_reason
+from antiphon.app.route_helpers.http_replies import json_reply
 from antiphon.engine.fallbacks import list_kinds
 
 

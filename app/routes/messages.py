@@ -12,12 +12,18 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.messages.schema import AnthropicMessage
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
-from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
-from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.requests.messages.body import CountTokensBody, MessagesBody
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.query_fields import BetaQuery
 from antiphon.app.requests.turn_spec import ParsedRequest
+from antiphon.app.route_helpers.engine_ready import wait_until_known, wait_until_ready
+from antiphon.app.route_helpers.http_replies import (
+    cancel_on_disconnect,
+    final_reply,
+    json_reply,
+    start_turns,
+    stream_reply,
+)
 from antiphon.app.turn_types.encryption import DecryptionError
 from antiphon.app.turn_types.reply_form import MessagesForm
 

@@ -12,8 +12,8 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.projections.codex_models import codex_model
 from antiphon.app.projections.models import anthropic_model, context_length, ollama_model, ollama_tag, openai_model
 from antiphon.app.registry.model_registry import ModelRegistry
-from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.requests.query_fields import BetaQuery
+from antiphon.app.route_helpers.http_replies import json_reply
 from antiphon.engine.protocol import EngineError
 
 OLLAMA_VERSION = "0.14.0"

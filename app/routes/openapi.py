@@ -11,7 +11,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
 from antiphon.app.openapi.document import build_document
-from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.route_helpers.http_replies import json_reply
 
 
 @endpoint(Endpoint("GET", "/openapi.json", key=Key.NONE, traced=False))

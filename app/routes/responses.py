@@ -14,15 +14,21 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.projections.included_outputs import shown_response
-from antiphon.app.replies.engine_ready import wait_until_known, wait_until_ready
-from antiphon.app.replies.http_replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
-from antiphon.app.replies.inspected_turns import forget_records
-from antiphon.app.replies.listed_items import item_page_reply
-from antiphon.app.replies.stored_reads import prepare_read, read_with_history
 from antiphon.app.requests.pagination import IncludeQuery, ItemPageQuery, select_page
 from antiphon.app.requests.responses.body import RESPONSE_ID, ResponsesBody
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
+from antiphon.app.route_helpers.engine_ready import wait_until_known, wait_until_ready
+from antiphon.app.route_helpers.http_replies import (
+    cancel_on_disconnect,
+    final_reply,
+    json_reply,
+    start_turns,
+    stream_reply,
+)
+from antiphon.app.route_helpers.inspected_turns import forget_records
+from antiphon.app.route_helpers.listed_items import item_page_reply
+from antiphon.app.route_helpers.stored_reads import prepare_read, read_with_history
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.reply_form import ResponsesForm
 from antiphon.events.response import Response as ResponseObject

@@ -14,14 +14,14 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.projections.chat.stored import stored_completion, stored_messages
 from antiphon.app.projections.chat.stream import chat_id
 from antiphon.app.projections.item_lists import build_list
-from antiphon.app.replies.http_replies import json_reply
-from antiphon.app.replies.inspected_turns import forget_records
-from antiphon.app.replies.listed_items import message_page_reply
-from antiphon.app.replies.stored_reads import prepare_read
 from antiphon.app.requests.chat.body import StoredCompletionBody
 from antiphon.app.requests.chat.stored import CompletionsQuery, read_completion_id, select_completions
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.pagination import PageQuery, select_ids
+from antiphon.app.route_helpers.http_replies import json_reply
+from antiphon.app.route_helpers.inspected_turns import forget_records
+from antiphon.app.route_helpers.listed_items import message_page_reply
+from antiphon.app.route_helpers.stored_reads import prepare_read
 from antiphon.app.store.base import StoredCompletion
 
 

@@ -25,11 +25,11 @@ from antiphon.app.http.request_body import BodyReservation
 from antiphon.app.http.request_state import RequestState, request_state
 from antiphon.app.keys.key_checks import refresh_key
 from antiphon.app.projections.responses import encode_entry
-from antiphon.app.replies.engine_ready import wait_for_engine
-from antiphon.app.replies.http_replies import count_readers
-from antiphon.app.replies.stored_reads import read_with_history
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest, as_prefill
+from antiphon.app.route_helpers.engine_ready import wait_for_engine
+from antiphon.app.route_helpers.http_replies import count_readers
+from antiphon.app.route_helpers.stored_reads import read_with_history
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turn_types.event_log import EventLog, LogDivergedError

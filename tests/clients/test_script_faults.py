@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 from antiphon.app.context import create_context
 from antiphon.app.main.application import build_app
 from antiphon.app.options.settings import Settings
-from antiphon.app.replies.faulty_replies import FaultyReplies
+from antiphon.app.route_helpers.faulty_replies import FaultyReplies
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.kit.checker.stream import check_sse

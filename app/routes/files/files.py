@@ -16,9 +16,6 @@ from antiphon.app.errors import ANTHROPIC_HEADER, NO_RETRY, ApiError, clip_text,
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form, endpoint
 from antiphon.app.projections.files import anthropic_file_body, anthropic_file_id, file_body
 from antiphon.app.projections.item_lists import build_list
-from antiphon.app.replies.http_replies import json_reply
-from antiphon.app.replies.stored_reads import prepare_read
-from antiphon.app.replies.upload import ANTHROPIC_FORM, OPENAI_FORM, receive_upload
 from antiphon.app.requests.batches.body import MAX_BATCH_FILE_BYTES, read_file_id
 from antiphon.app.requests.pagination import (
     DEFAULT_LIMIT,
@@ -29,6 +26,9 @@ from antiphon.app.requests.pagination import (
     read_page,
 )
 from antiphon.app.requests.query_fields import BetaQuery
+from antiphon.app.route_helpers.http_replies import json_reply
+from antiphon.app.route_helpers.stored_reads import prepare_read
+from antiphon.app.route_helpers.upload import ANTHROPIC_FORM, OPENAI_FORM, receive_upload
 from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.turn_types.ids import new_id
 

@@ -15,10 +15,6 @@ from antiphon.app.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.endpoints.endpoint import Endpoint, Form, endpoint
 from antiphon.app.projections.files import DEFAULT_MEDIA_TYPE, part_body, upload_body
-from antiphon.app.replies.counts import check_counts
-from antiphon.app.replies.http_replies import json_reply
-from antiphon.app.replies.stored_reads import prepare_read
-from antiphon.app.replies.upload import PART_FORM, max_file_bytes, receive_upload
 from antiphon.app.requests.batches.body import (
     BATCH_FILE_LIFETIME_S,
     CompleteUploadBody,
@@ -28,6 +24,10 @@ from antiphon.app.requests.batches.body import (
 )
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.fields.checks import require_value
+from antiphon.app.route_helpers.counts import check_counts
+from antiphon.app.route_helpers.http_replies import json_reply
+from antiphon.app.route_helpers.stored_reads import prepare_read
+from antiphon.app.route_helpers.upload import PART_FORM, max_file_bytes, receive_upload
 from antiphon.app.store.batches.records import StoredFile, StoredUpload
 from antiphon.app.store.database import Database
 from antiphon.app.turn_types.ids import new_id

@@ -20,7 +20,7 @@ from antiphon.app.inspection.server_figures import decode_figures
 from antiphon.app.projections.inspection.live import build_frame
 from antiphon.app.projections.inspection.steps import build_table
 from antiphon.app.projections.inspection.unoffered import describe_unoffered_finding, list_unoffered_calls
-from antiphon.app.replies.inspected_turns import InspectedTurn, find_turn
+from antiphon.app.route_helpers.inspected_turns import InspectedTurn, find_turn
 from antiphon.app.routes.inspection.replies import HEADERS, json_page
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turns.continuation.replay_check import UncheckableTurnError, check_replay

@@ -22,8 +22,8 @@ from antiphon.app.projections.inspection.summaries import (
 )
 from antiphon.app.projections.inspection.unoffered import list_unoffered_calls
 from antiphon.app.registry.model_registry import ServedModel
-from antiphon.app.replies.inspected_turns import InspectedTurn, find_turn, forget_turn
-from antiphon.app.replies.turn_lists import MAX_SEARCHED_TURNS, TurnQuery, find_place, list_owner_turns
+from antiphon.app.route_helpers.inspected_turns import InspectedTurn, find_turn, forget_turn
+from antiphon.app.route_helpers.turn_lists import MAX_SEARCHED_TURNS, TurnQuery, find_place, list_owner_turns
 from antiphon.app.routes.inspection.query import EventsQuery, PromptQuery, TurnsQuery, build_filter
 from antiphon.app.routes.inspection.replies import LINES, file_page, json_page, lines_page, missing_page, text_page
 from antiphon.app.turn_types.event_log import EventLog, LogDivergedError

@@ -7,7 +7,7 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
-from antiphon.app.replies.http_replies import json_reply
+from antiphon.app.route_helpers.http_replies import json_reply
 
 
 @endpoint(Endpoint("POST", "/v1/admin/reload", key=Key.OPERATOR, audit="reload"))

@@ -16,9 +16,9 @@ from antiphon.app.errors import (
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.usage import DIMENSIONS, UsagePage, build_usage_page, is_selected
-from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.requests.fields.checks import require_value
 from antiphon.app.requests.query_fields import Query
+from antiphon.app.route_helpers.http_replies import json_reply
 from antiphon.app.store.history.usage_tables import UsageQuery
 from antiphon.app.usage.recorder import KEPT_MINUTES, MINUTE_S
 

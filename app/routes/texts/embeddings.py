@@ -15,12 +15,12 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.models.status import blocked_reason
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.registry.model_registry import ModelRegistry
-from antiphon.app.replies.engine_ready import wait_until_known
-from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.requests.embeddings.body import EmbeddingsBody, RerankBody, ScoreBody
 from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
 from antiphon.app.requests.embeddings.request import read_embeddings_request
+from antiphon.app.route_helpers.engine_ready import wait_until_known
+from antiphon.app.route_helpers.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.tracing.conventions import EMBEDDINGS_OPERATION, RERANK_OPERATION
 from antiphon.engine.embeddings.repository import EncoderKind
 

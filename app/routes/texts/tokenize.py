@@ -13,11 +13,11 @@ from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry, NamedModel, ServedModel
-from antiphon.app.replies.engine_ready import wait_until_known
-from antiphon.app.replies.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.requests.chat.body import CHAT_PROMPT_FIELDS, ChatBody, DetokenizeBody, TokenizeBody
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
+from antiphon.app.route_helpers.engine_ready import wait_until_known
+from antiphon.app.route_helpers.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo

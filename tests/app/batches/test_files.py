@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.replies import upload
+from antiphon.app.route_helpers import upload
 from antiphon.app.store.batches.records import PIECE_BYTES
 from tests.app.batches.batch_client import BOUNDARY, KEYS, SCRIPT, BatchClient, count_rows
 from tests.app.server_helpers import wait_until

@@ -16,7 +16,7 @@ from antiphon.app.http.protocol import ChunkedResponse
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.responses import ResponsesStream
-from antiphon.app.replies.event_stream import EventStreamResponse
+from antiphon.app.route_helpers.event_stream import EventStreamResponse
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.base import Event
 from tests.app.http.socket_client import SocketClient, connect, read_to_end

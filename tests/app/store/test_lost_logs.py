@@ -12,7 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
-from antiphon.app.replies import http_replies
+from antiphon.app.route_helpers import http_replies
 from antiphon.app.routes import responses
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep

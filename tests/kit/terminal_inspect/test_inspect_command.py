@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from antiphon.app.inspection.record import TurnRecord
-from antiphon.app.replies.inspected_turns import NOT_RECORDED
+from antiphon.app.route_helpers.inspected_turns import NOT_RECORDED
 from antiphon.kit.snapshot.stream_text import format_stream
 from tests.app.inspection.inspector import Inspector
 from tests.kit.hostile_texts import find_terminal_controls

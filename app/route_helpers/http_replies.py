@@ -15,8 +15,8 @@ from antiphon.app.http.body_parsing import LARGE_BYTES
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.registry.model_registry import ServedModel
-from antiphon.app.replies.event_stream import EventStreamResponse, run_until_disconnect
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
+from antiphon.app.route_helpers.event_stream import EventStreamResponse, run_until_disconnect
 from antiphon.app.turn_types.event_log import EventLog
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import structlog
 
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.request_state import request_state
-from antiphon.app.replies.event_stream import END_MESSAGE, ClientDisconnected, run_until_disconnect
+from antiphon.app.route_helpers.event_stream import END_MESSAGE, ClientDisconnected, run_until_disconnect
 from antiphon.app.scripted.faults import CURRENT_REQUEST, FaultyRequest
 from antiphon.kit.faults import (
     CloseConnection,

@@ -9,7 +9,6 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
 from antiphon.app.batches.stored_files import FileGoneError, FileWriter
 from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field
-from antiphon.app.replies.form_filename import find_filename
 from antiphon.app.requests.batches.body import (
     MAX_BATCH_FILE_BYTES,
     UploadFields,
@@ -19,6 +18,7 @@ from antiphon.app.requests.batches.body import (
     read_part_fields,
     read_upload_fields,
 )
+from antiphon.app.route_helpers.form_filename import find_filename
 from antiphon.app.store.batches.records import StoredFile
 
 MAX_FIELD_BYTES = 1024

@@ -7,7 +7,7 @@ from antiphon.app.context import AnyRequest, ServerContext, request_models
 from antiphon.app.errors import report_engine_errors
 from antiphon.app.models.status import blocked_reason, is_starting, known_info
 from antiphon.app.registry.model_registry import ModelRegistry, NamedModel, ServedModel
-from antiphon.app.replies.http_replies import cancel_on_disconnect
+from antiphon.app.route_helpers.http_replies import cancel_on_disconnect
 
 
 async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None:

@@ -18,8 +18,8 @@ from antiphon.app.projections.listed_media import (
     open_message_slots,
     open_whole_slots,
 )
-from antiphon.app.replies.http_replies import json_reply
 from antiphon.app.requests.pagination import ListPage
+from antiphon.app.route_helpers.http_replies import json_reply
 from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents
 from antiphon.events.inputs import AnyInput
 

@@ -1,0 +1,1 @@
+"""Steps that several routes share: they wait for engines and the store, start turns, read forms and send replies."""
