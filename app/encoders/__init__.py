@@ -1,1 +1,1 @@
-"""Embedding and reranking models: their tokenizer, and jobs on their engine."""
+"""Embedding and reranking models: endpoints, bodies, replies, and jobs on their engines. Only `main` imports it."""

@@ -4,10 +4,10 @@ import secrets
 
 from msgspec import Struct
 
+from antiphon.app.encoders.bodies import MAX_REQUEST_TOKENS, too_many_tokens
+from antiphon.app.encoders.encoder_request import EncoderRequest
 from antiphon.app.errors import RETRY_AFTER_S, ApiError, invalid_value, report_engine_errors
 from antiphon.app.models.status import blocked_reason
-from antiphon.app.requests.embeddings.body import MAX_REQUEST_TOKENS, too_many_tokens
-from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
 from antiphon.engine.encoder_messages import EncoderInput
 from antiphon.engine.protocol import Chunk, EngineError, Fault, Job

@@ -16,11 +16,11 @@ from antiphon.app.http.endpoints.endpoint import Endpoint, declared_endpoint
 from antiphon.app.http.endpoints.table import EndpointTable
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.http.request_state import request_state
+from antiphon.app.main.table import ENDPOINTS, ROUTE_HANDLERS
 from antiphon.app.options.api_keys import ApiKey
 from antiphon.app.page.endpoint import PAGE_ENDPOINTS, PageEndpoint
 from antiphon.app.route_helpers.faulty_replies import FaultyReplies
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
-from antiphon.app.routes.table import ENDPOINTS, ROUTE_HANDLERS
 from antiphon.app.scripted.faults import connect_script_faults
 from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.websocket.endpoint import CONNECTION_LIFETIME_S, SOCKET_ENDPOINT, WebSocketEndpoint

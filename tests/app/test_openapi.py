@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 
 from antiphon.app.errors import ApiError
+from antiphon.app.main.table import ROUTE_HANDLERS
 from antiphon.app.openapi.schemas import body_schema, describe_fields, is_required
 from antiphon.app.requests.fields import RequestBody, RequestField, list_fields
 from antiphon.app.requests.fields.checks import build_check
-from antiphon.app.routes.table import ROUTE_HANDLERS
 from tests.clients.sdk_helpers import get, post
 from tests.conftest import StartServer
 from tests.endpoint_bodies import BODIES

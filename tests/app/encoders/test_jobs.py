@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 
 from antiphon.app.encoders import jobs
+from antiphon.app.encoders.encoder_request import EncoderRequest
 from antiphon.app.encoders.jobs import TEXTS_PER_CALL, EncoderResult, run_request
 from antiphon.app.errors import ApiError
 from antiphon.app.registry.model_registry import EncoderModel
-from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.engine.encoder_messages import EncoderInput
 from antiphon.engine.protocol import Chunk, EngineInfo, Fault, Job, OnChunk
 from antiphon.harmony.tokens.vocabulary import TokenizeError

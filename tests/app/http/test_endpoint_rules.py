@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from antiphon.app.http.headers import MAX_HEADERS
+from antiphon.app.main.table import ROUTE_HANDLERS
 from antiphon.app.options.api_keys import ApiKey, KeyLimits, key_digest
-from antiphon.app.routes.table import ROUTE_HANDLERS
 from tests.app.http.socket_client import exchange_bytes
 from tests.serving import RunningServer, serve
 

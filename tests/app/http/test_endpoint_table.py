@@ -14,8 +14,8 @@ from antiphon.app.http.endpoints.endpoint import UNKNOWN_ENDPOINT, Endpoint, For
 from antiphon.app.http.endpoints.table import EndpointTable, Lookup, Match, MethodNotAllowed, NotFound
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.main.application import ENDPOINT_TABLE, require_same_endpoint
+from antiphon.app.main.table import ENDPOINTS, ROUTE_HANDLERS
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
-from antiphon.app.routes.table import ENDPOINTS, ROUTE_HANDLERS
 from antiphon.app.turn_types.turn_stats import Api
 from tests.app.http.endpoints_page import render_page
 from tests.counts import FULL_COUNTS

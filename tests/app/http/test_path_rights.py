@@ -11,9 +11,9 @@ from contextlib import ExitStack
 import pytest
 from msgspec import Struct
 
+from antiphon.app.main.table import ROUTE_HANDLERS
 from antiphon.app.options.api_keys import ApiKey, KeyLimits, key_digest
 from antiphon.app.page.assets import load_page_files
-from antiphon.app.routes.table import ROUTE_HANDLERS
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 

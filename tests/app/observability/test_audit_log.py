@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from antiphon.app.keys.key_file import read_key_file
+from antiphon.app.main.table import ENDPOINTS
 from antiphon.app.observability import audit_log
 from antiphon.app.observability.audit_log import AuditLog, AuditLogError, find_action
-from antiphon.app.routes.table import ENDPOINTS
 from antiphon.app.turn_types.access_record import AccessRecord
 from tests.conftest import StartServer
 from tests.progress import wait_with_progress

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from antiphon.app.http.endpoints.endpoint import Form, Key
+from antiphon.app.main.table import ENDPOINTS
 from antiphon.app.requests.query_fields import AnyQuery
-from antiphon.app.routes.table import ENDPOINTS
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, [{"name": "any", "output": ["Hello."]}], inspect="memory")

@@ -7,18 +7,18 @@ from typing import Any, TypeVar
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_models, server_context
+from antiphon.app.encoders.bodies import EmbeddingsBody, RerankBody, ScoreBody
+from antiphon.app.encoders.embedding_request import read_embeddings_request
+from antiphon.app.encoders.encoder_request import EncoderRequest
 from antiphon.app.encoders.jobs import EncoderResult, run_request
+from antiphon.app.encoders.pairs import read_rerank_request, read_score_request
+from antiphon.app.encoders.replies import embeddings_body, rerank_body, score_body
 from antiphon.app.errors import report_engine_errors
 from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.models.status import blocked_reason
-from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.registry.model_registry import ModelRegistry
-from antiphon.app.requests.embeddings.body import EmbeddingsBody, RerankBody, ScoreBody
-from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
-from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
-from antiphon.app.requests.embeddings.request import read_embeddings_request
 from antiphon.app.route_helpers.engine_ready import wait_until_known
 from antiphon.app.route_helpers.http_replies import cancel_on_disconnect, json_reply
 from antiphon.app.tracing.conventions import EMBEDDINGS_OPERATION, RERANK_OPERATION

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from antiphon.app.encoders.bodies import RerankBody, ScoreBody
+from antiphon.app.encoders.embedding_request import read_truncation
+from antiphon.app.encoders.encoder_request import EncoderRequest
 from antiphon.app.errors import invalid_value
 from antiphon.app.registry.model_registry import ModelRegistry
-from antiphon.app.requests.embeddings.body import RerankBody, ScoreBody
-from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
-from antiphon.app.requests.embeddings.request import read_truncation
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.checks import require_value
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from antiphon.app.encoders.bodies import EmbeddingsBody, EncoderBody
+from antiphon.app.encoders.encoder_request import EncoderRequest
 from antiphon.app.errors import ApiError, invalid_value, missing_field
 from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry
-from antiphon.app.requests.embeddings.body import EmbeddingsBody, EncoderBody
-from antiphon.app.requests.embeddings.encoder_request import EncoderRequest
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.engine.encoder_messages import VectorOptions
 from antiphon.engine.protocol import EngineInfo

@@ -1,1 +1,0 @@
-"""Parsers of requests to embedding and reranking models: JSON body → `EncoderRequest`."""

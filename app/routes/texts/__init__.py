@@ -1,1 +1,0 @@
-"""Endpoints that convert texts without generating any: to tokens, vectors or scores."""
