@@ -30,8 +30,8 @@ serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8
 # those that start, kill and replace whole processes of this one.
 ENGINE_TESTS = tests/engine tests/training tests/bench tests/models tests/app/requests/test_constraints.py \
 	tests/app/turns/test_rounds_embedded.py tests/kit/conformance/test_suites_on_embedded_model.py tests/test_readme.py
-CLIENT_TESTS = tests/clients tests/codex tests/web $(addprefix tests/kit/,pytest_plugin terminal_chat terminal_inspect) \
-	tests/kit/test_sample.py tests/kit/test_hostile_servers_in_terminals.py tests/kit/test_live_view.py
+CLIENT_TESTS = tests/clients tests/codex tests/web tests/console $(addprefix tests/kit/,pytest_plugin test_sample.py \
+	test_hostile_servers_in_terminals.py)
 
 PROCESS_TESTS = tests/app/batches/test_batch_command.py tests/app/batches/test_batch_kills.py \
 	tests/app/observability/test_log_sink.py tests/app/remote/test_launch.py tests/app/sandbox \
@@ -166,7 +166,7 @@ $(VENV)/bin/python:
 
 # Links to the folders under their import name antiphon.*, so that mypy and editors see new files at once.
 LINKED := $(VENV)/src/antiphon
-LINKS := $(addprefix $(LINKED)/,app engine events harmony kit state web)
+LINKS := $(addprefix $(LINKED)/,app console engine events harmony kit state web)
 $(LINKED): | $(VENV)/bin/python
 	@mkdir -p $@
 	@ln -sf $(foreach file,__init__.py __main__.py py.typed,../../../app/public/$(file)) $@

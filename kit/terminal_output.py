@@ -1,4 +1,4 @@
-"""Output of the kit's commands on standard output."""
+"""Output of commands on standard output."""
 
 import sys
 

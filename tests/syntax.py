@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("app", "engine", "events", "harmony", "kit", "state", "web")
+PACKAGES = ("app", "console", "engine", "events", "harmony", "kit", "state", "web")
 
 
 def list_source_modules() -> list[Path]:

@@ -159,11 +159,11 @@ def test_paths_named_on_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    folders = "app|bench|engine|events|harmony|kit|samples|state|tests|training|docs|snapshots"
+    folders = "app|bench|console|engine|events|harmony|kit|samples|state|tests|training|docs|snapshots"
     root = page.parent if page.is_relative_to(ROOT / "samples") else ROOT
     for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text):
         assert (root / path).exists(), f"{page.name} names {path}"
-    packages = "antiphon.(?:app|engine|events|harmony|kit|state|web)"  # antiphon.request_id is an attribute of spans
+    packages = "antiphon.(?:app|console|engine|events|harmony|kit|state|web)"  # antiphon.request_id is an attribute of spans
     modules = re.findall(rf"`(?:python -m )?((?:{packages}|tests)\.[a-z_.]+)`", text)
     for path in (ROOT / module.removeprefix("antiphon.").replace(".", "/") for module in modules):
         assert path.exists() or path.with_suffix(".py").exists(), f"{page.name} names {path}"

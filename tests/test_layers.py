@@ -25,7 +25,8 @@ INTERNAL_IMPORTS = {
     "state": ("events", "state"),
     "harmony": ("events", "harmony", "state.segments"),
     "engine": ("engine",),
-    "app": ("app", "engine", "events", "harmony", "kit", "state"),
+    "app": ("app", "console", "engine", "events", "harmony", "kit", "state"),
+    "console": ("console", "kit"),
     "kit": ("kit",),
     "web": (),
 }
@@ -50,6 +51,7 @@ EXTERNAL_IMPORTS = {
         "cryptography",
     },
     "kit": {"msgspec", "httpx2", "h11", "click", "rich", "websockets", "pytest", "syrupy", "jsonschema", "referencing"},
+    "console": {"msgspec", "httpx2", "click"},
     "web": set(),
     "app": {
         "msgspec",

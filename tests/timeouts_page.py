@@ -42,7 +42,7 @@ STRUCTS_OF_OPTIONS = ("Settings", "ServeOptions", "RemoteServeOptions")
 def find_times() -> Iterator[tuple[Path, str, str, str]]:
     """Yields module, name, value and docstring of each time of the product."""
     for module in list_source_modules():
-        if module.parts[0] in ("kit", "harmony"):
+        if module.parts[0] in ("console", "harmony", "kit"):
             continue
         tree = parse_module(module)
         for body, prefix in [

@@ -37,15 +37,15 @@ from antiphon.app.options.serve_options import (
 )
 from antiphon.app.options.settings import Settings
 from antiphon.app.store.maintenance.commands import store_commands
+from antiphon.console.chat.command import chat
+from antiphon.console.inspect.command import inspect
+from antiphon.console.reload import drain, reload
+from antiphon.console.top.command import top
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, SpawnWorker, WorkerProcess
 from antiphon.kit.cli.cassettes import record, replay
-from antiphon.kit.cli.chat import chat
 from antiphon.kit.cli.check import check
 from antiphon.kit.cli.demo import demo
-from antiphon.kit.cli.inspect import inspect
-from antiphon.kit.cli.reload import drain, reload
-from antiphon.kit.cli.top import top
 from antiphon.kit.terminal_text import show_controls
 
 PRELOADED_MODULE = "antiphon.engine.builder"

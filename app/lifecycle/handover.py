@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.app.options.serve_options import ServeError
-from antiphon.kit.runtime_file import check_folder, runtime_folder
+from antiphon.console.runtime_file import check_folder, runtime_folder
 
 TAKE, DRAIN = b"take\n", b"drain\n"
 TIMEOUT_S = 30.0

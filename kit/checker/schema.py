@@ -160,6 +160,11 @@ def as_objects(value: object) -> list[dict[str, Any]]:
     return [entry for entry in as_list(value) if isinstance(entry, dict)]
 
 
+def as_table(value: object) -> dict[str, Any]:
+    """Returns the value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
 def as_text(value: object) -> str:
     """Returns the value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
+from antiphon.kit.base_url import normalize_url
 from antiphon.kit.checker.schema import as_objects, decode_object
-from antiphon.kit.server_address import normalize_url
 
 DEFAULT_TIMEOUT_S = 60.0
 """Seconds without a byte from the server after which a request ends."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.kit.runtime_file import RuntimeInfo, delete_runtime_file, read_runtime_file, write_runtime_file
+from antiphon.console.runtime_file import RuntimeInfo, delete_runtime_file, read_runtime_file, write_runtime_file
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready
 from tests.syntax import ROOT

@@ -29,7 +29,7 @@ SERVER = partial(
 OWN_LINES = {
     "app/store/maintenance/backup.py": "a file of one indented object",
     "app/tools/mcp/stdio_transport.py": "JSON that MCP's SDK has encoded, with the separators escaped",
-    "kit/runtime_file.py": "a file of one object, with a port and paths of this machine",
+    "console/runtime_file.py": "a file of one object, with a port and paths of this machine",
 }
 """Modules that join JSON and a line feed by themselves, and why."""
 
@@ -82,7 +82,7 @@ def test_line_of_a_snapshot() -> None:
 def test_json_is_not_made_a_line_by_hand() -> None:
     """No module joins JSON and a line feed itself: only the shared writer knows which characters end lines."""
     found = set()
-    for path in sorted([*(ROOT / "app").rglob("*.py"), *(ROOT / "kit").rglob("*.py")]):
+    for path in sorted(path for name in ("app", "console", "kit") for path in (ROOT / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             is_joined = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
             if (

@@ -20,7 +20,7 @@ from antiphon.app.lifecycle.handover import take_over
 from antiphon.app.lifecycle.listeners import take_inherited_socket
 from antiphon.app.lifecycle.service_manager import ServiceManager, take_service_manager
 from antiphon.app.options.serve_options import ServeError
-from antiphon.kit.runtime_file import read_runtime_file
+from antiphon.console.runtime_file import read_runtime_file
 from tests.app.server_helpers import free_port
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress

@@ -1,0 +1,1 @@
+"""`antiphon top`: the turns that run on a server, once a second."""
