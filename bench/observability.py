@@ -60,7 +60,7 @@ def create_tracer() -> Tracer:
 def describe() -> TurnDescription:
     """Returns as many attributes as a turn of the Responses API has."""
     sampling = {names.REQUEST_TEMPERATURE: 1.0, names.REQUEST_TOP_P: 1.0, names.REQUEST_SEED: 7}
-    turn = {**sampling, names.FINISH_REASONS: ["stop"], names.DIALECT: "hermes", names.REASONING_TOKENS: 5}
+    turn = {**sampling, names.RESPONSE_FINISH_REASONS: ["stop"], names.DIALECT: "hermes", names.REASONING_TOKENS: 5}
     render = {names.PROMPT_TOKENS: 100, names.RESTORED_TOKENS: 0, names.GRAMMAR: False}
     return TurnDescription(turn=turn, render=render, job={names.ENGINE: "process"})
 

@@ -6,7 +6,7 @@ import stat
 import sys
 from collections.abc import Collection
 
-from antiphon.engine.media_messages import ARRAY_ALIGNMENT, KEY_BYTES, MediaArrays
+from antiphon.engine.media_messages import ARRAY_ALIGNMENT, MEDIA_KEY_BYTES, MediaArrays
 from antiphon.engine.protocol import EngineError, EngineInfo, Job
 
 MAX_ARRAYS = 16
@@ -40,7 +40,11 @@ def _check_spans(job: Job, info: EngineInfo) -> None:
     """Raises `EngineError` unless the spans follow each other and hold all soft tokens."""
     soft, last_end, num_soft = set(info.soft_ids), 0, 0
     for span in job.media:
-        if len(span.key) != KEY_BYTES or not last_end <= span.offset < span.end <= len(job.tokens) or span.rows < 1:
+        if (
+            len(span.key) != MEDIA_KEY_BYTES
+            or not last_end <= span.offset < span.end <= len(job.tokens)
+            or span.rows < 1
+        ):
             raise EngineError("invalid_request", "the spans of the pictures are not in order inside of the prompt")
         last_end = span.end
         if soft and info.image_form == "expanded":

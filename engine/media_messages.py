@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-KEY_BYTES = 32
+MEDIA_KEY_BYTES = 32
 ARRAY_ALIGNMENT = 64
 """Offsets of arrays are multiples of this number of bytes."""
 
@@ -22,7 +22,7 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A picture in the prompt of a job. Spans are in the order of their offsets and do not overlap."""
 
     key: bytes
-    """Identity of the prepared picture, `KEY_BYTES` long: its content, its processor and its prepared size."""
+    """Identity of the prepared picture, `MEDIA_KEY_BYTES` long: its content, its processor and its prepared size."""
     offset: int
     """Index of its first soft token in `Job.tokens`."""
     length: int

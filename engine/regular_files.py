@@ -14,13 +14,13 @@ from antiphon.engine.errors import LoadError
 MAX_JSON_BYTES = 64 << 20
 """Largest JSON file that is read: the index of a model with 200 000 tensors takes 24 MiB."""
 
-MAX_JSON_DEPTH = 50
+MAX_JSON_FILE_DEPTH = 50
 """Deepest nesting of a JSON file. Configurations have five levels, and libraries walk through them recursively."""
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Flags with which no file blocks the call that opens it."""
 
-KINDS = {
+FILE_TYPES = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -116,7 +116,7 @@ def parse_json(data: bytes) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     level = [value]
-    for _ in range(MAX_JSON_DEPTH):
+    for _ in range(MAX_JSON_FILE_DEPTH):
         level = [child for parent in level if isinstance(parent, dict | list) for child in _list_children(parent)]
         if not level:
             return value
@@ -145,4 +145,4 @@ def check_folder_entries(folder: Path) -> None:
 
 def describe_kind(mode: int) -> str:
     """Returns the type of a file in words. `mode`: its `st_mode`."""
-    return KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
+    return FILE_TYPES.get(stat.S_IFMT(mode), "of an unknown kind")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-INTERVAL_S = 0.25
+CPU_LOAD_INTERVAL_S = 0.25
 """Seconds between two measurements."""
 
 MAX_WAITING_SHARE = 0.1
@@ -69,7 +69,7 @@ class ThreadGovernor:
     def update(self) -> None:
         """Measures, if the interval has passed, and sets the number of threads if it changes."""
         now = self._clock()
-        if self._all == 1 or self._times is None or now - self._measured_at < INTERVAL_S:
+        if self._all == 1 or self._times is None or now - self._measured_at < CPU_LOAD_INTERVAL_S:
             return
         previous, self._times = self._times, self._read_times()
         self._measured_at = now

@@ -10,7 +10,7 @@ from antiphon.events.inputs import InputImage, InputText
 
 BLOB_PREFIX = "blob:sha256-"
 """Begins the URLs that stand for stored bytes."""
-_PLACEHOLDER = re.compile(
+_IMAGE_PLACEHOLDER = re.compile(
     r"\[image: ([a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}), ([0-9]{1,15}) bytes,"
     r" sha256 ([0-9a-f]{64})\]"
 )
@@ -23,12 +23,12 @@ def write_placeholder(media_type: str, size: int, sha256: bytes) -> str:
 
 def hide_images(text: str, reason: str = "") -> str:
     """Returns a text whose placeholders name no bytes any more, but `reason`: none of its pictures is shown."""
-    return _PLACEHOLDER.sub(lambda match: f"[image: {match[1]}{reason and ', '}{reason}]", text)
+    return _IMAGE_PLACEHOLDER.sub(lambda match: f"[image: {match[1]}{reason and ', '}{reason}]", text)
 
 
 def split_output(text: str) -> str | tuple[InputText | InputImage, ...]:
     """Returns an output in parts, with a picture for each placeholder; the text if it has none."""
-    pieces = _PLACEHOLDER.split(text)
+    pieces = _IMAGE_PLACEHOLDER.split(text)
     if len(pieces) == 1:
         return text
     parts: list[InputText | InputImage] = []

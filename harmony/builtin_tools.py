@@ -46,7 +46,7 @@ LOCAL_SHELL_PARAMETERS: dict[str, Any] = {
     "required": ["command"],
     "additionalProperties": False,
 }  # fmt: skip
-SEARCH_DESCRIPTION = "Searches for further tools, which can be called once they are found."
+TOOL_SEARCH_DESCRIPTION = "Searches for further tools, which can be called once they are found."
 SEARCH_PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"query": {"type": "string", "description": "What the tool should do."}},
@@ -123,7 +123,7 @@ def builtin_fields(tool: BuiltinTool, *, single_call: bool) -> dict[str, Any]:
     if isinstance(tool, ToolSearchTool):
         return {
             "builtin": "tool_search",
-            "description": tool.description or SEARCH_DESCRIPTION,
+            "description": tool.description or TOOL_SEARCH_DESCRIPTION,
             "parameters": tool.parameters or SEARCH_PARAMETERS,
             "strict": True,
             "execution": tool.execution,

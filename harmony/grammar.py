@@ -19,7 +19,7 @@ from antiphon.harmony.strict_schema import close_objects
 from antiphon.harmony.tokens.detokenizer import split_at_tokens
 from antiphon.harmony.tools import ToolSpec
 
-_LINE = "\n"
+_NEWLINE = "\n"
 GAP_PATTERN = r"[ \t\r\n]{0,16}"
 """Pattern of the blanks between the parts of a turn. At most 16: small models would emit blanks without end."""
 JSON_WHITESPACE = r"( |\n[ \t]{0,20})?"
@@ -151,7 +151,7 @@ class GrammarBuilder:
 
     def nested_grammar(self, lark: str) -> str:
         """Matches text of a grammar in Lark's syntax."""
-        return self.add_unique_rule("raw", f"%lark {{{_LINE}{lark}{_LINE}}}")
+        return self.add_unique_rule("raw", f"%lark {{{_NEWLINE}{lark}{_NEWLINE}}}")
 
     def required_text(self, constraint: OutputConstraint) -> str:
         """Matches text of the required form."""

@@ -19,7 +19,7 @@ _ATOM = re.compile(
       | (?P<atom>\\(?:[pPxuU]\{[^}]{0,64}\}|.)|.)""",
     re.VERBOSE | re.DOTALL,
 )
-_FLAGS = re.compile(r"\(\?[a-zA-Z-]*\)")
+_FLAGS_PATTERN = re.compile(r"\(\?[a-zA-Z-]*\)")
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 MAX_BRANCHES = 64
 """Maximum number of ways through the alternatives of a simple expression."""
@@ -36,7 +36,7 @@ def split_pattern(pattern: str) -> Iterator[PatternPart]:
     """Yields the parts of an expression. What is no expression yields some parts, too."""
     index = 0
     while index < len(pattern):
-        if flags := _FLAGS.match(pattern, index):
+        if flags := _FLAGS_PATTERN.match(pattern, index):
             kind, end = "anchor", flags.end()
         elif pattern[index] == "[":
             kind, end = "atom", _find_class_end(pattern, index)

@@ -19,7 +19,7 @@ from antiphon.harmony.patterns import find_complex_part
 
 DIALECT_NAME = "response-template"
 REASONING_FIELDS = ("thinking", "reasoning_content", "reasoning")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_PATTERN_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _WHITESPACE_PATTERN = re.compile(r"\\s[*+]?|\[ \]\*| \*")
 _PATTERN_CHARS = set("()[]{}.*+?^$|")
 
@@ -161,7 +161,7 @@ def _literals_of(pattern: str, *, entire: bool) -> list[str]:
             break
         at += 1
         if char == "\\":
-            char = _ESCAPES.get(pattern[at : at + 1], pattern[at : at + 1])
+            char = _PATTERN_ESCAPES.get(pattern[at : at + 1], pattern[at : at + 1])
             if char.isalnum():
                 raise UnsupportedTemplate(f"the pattern {pattern!r} is not supported")
             at += 1

@@ -16,10 +16,10 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-MAX_STEPS = 50_000
+MAX_SCHEMA_STEPS = 50_000
 """Schemas and names to look at in one schema: some tens of milliseconds. A schema that takes more is not closed."""
 
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_OR_LIST = ("items", "prefixItems", "additionalItems", "additionalProperties")
 _BRANCHES = ("anyOf", "oneOf")
 _PARTS = ("$ref", "allOf", *_BRANCHES)
@@ -134,7 +134,7 @@ class _Closer:
         if schema is not self._root and "$id" in schema:
             raise _CannotCloseError  # references in it begin there
         result = dict(schema)
-        for keyword in _SCHEMAS_BY_NAME:
+        for keyword in _NAMED_SCHEMAS:
             if keyword in schema:
                 named = _require(schema[keyword], Mapping)
                 result[keyword] = {name: self._close(part, _Members({})) for name, part in named.items()}
@@ -221,7 +221,7 @@ class _Closer:
 
     def _count_steps(self, count: int) -> None:
         self._steps += count
-        if self._steps > MAX_STEPS:
+        if self._steps > MAX_SCHEMA_STEPS:
             raise _CannotCloseError
 
 

@@ -66,7 +66,7 @@ SPANS: dict[str, SpanRow] = {
             *(names.REQUEST_TOP_P, names.REQUEST_TOP_K, names.REQUEST_MAX_TOKENS, names.REQUEST_SEED),
             *(names.REQUEST_PRESENCE_PENALTY, names.REQUEST_FREQUENCY_PENALTY, names.REQUEST_CHOICES),
             *(names.CONVERSATION_ID, names.PREVIOUS_RESPONSE, names.RESPONSE_ID, names.RESPONSE_MODEL),
-            *(names.FINISH_REASONS, names.INPUT_TOKENS, names.OUTPUT_TOKENS, names.CACHED_TOKENS),
+            *(names.RESPONSE_FINISH_REASONS, names.INPUT_TOKENS, names.OUTPUT_TOKENS, names.CACHED_TOKENS),
             *(names.REASONING_TOKENS, names.LATENCY_QUEUE, names.LATENCY_FIRST_TOKEN, names.LATENCY_E2E),
             *(names.LATENCY_PREFILL, names.LATENCY_DECODE, names.LATENCY_INFERENCE, names.ERROR_TYPE),
             *(names.API, names.DIALECT, names.STATUS, names.ENDING, names.REQUEST_ID),

@@ -14,7 +14,7 @@ import structlog
 from msgspec import Struct, structs
 
 from antiphon.app.batches.line_request import LineReply, read_usage
-from antiphon.app.batches.line_scanner import MAX_LINES, LineScanner
+from antiphon.app.batches.line_scanner import MAX_BATCH_LINES, LineScanner
 from antiphon.app.batches.line_scheduler import LineQueue
 from antiphon.app.batches.output_files import OutputFiles
 from antiphon.app.batches.stored_files import FileGoneError, read_range
@@ -44,7 +44,7 @@ class RunnerLimits(Struct, frozen=True, kw_only=True):
 
     slot_share: float = 0.75
     """Share of each engine's slots that lines may take."""
-    max_lines: int = MAX_LINES
+    max_lines: int = MAX_BATCH_LINES
     """Lines of one batch."""
 
 

@@ -13,8 +13,8 @@ from msgspec import Raw, Struct
 from antiphon.app.errors import clip_text
 from antiphon.app.store.batches.records import BatchLine, LineError
 
-MAX_LINES = 50_000
-MAX_LINE_BYTES = 4 << 20
+MAX_BATCH_LINES = 50_000
+MAX_BATCH_LINE_BYTES = 4 << 20
 MAX_LINE_ERRORS = 100
 """Faults to report. The file is read no further after these."""
 MAX_CUSTOM_ID_CHARS = 512
@@ -48,7 +48,7 @@ class LineScanner:
     `{"custom_id":"a",` and `"method":"POST","url":"/v1/responses","body":{}}` give one line after `finish`.
     """
 
-    def __init__(self, endpoint: str, max_lines: int = MAX_LINES) -> None:
+    def __init__(self, endpoint: str, max_lines: int = MAX_BATCH_LINES) -> None:
         self._endpoint, self._max_lines = endpoint, max_lines
         self.lines: list[BatchLine] = []
         self.errors: list[LineError] = []
@@ -77,7 +77,7 @@ class LineScanner:
             self._end_line(line)
             self._offset += len(line) + 1
         self._pending = rest
-        if len(rest) > MAX_LINE_BYTES:
+        if len(rest) > MAX_BATCH_LINE_BYTES:
             if not self._is_skipping:
                 self._number += 1
                 self._add_too_long()
@@ -105,7 +105,7 @@ class LineScanner:
         self.total += 1
         if self.total > self._max_lines:
             self._add_error("too_many_tasks", f"The input file has more than {self._max_lines} requests.", line=None)
-        elif len(line) > MAX_LINE_BYTES:
+        elif len(line) > MAX_BATCH_LINE_BYTES:
             self._add_too_long()
         elif (sent := self._decode_line(line)) is not None and self._check_line(sent):
             self._add_line(sent, start, len(line))
@@ -158,7 +158,7 @@ class LineScanner:
         )
 
     def _add_too_long(self) -> None:
-        self._add_error("line_too_long", f"This line has more than {MAX_LINE_BYTES} bytes.")
+        self._add_error("line_too_long", f"This line has more than {MAX_BATCH_LINE_BYTES} bytes.")
 
     def _add_error(self, code: str, message: str, param: str | None = None, line: int | None = -1) -> None:
         number = self._number if line == -1 else line

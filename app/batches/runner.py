@@ -30,7 +30,7 @@ from antiphon.app.turn_types.ids import new_id
 from antiphon.app.usage.meter import UsageMeter
 from antiphon.engine.protocol import Engine
 
-POLL_INTERVAL_S = 1.0
+BATCH_POLL_INTERVAL_S = 1.0
 """Time between two looks for batches that were taken over or cancelled."""
 MAX_BUSY_TRIES = 60
 """Attempts to run a line that is answered 429; half an hour."""
@@ -92,7 +92,7 @@ class BatchRunner:
                 _log.warning("batches could not be read", error=str(error))
             self._start_lines()  # places may have become free, or a model may have been loaded
             try:
-                async with asyncio.timeout(POLL_INTERVAL_S):
+                async with asyncio.timeout(BATCH_POLL_INTERVAL_S):
                     await self._wake.wait()
             except TimeoutError:
                 continue
@@ -115,7 +115,7 @@ class BatchRunner:
             _log.warning("batch is run by another server now", batch=run.batch.id)
         except Exception:  # noqa: BLE001  # a bug; the next look begins again
             _log.exception("batch stopped", batch=run.batch.id)
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(BATCH_POLL_INTERVAL_S)
         finally:
             await run.end_tasks()
             self._scheduler.remove_queue(run.queue)

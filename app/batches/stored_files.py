@@ -6,7 +6,7 @@ from functools import partial
 from msgspec import structs
 
 from antiphon.app.errors import ApiError
-from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile
+from antiphon.app.store.batches.records import FILE_PIECE_BYTES, StoredFile
 from antiphon.app.store.database import Database
 from antiphon.app.store.store import ResponseStore
 from antiphon.state.ids import NewId
@@ -41,9 +41,9 @@ class FileWriter:
     async def write(self, data: bytes | bytearray) -> None:
         """Appends content. Raises `ApiError` and `FileGoneError`."""
         self._pending += data
-        while len(self._pending) >= PIECE_BYTES:
-            await self._append(bytes(self._pending[:PIECE_BYTES]))
-            del self._pending[:PIECE_BYTES]
+        while len(self._pending) >= FILE_PIECE_BYTES:
+            await self._append(bytes(self._pending[:FILE_PIECE_BYTES]))
+            del self._pending[:FILE_PIECE_BYTES]
 
     async def flush(self) -> None:
         """Writes the last piece. Nothing may be written after it. Raises `ApiError` and `FileGoneError`."""
@@ -112,10 +112,10 @@ async def read_pieces(store: ResponseStore, file_id: str) -> AsyncIterator[bytes
 
 async def read_range(store: ResponseStore, file_id: str, start: int, length: int) -> bytes:
     """Returns a part of a file. Raises `FileGoneError` if the file was deleted."""
-    first, last = start // PIECE_BYTES, (start + max(length, 1) - 1) // PIECE_BYTES
+    first, last = start // FILE_PIECE_BYTES, (start + max(length, 1) - 1) // FILE_PIECE_BYTES
     pieces = [await read_piece(store, file_id, number) for number in range(first, last + 1)]
     content = b"".join(piece for piece in pieces if piece is not None)
-    offset = start - first * PIECE_BYTES
+    offset = start - first * FILE_PIECE_BYTES
     found = content[offset : offset + length]
     if len(found) < length:
         raise FileGoneError

@@ -13,7 +13,7 @@ from antiphon.engine.encoder_messages import EncoderInput
 from antiphon.engine.protocol import Chunk, EngineError, Fault, Job
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
-CPU_LIMIT_S = 10.0
+TOKENIZE_CPU_LIMIT_S = 10.0
 """Seconds of CPU time for the tokenization of a request."""
 TEXTS_PER_CALL = 64
 """Number of texts per call of the tokenizer. Between two calls, the limits are checked."""
@@ -55,7 +55,7 @@ async def run_request(request: EncoderRequest) -> EncoderResult:
 
 async def _tokenize_in_thread(request: EncoderRequest) -> list[EncoderInput]:
     try:
-        return await run_with_cpu_limit(CPU_LIMIT_S, lambda: _tokenize_inputs(request))
+        return await run_with_cpu_limit(TOKENIZE_CPU_LIMIT_S, lambda: _tokenize_inputs(request))
     except TimeoutError:
         path = request.paths[0].partition("[")[0]
         raise ApiError(400, "prompt_too_complex", "Tokenizing the input exceeded the time limit.", path) from None

@@ -20,7 +20,7 @@ _UNSET_IF_ZERO = (
 )
 """Parameters without presence. Their zero is the neutral value, or means that the client has set none."""
 _OPTIONAL = ("prompt_logprobs", "seed", "truncate_prompt_tokens")
-_FLAGS = ("skip_special_tokens", "ignore_eos", "include_stop_str_in_output")
+_BOOLEAN_PARAMETERS = ("skip_special_tokens", "ignore_eos", "include_stop_str_in_output")
 _LISTS = ("stop", "stop_token_ids")
 
 
@@ -57,7 +57,7 @@ def completion_body(request: Any, model: ServedModel) -> dict[str, Any]:
         raise invalid_value("max_tokens", "Invalid 'max_tokens': expected a number above 0.")
     body |= {name: _shorten(getattr(params, name)) for name in _UNSET_IF_ZERO if getattr(params, name)}
     body |= {name: getattr(params, name) for name in _OPTIONAL if params.HasField(name)}
-    body |= {name: getattr(params, name) for name in _FLAGS}
+    body |= {name: getattr(params, name) for name in _BOOLEAN_PARAMETERS}
     body |= {name: list(getattr(params, name)) for name in _LISTS if getattr(params, name)}
     if params.HasField("logprobs"):
         body["logprobs"] = params.logprobs

@@ -15,7 +15,7 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 CLIENT_GONE = ApiError(499, "client_closed_request", "The client disconnected.")
 ERROR_INFO_URL = b"type.googleapis.com/google.rpc.ErrorInfo"
 ERROR_DOMAIN = "antiphon"
-MAX_ERROR_BYTES = 2048
+MAX_STATUS_MESSAGE_BYTES = 2048
 """Maximum size of an error in metadata: clients accept 8 KiB of it in all."""
 
 _CODES_BY_STATUS = {
@@ -71,11 +71,11 @@ async def abort_call(context: grpc.aio.ServicerContext, error: ApiError) -> None
     """Ends the call with the status of an error, unless it has ended already. The handler must return after it."""
     code = status_code(error.status, error.code)
     metadata: list[tuple[str, str | bytes]] = [(name, value) for name, value in error.headers if name == "retry-after"]
-    if len(error.encoded_body) <= MAX_ERROR_BYTES:
+    if len(error.encoded_body) <= MAX_STATUS_MESSAGE_BYTES:
         metadata.append((ERROR_BODY_KEY, error.encoded_body))
         metadata.append((STATUS_DETAILS_KEY, _status_details(code, error)))
     with contextlib.suppress(grpc.aio.InternalError):  # the client has left
-        await context.abort(code, error.message[:MAX_ERROR_BYTES], tuple(metadata))
+        await context.abort(code, error.message[:MAX_STATUS_MESSAGE_BYTES], tuple(metadata))
 
 
 def time_limit(context: grpc.aio.ServicerContext) -> float | None:

@@ -6,8 +6,8 @@ import secrets
 from antiphon.app.errors import ApiError
 from antiphon.app.http.asgi import AsgiScope
 
-MAX_HEADER_BYTES = 64 * 1024
-MAX_HEADERS = 256
+MAX_REQUEST_HEADER_BYTES = 64 * 1024
+MAX_REQUEST_HEADERS = 256
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -19,8 +19,11 @@ def decode_headers(scope: AsgiScope) -> dict[str, str]:
 def check_header_limits(scope: AsgiScope) -> None:
     """Raises `ApiError` 431 for too many or too large headers. HTTP parsers limit only heads that arrive in pieces."""
     pairs = scope["headers"]
-    if len(pairs) > MAX_HEADERS or sum(len(name) + len(value) for name, value in pairs) > MAX_HEADER_BYTES:
-        message = f"The headers exceed {MAX_HEADERS} fields or {MAX_HEADER_BYTES} bytes in total."
+    if (
+        len(pairs) > MAX_REQUEST_HEADERS
+        or sum(len(name) + len(value) for name, value in pairs) > MAX_REQUEST_HEADER_BYTES
+    ):
+        message = f"The headers exceed {MAX_REQUEST_HEADERS} fields or {MAX_REQUEST_HEADER_BYTES} bytes in total."
         raise ApiError(431, "headers_too_large", message)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.json_body import MAX_JSON_DEPTH, invalid_json, nesting_error
+from antiphon.app.requests.json_body import MAX_BODY_DEPTH, invalid_json, nesting_error
 
 MAX_VALUES = 1_000_000
 """Maximum number of values in a body, keys not counted. Each takes some hundred bytes of memory when it is decoded."""
@@ -64,7 +64,7 @@ class _SlicedDecoder:
                 self._num_containers += 1
                 if self._num_containers > MAX_CONTAINERS:
                     raise _too_many(f"more than {MAX_CONTAINERS} objects and arrays")
-                if len(self._open) == MAX_JSON_DEPTH:
+                if len(self._open) == MAX_BODY_DEPTH:
                     raise nesting_error()
                 if not self._open:
                     self._skip_blank(0, position)
@@ -168,7 +168,7 @@ class _SlicedDecoder:
 
 
 def decode_in_slices(body: bytes) -> Any:
-    """Returns the value of a JSON text that has at most `MAX_VALUES` values and `MAX_JSON_DEPTH` levels.
+    """Returns the value of a JSON text that has at most `MAX_VALUES` values and `MAX_BODY_DEPTH` levels.
 
     Raises `ApiError`, `msgspec.DecodeError` or `UnicodeDecodeError`.
     """

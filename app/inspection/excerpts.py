@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 MAX_EXCERPT_CHARS = 80
-_TEXT_TYPES = ("input_text", "text")
+_INPUT_TEXT_TYPES = ("input_text", "text")
 
 
 def find_excerpt(request: bytes) -> str:
@@ -41,5 +41,5 @@ def _list_texts(sent: Any) -> Iterator[str]:
 
 def _read_part(part: Any) -> str:
     if isinstance(part, dict):
-        part = part.get("text") if part.get("type") in _TEXT_TYPES else None
+        part = part.get("text") if part.get("type") in _INPUT_TEXT_TYPES else None
     return part if isinstance(part, str) else ""

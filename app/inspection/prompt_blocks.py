@@ -13,7 +13,7 @@ BLOCK_IDS = 512
 """Ids in a block. The last one of a prompt may have fewer."""
 BLOCK_OVERHEAD_BYTES = 256
 """Memory of a block besides its content (measured)."""
-KEY_BYTES = 16
+BLOCK_KEY_BYTES = 16
 COMPRESSION_LEVEL = 1
 
 
@@ -25,10 +25,10 @@ def split_prompt(owner: str, ids: Sequence[int]) -> tuple[RecordBlock, ...]:
     packed = array("I", ids)
     if sys.byteorder == "big":
         packed.byteswap()
-    data, blocks, key = packed.tobytes(), [], blake2b(owner.encode(), digest_size=KEY_BYTES).digest()
+    data, blocks, key = packed.tobytes(), [], blake2b(owner.encode(), digest_size=BLOCK_KEY_BYTES).digest()
     for start in range(0, len(data), BLOCK_IDS * 4):
         part = data[start : start + BLOCK_IDS * 4]
-        key = blake2b(key + part, digest_size=KEY_BYTES).digest()
+        key = blake2b(key + part, digest_size=BLOCK_KEY_BYTES).digest()
         blocks.append(RecordBlock(key, part))
     return tuple(blocks)
 
@@ -44,7 +44,7 @@ def join_blocks(parts: Sequence[bytes]) -> "array[int]":
 def pack_grammar(owner: str, grammar: str) -> RecordBlock:
     """Returns a grammar, which many turns may have, as a block."""
     data = grammar.encode("utf-8", "surrogatepass")
-    key = blake2b(data, digest_size=KEY_BYTES, key=blake2b(owner.encode()).digest(), person=b"grammar").digest()
+    key = blake2b(data, digest_size=BLOCK_KEY_BYTES, key=blake2b(owner.encode()).digest(), person=b"grammar").digest()
     return RecordBlock(key, compress(data))
 
 

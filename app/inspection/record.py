@@ -30,7 +30,7 @@ from antiphon.state.drafts import OutputSettings
 
 MAX_REQUEST_BYTES = 1 << 20
 """Size of the request that a record keeps. Of a longer one, it keeps none."""
-MAX_GRAMMAR_CHARS = 1 << 20
+MAX_KEPT_GRAMMAR_CHARS = 1 << 20
 """Length of the grammar that a record keeps."""
 RECORD_BYTES = 2048
 """Memory of a record besides its packed parts (measured)."""

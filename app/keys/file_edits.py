@@ -15,7 +15,7 @@ from antiphon.app.keys.key_file import KeyTableError, is_toml, list_headers, par
 from antiphon.app.options.api_keys import ApiKey, ApiKeyError, key_digest, require_valid_key
 
 KEY_PREFIX = "sk-antiphon-"
-KEY_BYTES = 32
+API_KEY_BYTES = 32
 TomlValue = str | int | float | date | Sequence[str]
 
 
@@ -29,7 +29,7 @@ class NewKeyError(ValueError):
 
 def create_key() -> str:
     """Returns a new API key."""
-    return f"{KEY_PREFIX}{secrets.token_urlsafe(KEY_BYTES)}"
+    return f"{KEY_PREFIX}{secrets.token_urlsafe(API_KEY_BYTES)}"
 
 
 def add_key(text: str, path: Path, key: str, fields: Mapping[str, TomlValue]) -> str:

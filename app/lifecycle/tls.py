@@ -7,7 +7,7 @@ from antiphon.app.keys.reloader import CertificateError
 from antiphon.app.options.serve_options import ServeError
 from antiphon.app.options.settings import Settings
 
-_PRIVATE_KEY = b"PRIVATE KEY-----"
+_PRIVATE_KEY_LINE = b"PRIVATE KEY-----"
 
 
 def load_ssl_context(settings: Settings) -> ssl.SSLContext | None:
@@ -46,7 +46,7 @@ def _check_certificate(path: Path) -> None:
 
 def _load_files(context: ssl.SSLContext, certificate: Path, key: Path | None, password: str | None) -> None:
     source = f"--ssl-certfile {certificate}" if key is None else f"--ssl-keyfile {key}"
-    if _PRIVATE_KEY not in _load_file(key or certificate, source):
+    if _PRIVATE_KEY_LINE not in _load_file(key or certificate, source):
         remedy = "; give --ssl-keyfile" if key is None else ""
         raise ServeError(f"{source}: contains no private key{remedy}")
     asked = False

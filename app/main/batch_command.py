@@ -32,7 +32,13 @@ from antiphon.app.errors import ApiError
 from antiphon.app.main.application import ENDPOINT_TABLE, build_app
 from antiphon.app.options.serve_options import ServeError, ServeOptions
 from antiphon.app.options.settings import Settings
-from antiphon.app.store.batches.records import ENDED_STATUSES, PIECE_BYTES, LineError, StoredBatch, StoredFile
+from antiphon.app.store.batches.records import (
+    ENDED_BATCH_STATUSES,
+    FILE_PIECE_BYTES,
+    LineError,
+    StoredBatch,
+    StoredFile,
+)
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turn_types.ids import new_id
@@ -42,7 +48,7 @@ from antiphon.engine.scripted.engine import ScriptError
 from antiphon.harmony.detect import DialectError
 from antiphon.kit.terminal_text import show_line
 
-POLL_INTERVAL_S = 0.1
+FINISH_POLL_INTERVAL_S = 0.1
 """Time between two looks at the number of lines that have ended."""
 LIFETIME_S = 100 * 365 * 86_400
 """Lifetime of a batch and its files. The command ends them before."""
@@ -114,7 +120,7 @@ def _check_lines(source: Path, endpoint: str) -> None:
     scanner = LineScanner(endpoint, sys.maxsize)
     try:
         with source.open("rb") as content:
-            while not scanner.is_done and (piece := content.read(PIECE_BYTES)):
+            while not scanner.is_done and (piece := content.read(FILE_PIECE_BYTES)):
                 scanner.feed(piece)
                 scanner.lines.clear()
     except OSError as error:
@@ -170,7 +176,7 @@ async def _store_batch(store: ResponseStore, source: Path, endpoint: str) -> Sto
     writer = FileWriter(store, OWNER, file)
     await writer.begin()
     with source.open("rb") as content:
-        while piece := await asyncio.to_thread(content.read, PIECE_BYTES):
+        while piece := await asyncio.to_thread(content.read, FILE_PIECE_BYTES):
             await writer.write(piece)
     await writer.flush()
     batch = StoredBatch(
@@ -196,8 +202,8 @@ async def _await_end(context: ServerContext, batch: StoredBatch) -> tuple[Stored
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("requests", total=None)
-        while batch.status not in ENDED_STATUSES:
-            await asyncio.sleep(POLL_INTERVAL_S)
+        while batch.status not in ENDED_BATCH_STATUSES:
+            await asyncio.sleep(FINISH_POLL_INTERVAL_S)
             with contextlib.suppress(ApiError):  # the store is slow beside a busy engine
                 if interrupted.is_set() and batch.status != "cancelling" and runner is not None:
                     await store.change(lambda database: database.batches.request_cancel(batch_id, time.time()))

@@ -21,7 +21,7 @@ from antiphon.app.context import ServerContext
 from antiphon.app.errors import from_engine
 from antiphon.app.http.admission import AdmissionController
 from antiphon.app.http.asgi import AsgiApp
-from antiphon.app.http.headers import MAX_HEADER_BYTES
+from antiphon.app.http.headers import MAX_REQUEST_HEADER_BYTES
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
@@ -96,7 +96,7 @@ class AntiphonServer(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=int(settings.idle_timeout),
                 timeout_graceful_shutdown=int(CLOSE_GRACE_SECONDS),
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                h11_max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES,
             )
         )
         if ssl_context is not None:

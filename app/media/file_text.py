@@ -12,8 +12,8 @@ from antiphon.app.turn_types.blob_urls import UNKNOWN_TYPE
 
 PDF_TYPE = "application/pdf"
 TEXT_TYPE = "text/plain"
-CUT_MARK = "… cut"
-MAX_NAME_CHARS = 255
+FILE_CUT_MARK = "… cut"
+MAX_FILE_NAME_CHARS = 255
 _MAGICS: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -76,7 +76,7 @@ def decode_text(data: bytes, charset: str = "") -> DecodedText:
 def escape_name(name: str) -> str:
     """Returns the name of a file as the value of an attribute. Control and format characters become spaces."""
     plain = "".join(" " if unicodedata.category(char)[0] == "C" else char for char in name)
-    return html.escape(plain.strip()[:MAX_NAME_CHARS], quote=True)
+    return html.escape(plain.strip()[:MAX_FILE_NAME_CHARS], quote=True)
 
 
 def format_text_file(name: str, decoded: DecodedText) -> str:

@@ -12,7 +12,7 @@ from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.sandbox.media.media_process import MediaAnswer, MediaProcess
 from antiphon.app.sandbox.media.messages import MediaRequest
 
-MAX_WAITING = 1024
+MAX_WAITING_MEDIA = 1024
 """Messages that may wait for a process, of all owners together."""
 MAX_WAITING_OF_OWNER = 512
 """Messages of one owner that may wait. A request may have a hundred pictures."""
@@ -27,7 +27,7 @@ class _Waiting(Struct, frozen=True, eq=False):
 class MediaQueue:
     """Hands messages to processes, each of which answers one at a time. Belongs to one event loop."""
 
-    def __init__(self, processes: Sequence[MediaProcess], max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, processes: Sequence[MediaProcess], max_waiting: int = MAX_WAITING_MEDIA) -> None:
         self.processes = tuple(processes)
         self._idle = deque(self.processes)
         self._executor = ThreadPoolExecutor(len(self.processes), "media")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from antiphon.app.media.budget import MediaLimits
-from antiphon.app.media.file_text import CUT_MARK, PdfPage
+from antiphon.app.media.file_text import FILE_CUT_MARK, PdfPage
 from antiphon.app.media.media_client import MediaClient, refuse
 from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event
 from antiphon.app.media.media_fault import MediaFault
@@ -139,5 +139,5 @@ def _split_payload(reply: PdfReply, payload: bytes) -> Iterator[tuple[PageFacts,
 def _cut_text(page: PageFacts, left_chars: int) -> str:
     """Returns the text of a page, cut where the document's limit is reached. Later pages have no text."""
     if len(page.text) > left_chars:
-        return f"{page.text[:left_chars]}{CUT_MARK}" if left_chars else ""
-    return f"{page.text}{CUT_MARK}" if page.is_cut else page.text
+        return f"{page.text[:left_chars]}{FILE_CUT_MARK}" if left_chars else ""
+    return f"{page.text}{FILE_CUT_MARK}" if page.is_cut else page.text

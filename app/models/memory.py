@@ -27,7 +27,7 @@ MIN_CACHE_BYTES = GIB // 8
 """KV cache of a model for which an estimate leaves no memory: the estimate may be too high."""
 HEADROOM = 0.95
 """Part of the limit that is planned for: an estimate may be too low."""
-BYTES_PER_WEIGHT: dict[str | None, tuple[float, float]] = {None: (2.0, 4.0), "int8": (1.0, 1.3), "int4": (0.5, 0.9)}
+WEIGHT_BYTES: dict[str | None, tuple[float, float]] = {None: (2.0, 4.0), "int8": (1.0, 1.3), "int4": (0.5, 0.9)}
 """Bytes per weight by quantization: the least that is possible, and the expected number."""
 PACKED_GROWTH = 1.3
 """Memory of a quantized checkpoint relative to its files, if its weights are used as they are stored."""
@@ -47,7 +47,7 @@ class MemoryEstimate(Struct, frozen=True):
 
 def estimate_weights(checkpoint: Checkpoint, options: EngineOptions) -> MemoryEstimate:
     """Returns an estimate for a model that generates text, from the headers of its files."""
-    least, expected = BYTES_PER_WEIGHT[options.quantization]
+    least, expected = WEIGHT_BYTES[options.quantization]
     is_cuda = options.device is not None and options.device.startswith("cuda")
     if options.dtype == "float32":
         size = checkpoint.weight_bytes(FP32_BYTES, unpacks=True)

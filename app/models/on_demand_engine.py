@@ -32,7 +32,7 @@ from antiphon.engine.protocol import (
 
 LoadState = Literal["unloaded", "loading", "loaded", "unloading", "closed"]
 
-STOPPED_MESSAGE = "the engine is not running"
+NOT_RUNNING_MESSAGE = "the engine is not running"
 
 _log = structlog.get_logger(__name__)
 
@@ -96,7 +96,7 @@ class OnDemandEngine(EngineWrapper):
         if self.load_state == "loading":
             has_room = self._has_room is not None and self._has_room.done()
             return self.inner.unready_reason() or "loading" if has_room else "waiting for memory"
-        return STOPPED_MESSAGE if self.load_state == "closed" else "not loaded"
+        return NOT_RUNNING_MESSAGE if self.load_state == "closed" else "not loaded"
 
     def blocked_reason(self) -> str | None:
         """Returns the reason why the model is not ready. That a request would have to load it is not one."""
@@ -122,7 +122,7 @@ class OnDemandEngine(EngineWrapper):
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():  # by `close`
-                raise unavailable_error(STOPPED_MESSAGE) from None
+                raise unavailable_error(NOT_RUNNING_MESSAGE) from None
             raise
         finally:
             self.is_starting = False
@@ -251,7 +251,7 @@ class OnDemandEngine(EngineWrapper):
         if self.load_state == "loaded":
             return
         if self.load_state == "closed":
-            raise unavailable_error(STOPPED_MESSAGE)
+            raise unavailable_error(NOT_RUNNING_MESSAGE)
         if self._failure is not None:
             raise self._failure
         task = self._load_task or self._begin_load(has_room=False)
@@ -263,7 +263,7 @@ class OnDemandEngine(EngineWrapper):
         if task not in done:
             return
         if task.cancelled():
-            raise unavailable_error(STOPPED_MESSAGE)
+            raise unavailable_error(NOT_RUNNING_MESSAGE)
         error = task.exception()
         if isinstance(error, LoadError):
             raise _load_failed(self.name)

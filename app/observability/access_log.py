@@ -1,4 +1,4 @@
-"""The access log: one line per request, and one write for all requests that end within `FLUSH_INTERVAL_S`.
+"""The access log: one line per request, and one write for all requests that end within `ACCESS_LOG_INTERVAL_S`.
 
 A burst has thousands of requests. A write for each would delay the responses, most of all on a slow terminal; the
 styled parts of a line are rendered once for the same reason.
@@ -19,7 +19,7 @@ from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events.json_lines import encode_json_line
 from antiphon.kit.terminal_text import show_line
 
-FLUSH_INTERVAL_S = 0.05
+ACCESS_LOG_INTERVAL_S = 0.05
 """Seconds that a line may wait to be written together with others."""
 MAX_SHOWN_TURNS = 4
 """Turns of one request that a line shows."""
@@ -44,7 +44,7 @@ class AccessLog:
         """Adds a request that has ended."""
         self._records.append((record, time.time()))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_INTERVAL_S, self.flush_lines)
+            self._timer = asyncio.get_running_loop().call_later(ACCESS_LOG_INTERVAL_S, self.flush_lines)
 
     def flush_lines(self) -> None:
         """Writes the collected lines."""

@@ -15,7 +15,7 @@ from typing import TextIO
 
 MAX_QUEUED_CHARS = 1 << 20
 """Characters that wait to be written, some ten thousand lines."""
-CLOSE_TIMEOUT_S = 1.0
+LOG_CLOSE_TIMEOUT_S = 1.0
 """Seconds that the exit waits for queued lines, if the reader is slow."""
 STANDARD_ERROR = 2
 
@@ -81,7 +81,7 @@ class LogSink(io.TextIOBase, TextIO):
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._queue and not self._is_writing, CLOSE_TIMEOUT_S)
+            self._changed.wait_for(lambda: not self._queue and not self._is_writing, LOG_CLOSE_TIMEOUT_S)
         super().close()
 
     def _count_dropped(self, text: str) -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 _URL = re.compile(r"(?P<scheme>[a-z]{1,8})://(?P<authority>[^/?]*)(?P<path>/[^?]*)?(?P<query>\?.*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_UNSAFE = re.compile(r'[^\x21-\x7e]|[\\#<>"{}|^`]|%(?![0-9A-Fa-f]{2})')
+_UNSAFE_IN_URL = re.compile(r'[^\x21-\x7e]|[\\#<>"{}|^`]|%(?![0-9A-Fa-f]{2})')
 DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_URL_CHARS = 2048
 MAX_HOST_CHARS = 253
@@ -69,7 +69,7 @@ def parse_url(url: str) -> ClientAddress:
     """Parses an http or https URL. Raises ValueError with the reason, which does not repeat the URL."""
     if len(url) > MAX_URL_CHARS:
         raise ValueError(f"The URL is longer than {MAX_URL_CHARS} characters.")
-    if _UNSAFE.search(url):
+    if _UNSAFE_IN_URL.search(url):
         raise ValueError(
             "The URL holds a character that it must not: a space, a control character, a backslash, a fragment, or one "
             "outside ASCII. Escape it; write names of hosts in punycode."

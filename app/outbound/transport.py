@@ -19,7 +19,7 @@ from antiphon.app.outbound.faults import OutboundError
 from antiphon.app.outbound.policy import OutboundPolicy
 from antiphon.app.outbound.resolver import Resolve, find_addresses, resolve_host
 
-MAX_ATTEMPTS = 2
+MAX_CONNECT_ATTEMPTS = 2
 """How often a connection is tried. Only a connection that failed is tried again: no byte of the request was sent."""
 HTTP_LOGGERS = ("httpx2", "httpcore2")
 """Their lines hold URLs and headers, which may hold a key. This server reports every fault itself."""
@@ -72,7 +72,7 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
     async def _pin(self, request: httpx2.Request) -> Sequence[httpx2.Request]:
         """Returns the request for each attempt, to addresses that were checked."""
         if self._policy.reach == "any":
-            return [request] * MAX_ATTEMPTS
+            return [request] * MAX_CONNECT_ATTEMPTS
         address = self._policy.check_url(str(request.url))
         ips = self._pinned.get((address.host, address.port))
         if ips is None:
@@ -87,7 +87,7 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
                 stream=request.stream,
                 extensions=extensions,
             )
-            for ip in (*ips, *ips)[:MAX_ATTEMPTS]
+            for ip in (*ips, *ips)[:MAX_CONNECT_ATTEMPTS]
         ]
 
 

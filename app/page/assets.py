@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-MEDIA_TYPES = {
+ASSET_MEDIA_TYPES = {
     "css": b"text/css; charset=utf-8",
     "html": b"text/html; charset=utf-8",
     "js": b"text/javascript; charset=utf-8",
@@ -66,7 +66,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.suffix[1:] in MEDIA_TYPES and path.is_file() and not path.is_symlink()
+        if path.suffix[1:] in ASSET_MEDIA_TYPES and path.is_file() and not path.is_symlink()
     }
 
 
@@ -85,5 +85,5 @@ def build_page_files(contents: dict[str, bytes]) -> PageFiles:
 
 
 def _static_file(name: str, content: bytes) -> StaticFile:
-    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+    media_type = ASSET_MEDIA_TYPES[name.rpartition(".")[2]]
     return StaticFile(content, media_type, b'"%s"' % hashlib.sha256(content).hexdigest()[:32].encode())

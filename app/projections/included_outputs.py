@@ -19,7 +19,7 @@ INCLUDE_FILE_RESULTS = "file_search_call.results"
 INCLUDE_SOURCES = "web_search_call.action.sources"
 TOOL_OUTPUTS = frozenset({INCLUDE_CODE_OUTPUTS, INCLUDE_FILE_RESULTS, INCLUDE_SOURCES})
 """Values of `include` that show what tools of the server returned."""
-_SOURCES = "sources"
+_SOURCES_FIELD = "sources"
 _LISTED_KEYS = {
     "code_interpreter_call": ("outputs", INCLUDE_CODE_OUTPUTS),
     "file_search_call": ("results", INCLUDE_FILE_RESULTS),
@@ -63,10 +63,10 @@ def _hide_output(item: OutputItem, include: frozenset[str]) -> OutputItem:
             return item if INCLUDE_CODE_OUTPUTS in include else structs.replace(item, outputs=None)
         case FileSearchCall(results=results) if results is not UNSET and results is not None:
             return item if INCLUDE_FILE_RESULTS in include else structs.replace(item, results=None)
-        case WebSearchCall(action=dict() as action) if _SOURCES in action and INCLUDE_SOURCES not in include:
+        case WebSearchCall(action=dict() as action) if _SOURCES_FIELD in action and INCLUDE_SOURCES not in include:
             return structs.replace(item, action=_without_sources(action))
     return item
 
 
 def _without_sources(action: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in action.items() if key != _SOURCES}
+    return {key: value for key, value in action.items() if key != _SOURCES_FIELD}

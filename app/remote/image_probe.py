@@ -7,8 +7,8 @@ from antiphon.harmony.images import ImageForm, PromptImage
 from antiphon.harmony.prompt.template_renderer import PROBE_TIME
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 
-_PICTURE = InputImage(image_url="probe:")
-_ITEMS = (InputMessage(role="user", content=(_PICTURE, InputText(text="What is this?"))),)
+_PROBE_IMAGE = InputImage(image_url="probe:")
+_ITEMS = (InputMessage(role="user", content=(_PROBE_IMAGE, InputText(text="What is this?"))),)
 
 
 def build_image_probe(model_format: ModelFormat) -> ImageProbe | None:

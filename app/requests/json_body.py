@@ -1,7 +1,7 @@
 """Decoder of JSON bodies: bytes to JSON values. Each fault is an `ApiError`.
 
 Stricter than JSON requires: no byte order mark, NaN, number beyond the range of a double or lone surrogate, and at most
-`MAX_JSON_DEPTH` levels. If a key occurs twice, the last value counts. An escaped NUL is ordinary text.
+`MAX_BODY_DEPTH` levels. If a key occurs twice, the last value counts. An escaped NUL is ordinary text.
 """
 
 import json
@@ -13,7 +13,7 @@ import msgspec
 
 from antiphon.app.errors import ApiError, clip_text, invalid_value
 
-MAX_JSON_DEPTH = 128
+MAX_BODY_DEPTH = 128
 MAX_ECHOED_BYTES = 2 << 20
 """Maximum size of a field that replies repeat. Each of the three events with the whole response has it once, and the
 event loop encodes them: 30 ms for each at this size in the worst case."""
@@ -44,7 +44,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def _check_depth(value: Any) -> None:
     """Checks the depth level by level, without recursion. Code after this check may recurse."""
     level = [value]
-    for _ in range(MAX_JSON_DEPTH):
+    for _ in range(MAX_BODY_DEPTH):
         level = [child for parent in level for child in _child_values(parent)]
         if not level:
             return
@@ -114,4 +114,4 @@ def invalid_json(why: str) -> ApiError:
 
 def nesting_error() -> ApiError:
     """Returns the error for a body with too many levels."""
-    return invalid_json(f"it is nested more than {MAX_JSON_DEPTH} levels deep")
+    return invalid_json(f"it is nested more than {MAX_BODY_DEPTH} levels deep")

@@ -15,7 +15,7 @@ from antiphon.app.requests.fields.common import JsonObjectFormat
 from antiphon.app.requests.fields.vllm import JsonSchemaFormat, StructuredOutputs
 from antiphon.harmony.grammar import OutputConstraint
 
-KINDS = StructuredOutputs.__struct_fields__
+STRUCTURES = StructuredOutputs.__struct_fields__
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Older names of the keys of `structured_outputs`."""
 
@@ -59,7 +59,9 @@ def read_constraint(body: ChatBody | TextCompletionBody) -> RequestConstraint:
 def _list_forms(body: ChatBody | TextCompletionBody) -> list[tuple[str, str, Any]]:
     """Returns path, kind and value of every form that the request could have."""
     outputs, sent = body.structured_outputs, body.response_format
-    forms = [] if outputs is None else [(f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in KINDS]
+    forms = (
+        [] if outputs is None else [(f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in STRUCTURES]
+    )
     forms += [(name, name.removeprefix("guided_"), getattr(body, name)) for name in GUIDED_FIELDS]
     if isinstance(sent, JsonSchemaFormat):
         forms.append(("response_format.json_schema.schema", "json", sent.json_schema.schema))

@@ -22,7 +22,7 @@ from antiphon.kit.faults import (
     split_frames,
 )
 
-RESET_DELAY_S = 0.05
+FAULT_RESET_DELAY_S = 0.05
 """Time before a reset in which what was written reaches the client."""
 
 _log = structlog.get_logger(__name__)
@@ -125,7 +125,7 @@ class _FaultyReply:
             elif isinstance(action, PauseWriting):
                 await _wait(action.seconds)
             elif isinstance(action, ResetConnection) and self._connection is not None:
-                await asyncio.sleep(RESET_DELAY_S)
+                await asyncio.sleep(FAULT_RESET_DELAY_S)
                 self._connection.reset_connection()
                 await asyncio.Event().wait()  # the stream is cancelled once the connection is lost
         if is_last and not injector.is_applied:

@@ -28,7 +28,7 @@ NOT_RECORDED = (
     "the turn."
 )
 STILL_RUNNING = "This turn runs on another server, or without recording. Its record, if there is one, comes at its end."
-UNREADABLE = "The record of this turn is damaged."
+DAMAGED_RECORD_MESSAGE = "The record of this turn is damaged."
 _log = structlog.get_logger(__name__)
 
 
@@ -87,7 +87,7 @@ def _load_turn(log: EventLog, stats: TurnStats, database: Database) -> Inspected
         record = None if row is None else unpack_record(log, stats, row)
     except (UnreadableRowError, UnreadableRecordError) as error:
         _log.error("stored record is unreadable", response=log.id, error=str(error))
-        missing = UNREADABLE
+        missing = DAMAGED_RECORD_MESSAGE
     return InspectedTurn(log=log, stats=stats, record=record, missing=missing)
 
 

@@ -18,13 +18,13 @@ from antiphon.app.requests.media.sent_media import MediaTaker
 from antiphon.app.requests.media.vision import refuses_media
 from antiphon.app.requests.pagination import IncludeQuery, ItemPageQuery, ListPage
 from antiphon.app.requests.responses import input_items as items_of
-from antiphon.app.requests.responses.body import MAX_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
+from antiphon.app.requests.responses.body import MAX_ADDED_ITEMS, ConversationBody, NewConversationBody, NewItemsBody
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.route_helpers.http_replies import json_reply
 from antiphon.app.route_helpers.listed_items import item_page_reply, item_reply, listed_page_reply
 from antiphon.app.route_helpers.stored_reads import prepare_read, read_with_history
 from antiphon.app.store.base import StoredConversation
-from antiphon.app.store.conversation_tables import ROW_BYTES
+from antiphon.app.store.conversation_tables import ITEM_ROW_BYTES
 from antiphon.app.store.history.bounded_read import read_in_thread
 from antiphon.app.turn_types.blob_urls import BlobContents
 from antiphon.app.turn_types.ids import new_id
@@ -89,7 +89,7 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     if not await server_context(request).store.add_items(request_owner(request), conversation.id, items, blobs):
         raise _conversation_not_found(conversation_id)
     return await item_page_reply(
-        request, items, ListPage(0, MAX_ITEMS, descending=False), request_query(request, IncludeQuery).include
+        request, items, ListPage(0, MAX_ADDED_ITEMS, descending=False), request_query(request, IncludeQuery).include
     )
 
 
@@ -162,7 +162,7 @@ async def _parse_items(request: AnyRequest, sent: Any) -> tuple[tuple[AnyInput, 
 async def _check_room(request: AnyRequest, blobs: BlobContents) -> None:
     """Raises `ApiError` 400 if the store takes no more items of the owner than it has: those of this request count."""
     state = request_state(request.scope)
-    num_added = state.body_bytes + ROW_BYTES + sum(map(len, blobs.values()))
+    num_added = state.body_bytes + ITEM_ROW_BYTES + sum(map(len, blobs.values()))
     max_bytes = math.inf if state.key.store_gib is None else state.key.store_gib * 2**30
     store = server_context(request).store
     await read_in_thread(check_conversation_room, store, state.owner, num_added, max_bytes)

@@ -15,7 +15,7 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.projections.included_outputs import shown_response
 from antiphon.app.requests.pagination import IncludeQuery, ItemPageQuery, select_page
-from antiphon.app.requests.responses.body import RESPONSE_ID, ResponsesBody
+from antiphon.app.requests.responses.body import RESPONSE_ID_PATTERN, ResponsesBody
 from antiphon.app.requests.responses.request import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 from antiphon.app.route_helpers.engine_ready import wait_until_known, wait_until_ready
@@ -151,7 +151,7 @@ async def _read_request(request: AnyRequest, *, generates: bool = True) -> Parse
 
 async def _find_log(request: AnyRequest, response_id: str) -> EventLog:
     """Returns the owner's log. Raises `ApiError` 404, also for an id that is malformed."""
-    is_valid = RESPONSE_ID.fullmatch(response_id)
+    is_valid = RESPONSE_ID_PATTERN.fullmatch(response_id)
     log = await server_context(request).store.read_log(request_owner(request), response_id) if is_valid else None
     if log is None:
         raise not_found(f"Response with id '{clip_text(response_id)}' not found.")

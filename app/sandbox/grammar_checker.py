@@ -13,7 +13,7 @@ from antiphon.app.sandbox.messages import PROBE_BYTES, CheckRequest, GrammarKind
 from antiphon.app.sandbox.sandbox_process import SandboxError, SandboxProcess
 from antiphon.app.sandbox.schema_integers import find_large_bound, find_large_value
 
-MAX_GRAMMAR_CHARS = 400_000
+MAX_CHECKED_GRAMMAR_CHARS = 400_000
 """Characters of one schema or grammar. The largest tool schemas in use have tens of thousands."""
 MAX_GRAMMAR_RULES = 1_000
 """Rules of one Lark grammar. A chain of rules costs stack for each rule; grammars of whole programming languages have a
@@ -82,8 +82,8 @@ class GrammarChecker:
 
 def _exceeded_bound(kind: GrammarKind, source: str) -> str:
     """Returns the bound that a grammar exceeds; empty if none. These bounds cost nothing and name what to reduce."""
-    if len(source) > MAX_GRAMMAR_CHARS:
-        return f"it has {len(source)} characters; at most {MAX_GRAMMAR_CHARS} are supported"
+    if len(source) > MAX_CHECKED_GRAMMAR_CHARS:
+        return f"it has {len(source)} characters; at most {MAX_CHECKED_GRAMMAR_CHARS} are supported"
     if kind == "lark" and (count := len(_RULE.findall(source))) > MAX_GRAMMAR_RULES:
         return f"it has {count} rules; at most {MAX_GRAMMAR_RULES} are supported"
     if kind == "schema" and (count := source.count('"$ref"')) > MAX_SCHEMA_REFERENCES:

@@ -13,11 +13,11 @@ GrammarKind = Literal["schema", "lark", "regex"]
 HEAD = struct.Struct("<IId")
 """Lengths in bytes of the header and the payload, which follow, and seconds of CPU time: those that a message may take,
 or that a reply took."""
-MAX_HEADER_BYTES = 32 << 20
+MAX_SANDBOX_HEADER_BYTES = 32 << 20
 """Limit on the header of a reply. The text of a PDF's pages is part of it."""
 PROBE_BYTES = 256 << 20
 """Memory that a probe holds where the system has no limit. The server allows it half of that."""
-CPU_LIMIT_S = 2.0
+SANDBOX_CPU_LIMIT_S = 2.0
 """CPU time that a grammar or a template may take."""
 REPLY_TIMEOUT_S = 60.0
 """Elapsed time after which a process that does not reply is killed. It bounds one that waits instead of computing; one
@@ -33,7 +33,7 @@ class WorkerLimits(Struct, frozen=True, kw_only=True):
     """Address space of the process, or where the system has no such limit, its resident memory."""
     max_payload_bytes: int = 128 << 20
     """Payload of a reply, and size of a file. A prompt of 16 million characters has at most 64 MB."""
-    cpu_limit_s: float = CPU_LIMIT_S
+    cpu_limit_s: float = SANDBOX_CPU_LIMIT_S
     """CPU time of a message that names no other."""
     reply_timeout_s: float = REPLY_TIMEOUT_S
 

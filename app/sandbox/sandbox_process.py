@@ -24,7 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from antiphon.app.sandbox.messages import HEAD, MAX_HEADER_BYTES, MEMORY_LIMIT, Greeting, WorkerLimits
+from antiphon.app.sandbox.messages import HEAD, MAX_SANDBOX_HEADER_BYTES, MEMORY_LIMIT, Greeting, WorkerLimits
 from antiphon.engine.process.resident_memory import read_resident_bytes
 from antiphon.engine.process.spawn import child_environment, describe_exit
 
@@ -238,7 +238,7 @@ class _Worker:
             self._fill(buffer, HEAD.size, deadline_s, descriptors)
             header_length, payload_length, cpu_s = HEAD.unpack_from(buffer)
             size = HEAD.size + header_length + payload_length
-            if header_length <= MAX_HEADER_BYTES and payload_length <= self._limits.max_payload_bytes:
+            if header_length <= MAX_SANDBOX_HEADER_BYTES and payload_length <= self._limits.max_payload_bytes:
                 self._fill(buffer, size, deadline_s, descriptors)
             if len(buffer) != size:
                 self.end()

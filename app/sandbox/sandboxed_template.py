@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.sandbox.messages import CPU_LIMIT_S, RenderReply, RenderRequest
+from antiphon.app.sandbox.messages import SANDBOX_CPU_LIMIT_S, RenderReply, RenderRequest
 from antiphon.app.sandbox.sandbox_process import SandboxProcess
 from antiphon.harmony.prompt import template_limits
 from antiphon.harmony.prompt.jinja import RefusedError
@@ -67,8 +67,8 @@ class SandboxedTemplate:
         context: Mapping[str, Any],
         *,
         now: datetime,
-        max_chars: int = template_limits.MAX_TEXT_CHARS,
-        max_steps: int = template_limits.MAX_STEPS,
+        max_chars: int = template_limits.MAX_RENDERED_CHARS,
+        max_steps: int = template_limits.MAX_TEMPLATE_STEPS,
     ) -> str:
         """Runs the template. Raises `RefusedError` if the template fails or raises an error itself."""
         request = RenderRequest(
@@ -78,10 +78,10 @@ class SandboxedTemplate:
         return text.decode("utf-8", "surrogatepass")
 
     def _ask(self, request: RenderRequest) -> tuple[RenderReply, bytes]:
-        budget = _cpu_left.get(None) or [CPU_LIMIT_S]
+        budget = _cpu_left.get(None) or [SANDBOX_CPU_LIMIT_S]
         if budget[0] <= 0:
             raise _limit_error()
-        cpu_limit_s = max(min(budget[0], CPU_LIMIT_S), MIN_CPU_LIMIT_S)
+        cpu_limit_s = max(min(budget[0], SANDBOX_CPU_LIMIT_S), MIN_CPU_LIMIT_S)
         answer = self._process.exchange(pickle.dumps(request, pickle.HIGHEST_PROTOCOL), cpu_limit_s=cpu_limit_s)
         if answer is None:
             budget[0] = 0.0

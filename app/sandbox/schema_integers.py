@@ -14,7 +14,7 @@ _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "defin
 _UNREAD = frozenset({"default", "examples"})
 _MANY_DIGITS = re.compile(r"\d{16}")
 """Smaller integers have fewer than 54 bits, which each float holds."""
-MAX_QUOTED_CHARS = 40
+MAX_QUOTED_INTEGER_CHARS = 40
 
 
 def find_large_value(source: str) -> str:
@@ -49,7 +49,7 @@ def _find_integer(source: str, keywords: frozenset[str], fits: Callable[[int], b
     for path, value in _list_integers(json.loads(source), keywords):
         if not fits(value):
             digits = str(value)
-            shown = digits if len(digits) <= MAX_QUOTED_CHARS else f"{digits[:MAX_QUOTED_CHARS]}…"
+            shown = digits if len(digits) <= MAX_QUOTED_INTEGER_CHARS else f"{digits[:MAX_QUOTED_INTEGER_CHARS]}…"
             return f"no grammar can hold the integer {shown} at '{path}'"
     return ""
 

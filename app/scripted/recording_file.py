@@ -23,7 +23,7 @@ MAX_PROMPT_CHARS = 400
 
 RecordedStep = tuple[float, dict[str, Any]]
 """Seconds before a step, and its entry of `output`."""
-HEADER = """\
+RECORDING_HEADER = """\
 # Token streams of an engine, recorded by `antiphon serve --record`. To play them through any API:
 #     antiphon serve --engine scripted --script FILE
 # This file holds the ends of the prompts and the replies of all clients: treat it like their conversations.
@@ -85,7 +85,7 @@ def format_head(recording: Recording) -> str:
     """Returns the begin of a file: the model that the token ids belong to."""
     table = _drop_none(msgspec.to_builtins(recording, str_keys=True))
     engine = table.pop("engine")
-    return HEADER + _format_table("recording", table) + _format_table("recording.engine", engine)
+    return RECORDING_HEADER + _format_table("recording", table) + _format_table("recording.engine", engine)
 
 
 def format_reply(

@@ -15,7 +15,7 @@ from antiphon.events.inputs import AnyInput
 
 ITEMS_PER_QUERY = 200
 """Rows of one result. Fetching it keeps all threads waiting."""
-ROW_BYTES = 256
+ITEM_ROW_BYTES = 256
 """Bytes that a conversation, and an item, counts besides its content."""
 MAX_PAGE_BYTES = 32 << 20
 """Size of the items of a page. All of them are in memory at once."""
@@ -141,12 +141,12 @@ class ConversationTables:
     def count_row_bytes(self, owner: str | None) -> int:
         """Returns the size of the conversations of an owner, or of all, without their pictures and files.
 
-        Each conversation and each item counts `ROW_BYTES` more, so that the number of empty ones is limited, too.
+        Each conversation and each item counts `ITEM_ROW_BYTES` more, so that the number of empty ones is limited, too.
         """
         place, values = ("WHERE owner = ?", (owner,)) if owner is not None else ("", ())
         parts = (
-            (f"SELECT coalesce(sum(length(data) + {ROW_BYTES}), 0) FROM conversation_items {place}", values),  # noqa: S608
-            (f"SELECT coalesce(sum(length(metadata) + {ROW_BYTES}), 0) FROM conversations {place}", values),  # noqa: S608
+            (f"SELECT coalesce(sum(length(data) + {ITEM_ROW_BYTES}), 0) FROM conversation_items {place}", values),  # noqa: S608
+            (f"SELECT coalesce(sum(length(metadata) + {ITEM_ROW_BYTES}), 0) FROM conversations {place}", values),  # noqa: S608
         )
         rows = (self._connection.execute(query, parameters).fetchone() for query, parameters in parts)
         return sum(int(num_bytes) for (num_bytes,) in rows)

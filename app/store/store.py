@@ -20,7 +20,7 @@ from typing import TypeVar
 from antiphon.app.requests.batches.body import read_file_id
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
 from antiphon.app.store.base import StoredCompletion, StoredConversation
-from antiphon.app.store.batches.records import PIECE_BYTES, StoredFile
+from antiphon.app.store.batches.records import FILE_PIECE_BYTES, StoredFile
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.bounded_read import read_in_thread
 from antiphon.app.store.history.claimed_responses import ClaimedResponses
@@ -292,7 +292,7 @@ class ResponseStore:
             return None if file is None else (file, None)
         reserve(file.size)
         pieces: list[bytes] = []
-        for number in range(-(-file.size // PIECE_BYTES)):
+        for number in range(-(-file.size // FILE_PIECE_BYTES)):
             piece = await self.read(lambda database, number=number: database.files.read_piece(stored_id, number))  # type: ignore[misc]
             pieces.append(piece or b"")
         content = b"".join(pieces)

@@ -35,7 +35,7 @@ from antiphon.events.inputs import AnyInput
 from antiphon.events.tools import WEB_SEARCH_TYPES
 from antiphon.harmony.tools import ServerTool
 
-SEARCH_DESCRIPTION = (
+WEB_SEARCH_DESCRIPTION = (
     "Searches the web and returns pages with their URLs. Cite each page that you use with a markdown link, "
     "[title](url), right after what you say."
 )
@@ -114,7 +114,7 @@ class BuiltinTools:
             return None
         if body.filters is not None and (body.filters.allowed_domains or body.filters.blocked_domains):
             raise unsupported_field(f"{request.path}.filters", "This server's web search has no filters.")
-        description, place = SEARCH_DESCRIPTION, body.user_location
+        description, place = WEB_SEARCH_DESCRIPTION, body.user_location
         names = [name for name in (place.city, place.region, place.country) if name] if place else []
         if names:
             description += f" The user is in {', '.join(names)}."

@@ -41,7 +41,7 @@ from antiphon.events.tools import McpTool
 from antiphon.harmony.tools import ServerTool
 from antiphon.state.segments import ServerToolKind
 
-MAX_SERVERS = 8
+MAX_MCP_SERVERS = 8
 """Number of tool servers that one request may name."""
 MAX_TOOLS = 128
 """Number of tools of all its servers."""
@@ -115,8 +115,8 @@ class ToolHost:
         if request is None:
             return structs.replace(spec, answers=self._approvals.read_denials(spec, owner, now)), None
         named = [each for each in request.requests if isinstance(each.tool, McpTool)]
-        if len(named) > MAX_SERVERS:
-            raise invalid_value("tools", f"Invalid 'tools': a request can name at most {MAX_SERVERS} MCP servers.")
+        if len(named) > MAX_MCP_SERVERS:
+            raise invalid_value("tools", f"Invalid 'tools': a request can name at most {MAX_MCP_SERVERS} MCP servers.")
         servers = [self._find_server(each) for each in named]
         listings = await self._list_all(named, servers, owner)
         if sum(len(each.offered) for each in listings) > MAX_TOOLS:

@@ -18,8 +18,8 @@ MAX_CONTENT_BYTES = 64 * 1024
 """Size of each attribute with content."""
 CUT_LENGTHS = (16_384, 4096, 1024, 256, 64)
 """Lengths to which texts are cut, one after the other, until the whole fits."""
-CUT_MARK = "…[cut]"
-_TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"})
+SPAN_CUT_MARK = "…[cut]"
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"})
 Json = dict[str, Any]
 
 
@@ -59,7 +59,7 @@ def encode_cut(values: list[Json], max_bytes: int = MAX_CONTENT_BYTES) -> str:
 
 def _cut(value: Any, length: int) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= length else value[:length] + CUT_MARK
+        return value if len(value) <= length else value[:length] + SPAN_CUT_MARK
     if isinstance(value, dict):
         return {key: _cut(each, length) for key, each in value.items()}
     return [_cut(each, length) for each in value] if isinstance(value, list) else value
@@ -99,5 +99,5 @@ def _list_texts(content: Any) -> list[Json]:
     for part in content or ():
         kind = str(type(part).__struct_config__.tag) if isinstance(part, msgspec.Struct) else "unknown"
         text = getattr(part, "text", None) or getattr(part, "refusal", None)
-        parts.append({"type": "text", "content": text} if kind in _TEXT_TYPES and text is not None else {"type": kind})
+        parts.append({"type": "text", "content": text} if kind in _TEXT_PARTS and text is not None else {"type": kind})
     return parts

@@ -1,6 +1,6 @@
 """The queue of spans, and the thread that sends them. A collector never delays a request: what has no place is dropped.
 
-A collector that does not answer delays the exit of the server by `CLOSE_TIMEOUT_S` at most.
+A collector that does not answer delays the exit of the server by `EXPORT_CLOSE_TIMEOUT_S` at most.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import structlog
 
-CLOSE_TIMEOUT_S = 1.8
+EXPORT_CLOSE_TIMEOUT_S = 1.8
 """Time for which the exit of the server waits until the last spans are sent: with all else, less than two seconds."""
 _FLUSH_SHARE = 0.75
 """Part of that time after which a request that is being sent is given up."""
@@ -68,7 +68,7 @@ class SpanQueue:
                 self._changed.notify()
         self._drop(len(spans) - max(num_free, 0), "the collector is too slow, or does not answer")
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout_s: float = EXPORT_CLOSE_TIMEOUT_S) -> None:
         """Sends what is left, within a time. The rest is dropped."""
         with self._changed:
             if self._is_closing:

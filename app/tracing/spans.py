@@ -18,7 +18,7 @@ from antiphon.app.tracing import conventions as names
 from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turn_types.tracing.context import SpanIds
 from antiphon.app.turn_types.tracing.turn_trace import (
-    MAX_ITEMS,
+    MAX_TRACED_ITEMS,
     Attributes,
     TracedCall,
     TracedItem,
@@ -27,7 +27,7 @@ from antiphon.app.turn_types.tracing.turn_trace import (
 )
 from antiphon.app.turn_types.turn_stats import JobTimes, TurnStats
 
-MAX_TEXT_CHARS = 1024
+MAX_VALUE_CHARS = 1024
 """Length of the text of an attribute, besides content."""
 OFFSET_INTERVAL_S = 60.0
 """Time between two comparisons of the clocks, of which one is adjusted while the server runs."""
@@ -165,7 +165,7 @@ class SpanBuilder:
         events: Sequence[Event] = (),
     ) -> ReadableSpan:
         return ReadableSpan(
-            name=name[:MAX_TEXT_CHARS],
+            name=name[:MAX_VALUE_CHARS],
             context=context,
             parent=parent,
             resource=self.resource,
@@ -220,9 +220,9 @@ def _error_status(stats: TurnStats) -> Status:
 
 def _cut_texts(attributes: Attributes) -> Attributes:
     """Returns attributes whose texts are short: names of tools and models come from requests."""
-    if all(not isinstance(value, str) or len(value) <= MAX_TEXT_CHARS for value in attributes.values()):
+    if all(not isinstance(value, str) or len(value) <= MAX_VALUE_CHARS for value in attributes.values()):
         return attributes
-    return {name: value[:MAX_TEXT_CHARS] if isinstance(value, str) else value for name, value in attributes.items()}
+    return {name: value[:MAX_VALUE_CHARS] if isinstance(value, str) else value for name, value in attributes.items()}
 
 
 def _describe_turn(stats: TurnStats, trace: TurnTrace) -> dict[str, Any]:
@@ -251,8 +251,8 @@ def _describe_turn(stats: TurnStats, trace: TurnTrace) -> dict[str, Any]:
     optional = {
         names.LATENCY_FIRST_TOKEN: first_s,
         names.PREVIOUS_RESPONSE: stats.previous_id or None,
-        names.ITEMS_OMITTED: trace.num_items - MAX_ITEMS if trace.num_items > MAX_ITEMS else None,
-        names.CALLS_OMITTED: trace.num_calls - MAX_ITEMS if trace.num_calls > MAX_ITEMS else None,
+        names.ITEMS_OMITTED: trace.num_items - MAX_TRACED_ITEMS if trace.num_items > MAX_TRACED_ITEMS else None,
+        names.CALLS_OMITTED: trace.num_calls - MAX_TRACED_ITEMS if trace.num_calls > MAX_TRACED_ITEMS else None,
     }
     if stats.status in _FAILED:
         cause = "" if stats.ending is None else stats.ending.cause

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Purpose = Literal["reasoning", "compaction"]
 KeyPurpose = Literal["approvals", "image names", "prefix cache"]
-KEY_BYTES = 32
-_VERSION = b"\x01"
+SEAL_KEY_BYTES = 32
+_SEALED_VERSION = b"\x01"
 _ID, _NONCE = 8, 12
 
 
@@ -36,7 +36,7 @@ class Sealer:
     """Seals and opens texts. Without a secret it generates one, so that a restart makes its sealed texts unreadable."""
 
     def __init__(self, secret: bytes | None = None) -> None:
-        self._secret = secrets.token_bytes(KEY_BYTES) if secret is None else secret
+        self._secret = secrets.token_bytes(SEAL_KEY_BYTES) if secret is None else secret
         self._id = hashlib.sha256(b"antiphon secret id" + self._secret).digest()[:_ID]
 
     @property
@@ -46,7 +46,7 @@ class Sealer:
 
     def seal(self, owner: str, purpose: Purpose, text: str) -> str:
         """Returns the text encrypted for this owner and purpose."""
-        header = _VERSION + self._id + secrets.token_bytes(_NONCE)
+        header = _SEALED_VERSION + self._id + secrets.token_bytes(_NONCE)
         ciphertext = self._cipher_for(owner).encrypt(header[-_NONCE:], text.encode(), header + purpose.encode())
         return base64.urlsafe_b64encode(header + ciphertext).decode().rstrip("=")
 
@@ -55,16 +55,16 @@ class Sealer:
         try:
             raw = base64.urlsafe_b64decode(sealed.encode("ascii") + b"=" * (-len(sealed) % 4))
             header, ciphertext = raw[: 1 + _ID + _NONCE], raw[1 + _ID + _NONCE :]
-            if header[: 1 + _ID] != _VERSION + self._id:
+            if header[: 1 + _ID] != _SEALED_VERSION + self._id:
                 raise DecryptionError(purpose)
             return self._cipher_for(owner).decrypt(header[-_NONCE:], ciphertext, header + purpose.encode()).decode()
         except (ValueError, InvalidTag) as error:
             raise DecryptionError(purpose) from error
 
     def derive_key(self, purpose: KeyPurpose) -> bytes:
-        """Returns a key of `KEY_BYTES` bytes for another use of the secret, independent of those that seal texts."""
+        """Returns a key of `SEAL_KEY_BYTES` bytes for another purpose, independent of those that seal texts."""
         info = b"antiphon derives " + purpose.encode()
-        return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self._secret)
+        return HKDF(algorithm=SHA256(), length=SEAL_KEY_BYTES, salt=None, info=info).derive(self._secret)
 
     def _cipher_for(self, owner: str) -> AESGCM:
         info = b"antiphon seals " + owner.encode()
@@ -95,7 +95,7 @@ def _load_or_create_key(path: Path) -> bytes:
         draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(KEY_BYTES))
+                file.write(secrets.token_bytes(SEAL_KEY_BYTES))
                 os.fsync(file.fileno())
             os.link(draft, path)
         except FileExistsError:
@@ -103,6 +103,6 @@ def _load_or_create_key(path: Path) -> bytes:
         finally:
             draft.unlink(missing_ok=True)
     secret = path.read_bytes()
-    if len(secret) != KEY_BYTES:
-        raise OSError(f"its size is not {KEY_BYTES} bytes; choose another --encryption-key-file")
+    if len(secret) != SEAL_KEY_BYTES:
+        raise OSError(f"its size is not {SEAL_KEY_BYTES} bytes; choose another --encryption-key-file")
     return secret

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.inspection.record import MAX_GRAMMAR_CHARS, RoundRecord, TurnRecord, find_restored
+from antiphon.app.inspection.record import MAX_KEPT_GRAMMAR_CHARS, RoundRecord, TurnRecord, find_restored
 from antiphon.app.registry.engine_wrapper import unwrap_engine
 from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.secrets import remove_secrets
@@ -67,7 +67,7 @@ def list_rounds(processor: OutputProcessor, job: Job) -> list[RoundRecord]:
                 in_reasoning=prompt.prompt.in_reasoning,
                 in_text=prompt.prompt.in_text,
                 in_wrapper=prompt.prompt.in_wrapper,
-                grammar=grammar if len(grammar) <= MAX_GRAMMAR_CHARS else "",
+                grammar=grammar if len(grammar) <= MAX_KEPT_GRAMMAR_CHARS else "",
                 offered=() if processor.tools is None else tuple(prompt.prompt_input.tools),
                 may_call=prompt.prompt_input.tool_choice != "none" and not prompt.prompt_input.forbids_calls,
                 summary=processor.count_summary() if not rounds else (0, 0, 0, 0),
@@ -135,7 +135,7 @@ def describe_turn(
         name: value for field, name in _SAMPLING.items() if (value := getattr(spec.sampling, field)) not in (None, 0)
     }
     turn |= {
-        names.FINISH_REASONS: [finish_reason],
+        names.RESPONSE_FINISH_REASONS: [finish_reason],
         names.DIALECT: model.format.name,
         names.REASONING_TOKENS: processor.build_usage().output_tokens_details.reasoning_tokens,
     }

@@ -30,7 +30,7 @@ from antiphon.state.ids import NewId
 
 MAX_INLINE_ITEMS = 500
 """Number of items that get their ids on the event loop, which takes two milliseconds."""
-ID_PREFIXES = {
+ITEM_ID_PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
@@ -200,7 +200,7 @@ def with_ids(items: tuple[AnyInput, ...], response_id: str) -> tuple[AnyInput, .
     identified = []
     for index, item in enumerate(items):
         kind = item.kind if isinstance(item, HostedInput) else str(item.__struct_config__.tag)
-        new_id = f"{ID_PREFIXES.get(kind, 'item')}_{suffix}{index:04x}"
+        new_id = f"{ITEM_ID_PREFIXES.get(kind, 'item')}_{suffix}{index:04x}"
         identified.append(item if item.id else msgspec.structs.replace(item, id=new_id))
     return tuple(identified)
 

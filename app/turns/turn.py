@@ -36,7 +36,7 @@ BROKEN_MESSAGE = "The server had an error while processing the request."
 MAX_STORE_WAIT_S = 30.0
 """Time for which a call of a tool waits until the store has it. It is never run before."""
 UNKEPT_MESSAGE = "The server could not store the call of a tool, so it did not run it."
-GONE_MESSAGE = "The request was cancelled before it started."
+CANCELLED_BEFORE_START_MESSAGE = "The request was cancelled before it started."
 
 
 class Turn:
@@ -120,7 +120,7 @@ class Turn:
                 self._processor.finish_stats(time.monotonic())
             finally:
                 self.log.end_log()
-                self._reject(ApiError(503, "cancelled", GONE_MESSAGE))
+                self._reject(ApiError(503, "cancelled", CANCELLED_BEFORE_START_MESSAGE))
 
     async def _generate(self) -> None:
         """Runs the jobs on the engine until the turn is over, which may be before the engine has finished them."""

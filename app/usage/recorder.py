@@ -18,7 +18,7 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.app.usage.limited_scope import BudgetWindow
 from antiphon.app.usage.limits import find_window_end, find_window_start
 
-FLUSH_INTERVAL_S = 10.0
+USAGE_WRITE_INTERVAL_S = 10.0
 """Time between two writes of the sums."""
 HOUR_S = 3600
 """Period of the sums that are stored."""
@@ -108,7 +108,7 @@ class UsageRecorder:
         return known + self._in_flight.get(spender, 0) + self._pending.get(spender, 0)
 
     async def read_periods(self, query: UsageQuery) -> list[UsageRow]:
-        """Returns sums of all servers; those of other servers are at most `FLUSH_INTERVAL_S` old."""
+        """Returns sums of all servers; those of other servers are at most `USAGE_WRITE_INTERVAL_S` old."""
         await self.flush()
         return await self._store.read(lambda database: database.usage.sum_periods(query))
 
@@ -165,7 +165,7 @@ class UsageRecorder:
                 await self.flush()
             except Exception:  # noqa: BLE001  # a bug; the next round begins again
                 _log.exception("usage could not be written")
-            await asyncio.sleep(FLUSH_INTERVAL_S)
+            await asyncio.sleep(USAGE_WRITE_INTERVAL_S)
 
     async def _read_budgets(self, now: float) -> None:
         day_start, month_start = find_window_start("day", now), find_window_start("month", now)

@@ -19,7 +19,7 @@ from antiphon.app.websocket.held_memory import ConnectionHold
 from antiphon.app.websocket.history import LaneResponse
 from antiphon.app.websocket.steering import SteeredResponse
 
-MAX_RUNNING = 16
+MAX_RUNNING_LANES = 16
 """Maximum number of responses that run at once on one connection. OpenAI's API has the same limit."""
 MAX_LANES = 32
 """Maximum number of named lanes of one connection, as in OpenAI's API."""
@@ -159,7 +159,7 @@ class LaneScheduler:
         for turn in self._waiting:
             if not turn.lane.is_running:
                 ready.setdefault(turn.lane, turn)
-        return list(ready.values())[: MAX_RUNNING - len(self._tasks)]
+        return list(ready.values())[: MAX_RUNNING_LANES - len(self._tasks)]
 
     def _remove(self, turn: WaitingTurn) -> None:
         self._waiting.remove(turn)

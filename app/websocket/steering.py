@@ -27,7 +27,7 @@ MAX_STEERS = 16
 MAX_STEER_BYTES = 256 << 10
 """Maximum size of the steers that wait for the end of one response."""
 STEER_KEYS = frozenset({"type", "previous_response_id", "input"})
-MESSAGE_KEYS = frozenset({"type", "role", "content"})
+STEERING_MESSAGE_KEYS = frozenset({"type", "role", "content"})
 
 
 class SteerError(Exception):
@@ -118,7 +118,7 @@ def read_steer(frame: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _read_message(entry: Any, path: str) -> dict[str, Any]:
-    if not isinstance(entry, dict) or entry.keys() - MESSAGE_KEYS or entry.get("type", "message") != "message":
+    if not isinstance(entry, dict) or entry.keys() - STEERING_MESSAGE_KEYS or entry.get("type", "message") != "message":
         raise SteerError("invalid_input", f"'{path}' is no message with 'role' and 'content'.")
     try:
         item = read_item({**entry, "type": "message"}, path)

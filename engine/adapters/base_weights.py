@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from antiphon.engine.adapters.peft_files import AdapterFiles
-from antiphon.engine.checkpoint.files import EMBEDDING_NAME, find_weight_files
+from antiphon.engine.checkpoint.files import EMBEDDING_NAME_PATTERN, find_weight_files
 from antiphon.engine.errors import LoadError
 from antiphon.engine.fallbacks import report_fallback
 
@@ -66,7 +66,7 @@ def _find_place(name: str, places: dict[str, Path]) -> str | None:
         return name
     tail = ".".join(name.split(".")[-2:])
     ends = [place for place in places if place == tail or place.endswith(f".{tail}")]
-    ends = ends or [place for place in places if ".layers." not in name and EMBEDDING_NAME.search(place)]
+    ends = ends or [place for place in places if ".layers." not in name and EMBEDDING_NAME_PATTERN.search(place)]
     return ends[0] if len(ends) == 1 else None
 
 

@@ -20,11 +20,11 @@ codes: Any = importlib.import_module("re._constants")
 
 MAX_PATTERN_CHARS = 4096
 MAX_STATES = 2000
-MAX_STEPS = 1_000_000
+MAX_PATTERN_STEPS = 1_000_000
 """States that are visited in all matches of an expression, in less than a second. With 560 layers, the longest
 expressions of published adapters visit a quarter of them."""
 
-MAX_NAME_CHARS = 512
+MAX_LAYER_NAME_CHARS = 512
 """Longest name of a layer that is compared with an expression."""
 
 CATEGORIES: dict[Any, Callable[[str], bool]] = {
@@ -89,7 +89,7 @@ class LayerPattern:
         if len(pattern) > MAX_PATTERN_CHARS:
             raise PatternError(f"it has more than {MAX_PATTERN_CHARS} characters")
         self._states = [PatternState([]), PatternState([])]
-        self._steps_left = MAX_STEPS
+        self._steps_left = MAX_PATTERN_STEPS
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python warns of expressions that may change their meaning
@@ -104,7 +104,7 @@ class LayerPattern:
 
     def matches(self, name: str) -> bool:
         """Tells whether the expression matches a whole name. Raises `PatternError` after too many steps."""
-        if len(name) > MAX_NAME_CHARS or "\n" in name:
+        if len(name) > MAX_LAYER_NAME_CHARS or "\n" in name:
             return False
         self._aheads: dict[tuple[int, int], bool] = {}
         try:

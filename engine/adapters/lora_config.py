@@ -32,7 +32,7 @@ MAX_PATTERNS, MAX_EXPRESSIONS = 2048, 32
 """Largest number of keys in `rank_pattern` and in `alpha_pattern`, and of those that are more than a layer's name.
 PEFT's EVA writes a key for each layer."""
 
-MAX_SHOWN_CHARS = 60
+MAX_SHOWN_VALUE_CHARS = 60
 """Characters of a key or a value in a message."""
 
 PLAIN_PATTERN = re.compile(r"[\w.]+")
@@ -246,6 +246,6 @@ def _refuse(folder: Path, key: str, value: Any, reason: str) -> LoadError:
     return LoadError(f"adapter {folder}: {CONFIG_FILE} has {clip(key)} = {shown}, which is not supported: {reason}")
 
 
-def clip(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
+def clip(text: str, max_chars: int = MAX_SHOWN_VALUE_CHARS) -> str:
     """Returns a text of the adapter's files as messages show it."""
     return text if len(text) <= max_chars else f"{text[:max_chars]}…"

@@ -21,10 +21,10 @@ from antiphon.engine.regular_files import read_regular_file
 MAX_WEIGHTS_BYTES = 64 << 30
 """Largest file of weights where the free memory is not known."""
 
-MAX_HEADER_BYTES = 8 << 20
+MAX_ADAPTER_HEADER_BYTES = 8 << 20
 """Largest header of the weights. One for each layer of a model of 126 layers takes 300 KB."""
 
-KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
+MATRIX_NAME_PATTERN = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
 """Name of a matrix in the file. Some trainers leave the adapter's name, `default`, in it."""
 
 BASE_KEY = re.compile(r"base_model\.model\.(?P<layer>(?!.*\.lora_).+?)(?:\.base_layer)?\.(?P<kind>weight|bias)")
@@ -95,8 +95,8 @@ def _read_tensors(folder: Path, root: Path | None, max_bytes: int) -> dict[str, 
     path = check_weights_file(folder)
     try:
         data = read_regular_file(path, max_bytes, root)
-        if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES:
-            raise ValueError(f"its header has more than {MAX_HEADER_BYTES} bytes")  # noqa: TRY301  told like the others
+        if int.from_bytes(data[:8], "little") > MAX_ADAPTER_HEADER_BYTES:
+            raise ValueError(f"its header has more than {MAX_ADAPTER_HEADER_BYTES} bytes")  # noqa: TRY301  told like the others
         return parse_safetensors(data)
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         reason = clip(one_line(error), 200)
@@ -114,7 +114,7 @@ def _read_key(folder: Path, key: str) -> tuple[str, str]:
     for part, kind in REFUSED_PARTS.items():
         if part in key:
             raise LoadError(f"adapter {folder}: {clip(key, 200)} belongs to {kind}, which are not supported")
-    match = KEY.fullmatch(key)
+    match = MATRIX_NAME_PATTERN.fullmatch(key)
     if match is None:
         raise LoadError(f"adapter {folder}: {clip(key, 200)} is no matrix of a LoRA adapter as PEFT saves it")
     return match["layer"], match["matrix"]

@@ -184,7 +184,7 @@ def _attach_tower(build: ModelBuild) -> None:
         build.tower, build.image_refusal = None, refusal
 
 
-STAGES: tuple[Callable[[ModelBuild], None], ...] = (
+ASSEMBLY_STAGES: tuple[Callable[[ModelBuild], None], ...] = (
     _check_draft_model,
     _read_adapters,
     _remove_towers,
@@ -202,5 +202,5 @@ STAGES: tuple[Callable[[ModelBuild], None], ...] = (
 def run_stages(build: ModelBuild) -> None:
     """Runs all stages. Raises `LoadError`."""
     with adapted_threads(build.model, build.options):
-        for stage in STAGES:
+        for stage in ASSEMBLY_STAGES:
             stage(build)

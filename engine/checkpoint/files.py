@@ -26,14 +26,14 @@ from antiphon.engine.checkpoint.quantized.support import read_settings, stored_b
 from antiphon.engine.errors import LoadError
 from antiphon.engine.regular_files import check_folder_entries, open_regular_file, parse_json, read_json_object
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_CHECKPOINT_HEADER_BYTES = 100_000_000
 """Largest header of a safetensors file, as the format limits it."""
 
 DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """Bytes per element in a safetensors file; types not listed take 1."""
 MXFP4_WEIGHTS_PER_BYTE = 32 / 17
 """MXFP4 stores 32 weights in 16 bytes and their common scale in one."""
-EMBEDDING_NAME = re.compile(
+EMBEDDING_NAME_PATTERN = re.compile(
     r"(embed_tokens|embeddings?|embed_in|tok_embeddings|token_embd|word_embeddings|wte)\.weight$"
 )
 EXPERT_NAME = re.compile(r"\.experts\.|_exps\.")
@@ -135,7 +135,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
         read_json_object(generation) if generation.exists() else {},
         _count_by_dtype(tensors),
         None if gguf_file is None else gguf_file.name,
-        _count_by_dtype(tensor for tensor in tensors if EMBEDDING_NAME.search(tensor[0])),
+        _count_by_dtype(tensor for tensor in tensors if EMBEDDING_NAME_PATTERN.search(tensor[0])),
         _count_by_dtype(tensor for tensor in tensors if EXPERT_NAME.search(tensor[0])),
     )
 
@@ -180,7 +180,7 @@ def _read_header(path: Path) -> list[tuple[str, str, int]]:
         if start == b"version ":
             raise LoadError(f"{path} is a git-lfs pointer, not the weights; run `git lfs pull`")
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > min(size - 8, MAX_HEADER_BYTES):
+        if length > min(size - 8, MAX_CHECKPOINT_HEADER_BYTES):
             raise LoadError(f"{path} is cut short or not safetensors; fetch it again")
         try:
             table = parse_json(file.read(length))

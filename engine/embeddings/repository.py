@@ -46,7 +46,7 @@ POOLING_KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Keys of a pooling module's configuration, in the order in which several of them are joined, and their modes."""
-DEFAULT_MAX_TOKENS = 8192
+DEFAULT_INPUT_TOKENS = 8192
 """Longest input in tokens of a model whose files state no limit."""
 
 
@@ -184,4 +184,4 @@ def _max_tokens(transformer: Path, config: Mapping[str, Any], sentence_config: M
         positions -= (config.get("pad_token_id") or 0) + 1
     own = sentence_config.get("max_seq_length")
     limits = (own, positions, None if own else tokenizer_config.get("model_max_length"))
-    return min((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), default=DEFAULT_MAX_TOKENS)
+    return min((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), default=DEFAULT_INPUT_TOKENS)

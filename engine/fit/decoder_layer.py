@@ -36,7 +36,7 @@ ATTENTION_CHILDREN = {"q_proj", "k_proj", "v_proj", "o_proj"}
 QK_NORMS = {"q_norm", "k_norm"}
 """Optional norms of queries and keys."""
 
-LAYER_RTOL = 1e-5
+DECODER_LAYER_RTOL = 1e-5
 PROBE_TOKENS = 21
 """Number of tokens on which a replacement is compared with the original."""
 
@@ -164,7 +164,7 @@ def _make_fused_layer(layer: Any, kernels: Kernels, workspace: Workspace) -> Fus
         error = relative_error(result, expected)
     except Exception:  # noqa: BLE001  a layer that needs other inputs stays unchanged
         return None
-    if error <= LAYER_RTOL:
+    if error <= DECODER_LAYER_RTOL:
         return fused
     report_fallback(log, "decoder_layers", "%s is not fused: its results differ by %.2g", type(layer).__name__, error)
     return None

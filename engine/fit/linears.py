@@ -17,8 +17,8 @@ from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.fit.torch_int4_linear import TorchInt4Linear
 from antiphon.engine.fit.verification import (
     KNOWN_SHAPE_ROW_COUNTS,
+    LINEAR_PROBE_ROW_COUNTS,
     PROBE_BATCH_ROWS,
-    PROBE_ROW_COUNTS,
     UnusableKernelError,
     probe_rows,
     verify_kernel,
@@ -187,7 +187,7 @@ def _build_compiled_linear(
     compiled = CompiledLinear(packed, bias, kernels)
     max_error = HALF_MAX_RELATIVE_ERROR if isinstance(packed, PackedHalfWeight) else INT8_MAX_RELATIVE_ERROR
     shape = (type(packed).__name__, packed.outputs, packed.inputs, bias is None)
-    row_counts = KNOWN_SHAPE_ROW_COUNTS if shape in kernels.verified_shapes else PROBE_ROW_COUNTS
+    row_counts = KNOWN_SHAPE_ROW_COUNTS if shape in kernels.verified_shapes else LINEAR_PROBE_ROW_COUNTS
     try:
         verify_linear(compiled, weight, bias, max_error, row_counts)
         kernels.verified_shapes.add(shape)

@@ -31,7 +31,7 @@ from antiphon.engine.options import Quantization
 INT4_BITS = 4
 """Largest number of bits of levels that the int4 layout holds."""
 
-BYTES_PER_WEIGHT = {"int4": 4.25 / 8, "int8": 1.0, "fp32": 4.0}
+STORED_BYTES_PER_WEIGHT = {"int4": 4.25 / 8, "int8": 1.0, "fp32": 4.0}
 
 
 def build_stored_linear(
@@ -180,8 +180,8 @@ def describe_forms(model: nn.Module) -> str:
     for linear in linears:
         form = _name_form(linear.kernel)
         counts[form] = counts.get(form, 0) + 1
-        size += BYTES_PER_WEIGHT[form] * linear.in_features * linear.out_features
-    parts = [f"{counts[form]} matrices in {form}" for form in BYTES_PER_WEIGHT if form in counts]
+        size += STORED_BYTES_PER_WEIGHT[form] * linear.in_features * linear.out_features
+    parts = [f"{counts[form]} matrices in {form}" for form in STORED_BYTES_PER_WEIGHT if form in counts]
     return f"{', '.join(parts)} ({size / 1e6:.0f} MB)"
 
 

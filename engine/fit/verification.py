@@ -9,7 +9,7 @@ from torch.nn import functional
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight, unpack_int4_outputs
 from antiphon.engine.kernels.weight_rows import WeightRows
 
-PROBE_ROW_COUNTS = (1, 2, 5, 16)
+LINEAR_PROBE_ROW_COUNTS = (1, 2, 5, 16)
 """Numbers of rows whose product with a packed weight must have the same bits as in a batch of PROBE_BATCH_ROWS."""
 
 PROBE_BATCH_ROWS, LARGE_PROBE_BATCH_ROWS = 33, 17
@@ -35,7 +35,7 @@ def verify_linear(
     weight: Tensor | WeightRows | PackedInt4Weight,
     bias: Tensor | None,
     max_error: float,
-    row_counts: tuple[int, ...] = PROBE_ROW_COUNTS,
+    row_counts: tuple[int, ...] = LINEAR_PROBE_ROW_COUNTS,
 ) -> None:
     """Raises `UnusableKernelError` unless the layer computes a product with this weight.
 
@@ -77,7 +77,7 @@ def verify_kernel(
     expected: Tensor,
     max_error: float,
     sample: Tensor | slice = slice(None),
-    row_counts: tuple[int, ...] = PROBE_ROW_COUNTS,
+    row_counts: tuple[int, ...] = LINEAR_PROBE_ROW_COUNTS,
 ) -> None:
     """Raises `UnusableKernelError` unless the error is at most `max_error` and a row's bits are fixed.
 

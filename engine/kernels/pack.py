@@ -11,7 +11,7 @@ from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, PackedInt8Weig
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function
 from antiphon.engine.kernels.weight_rows import WeightRows
 
-STORED_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Types of stored weights, and their numbers in `pack.c`. Weights of other types are converted to fp32 first."""
 
 OUTPUTS_PER_CALL = 1024
@@ -79,7 +79,7 @@ class WeightPacker:
             args = PackArgs(
                 addresses.data_ptr(),
                 *rows.shape,
-                STORED_TYPES[rows.dtype],
+                DTYPE_CODES[rows.dtype],
                 first,
                 end,
                 weights.data_ptr(),
@@ -95,6 +95,6 @@ class WeightPacker:
 def _weight_rows(weight: Tensor | WeightRows) -> WeightRows:
     """Returns the rows of a weight, in a type that `pack.c` reads."""
     rows = WeightRows.join([weight]) if isinstance(weight, Tensor) else weight
-    if rows.dtype in STORED_TYPES and all(part.dtype == rows.dtype for part in rows.parts):
+    if rows.dtype in DTYPE_CODES and all(part.dtype == rows.dtype for part in rows.parts):
         return rows
     return WeightRows.join([part.float() for part in rows.parts])

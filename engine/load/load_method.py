@@ -23,7 +23,7 @@ STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.floa
 QUANTIZED_ITEMSIZE = 1
 """Bytes of a weight that a model to quantize needs at most, if its large weights stay in the files until packed."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class LoadMethod(Enum):
@@ -90,9 +90,9 @@ def choose_dtype(requested: str | None, device: str) -> torch.dtype:
     """Returns the `requested` type; by default fp32 on a CPU, bf16 on a GPU. Raises `LoadError` if it is unknown."""
     if requested is None:
         return torch.float32 if device == "cpu" else torch.bfloat16
-    if requested not in DTYPES:
-        raise LoadError(f"dtype {requested} is unknown; choose one of {', '.join(DTYPES)}")
-    return DTYPES[requested]
+    if requested not in WEIGHT_DTYPES:
+        raise LoadError(f"dtype {requested} is unknown; choose one of {', '.join(WEIGHT_DTYPES)}")
+    return WEIGHT_DTYPES[requested]
 
 
 def choose_device(requested: str | None) -> str:

@@ -49,7 +49,7 @@ def load_model(
     to_quantize: bool = False,
     keeps_16_bits: bool = False,
 ) -> tuple[PreTrainedModel, Checkpoint]:
-    """Loads a local folder. `device` is cpu or cuda, `dtype` one of `DTYPES`. Raises `LoadError`.
+    """Loads a local folder. `device` is cpu or cuda, `dtype` one of `WEIGHT_DTYPES`. Raises `LoadError`.
 
     A model `to_quantize` on a CPU keeps its large weights in the files until they are packed, where possible. So does
     a model in bf16 or fp16 that `keeps_16_bits`, if no `dtype` is given and compiled kernels can multiply by them.

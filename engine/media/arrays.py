@@ -9,7 +9,7 @@ from torch import Tensor
 from antiphon.engine.media_checks import check_arrays
 from antiphon.engine.media_messages import MediaArrays
 
-DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64, "bool": torch.bool}
+ARRAY_DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64, "bool": torch.bool}
 
 
 def map_arrays(media: MediaArrays) -> dict[str, Tensor]:
@@ -24,7 +24,7 @@ def map_arrays(media: MediaArrays) -> dict[str, Tensor]:
         os.close(media.descriptor)
     tensors = {}
     for array in media.arrays:
-        count = array.size // DTYPES[array.dtype].itemsize
-        flat = torch.frombuffer(memory, dtype=DTYPES[array.dtype], count=count, offset=array.offset)
+        count = array.size // ARRAY_DTYPES[array.dtype].itemsize
+        flat = torch.frombuffer(memory, dtype=ARRAY_DTYPES[array.dtype], count=count, offset=array.offset)
         tensors[array.name] = flat.view(array.shape)
     return tensors

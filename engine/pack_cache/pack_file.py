@@ -30,9 +30,9 @@ ALIGNMENT_BYTES = 64
 CHECKED_BYTES = 4096
 """Bytes at the start and at the end of a tensor that its checksum covers."""
 
-MAGIC = b"ANTIPHON PACKED 1"
+PACK_MAGIC = b"ANTIPHON PACKED 1"
 TRAILER = struct.Struct("<QQ32s16s")
-"""Offset, length and SHA-256 of the index, and the first bytes of `MAGIC` again."""
+"""Offset, length and SHA-256 of the index, and the first bytes of `PACK_MAGIC` again."""
 
 
 class DamagedPackError(Exception):
@@ -89,7 +89,7 @@ class PackFileWriter:
         self._path = path
         self._file, self._unfinished = create_unfinished_file(path)
         self._index: dict[str, Any] = {}
-        self._file.write(MAGIC)
+        self._file.write(PACK_MAGIC)
 
     def add(self, name: str, entry: PackEntry) -> None:
         """Appends a packed weight."""
@@ -108,7 +108,7 @@ class PackFileWriter:
         index = json.dumps(self._index).encode()
         offset = self._file.tell()
         self._file.write(index)
-        self._file.write(TRAILER.pack(offset, len(index), hashlib.sha256(index).digest(), MAGIC[:16]))
+        self._file.write(TRAILER.pack(offset, len(index), hashlib.sha256(index).digest(), PACK_MAGIC[:16]))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -138,11 +138,11 @@ class PackFile:
 
     def _read_index(self) -> dict[str, IndexEntry]:
         size = len(self._memory)
-        if size < len(MAGIC) + TRAILER.size or self._memory[: len(MAGIC)] != MAGIC:
+        if size < len(PACK_MAGIC) + TRAILER.size or self._memory[: len(PACK_MAGIC)] != PACK_MAGIC:
             raise DamagedPackError("it does not start with the format's name")
         offset, length, digest, magic = TRAILER.unpack(self._memory[size - TRAILER.size :])
         index = self._memory[offset : offset + length]
-        is_whole = offset + length + TRAILER.size == size and magic == MAGIC[:16]
+        is_whole = offset + length + TRAILER.size == size and magic == PACK_MAGIC[:16]
         if not is_whole or hashlib.sha256(index).digest() != digest:
             raise DamagedPackError("its index is damaged")
         try:

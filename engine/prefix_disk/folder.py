@@ -21,7 +21,7 @@ from antiphon.engine.regular_files import open_regular_file, read_regular_file
 log = logging.getLogger(__name__)
 
 FOLDER_NAME, KEY_FILE = "prefixes", "page.key"
-KEY_BYTES = 32
+PREFIX_KEY_BYTES = 32
 
 EVICTION_DIVISOR = 16
 """When the limit is reached, a sixteenth of it is freed, so that the folder is not listed for every page. It is also
@@ -55,19 +55,19 @@ def load_or_create_key(folder: Path) -> bytes:
     """
     path = folder / KEY_FILE
     with suppress(OSError):
-        key = read_regular_file(path, KEY_BYTES)
-        if len(key) == KEY_BYTES:
+        key = read_regular_file(path, PREFIX_KEY_BYTES)
+        if len(key) == PREFIX_KEY_BYTES:
             return key
         path.unlink(missing_ok=True)
     file, draft = create_unfinished_file(path)
     try:
         with file:
-            file.write(os.urandom(KEY_BYTES))
+            file.write(os.urandom(PREFIX_KEY_BYTES))
         with suppress(FileExistsError):
             os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    return read_regular_file(path, KEY_BYTES)
+    return read_regular_file(path, PREFIX_KEY_BYTES)
 
 
 class PageFolder:

@@ -1,8 +1,9 @@
 """The file format of a page: AES-256-GCM over the ids of its tokens and their keys and values.
 
-A file is `MAGIC`, a nonce of 12 bytes, the ciphertext, and a tag of 16 bytes. Each page has a key of its own, derived
-from the secret and its digest. The tag also covers the context and all ids up to the page's end. It therefore fails for
-a damaged or truncated file, for one of another owner, model or prompt under this name, and without the right secret.
+A file is `PAGE_MAGIC`, a nonce of 12 bytes, the ciphertext, and a tag of 16 bytes. Each page has a key of its own,
+derived from the secret and its digest. The tag also covers the context and all ids up to the page's end. It therefore
+fails for a damaged or truncated file, for one of another owner, model or prompt under this name, and without the right
+secret.
 """
 
 import hmac
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from antiphon.engine.prefix_disk.page_id import PAGE_ID_BYTES, PageId
 
-MAGIC = b"ANTIPHON PREFIX1"
+PAGE_MAGIC = b"ANTIPHON PREFIX1"
 NONCE_BYTES, TAG_BYTES = 12, 16
 
 CHUNK_BYTES = 1 << 20
@@ -38,7 +39,7 @@ class PageCodec:
     def __init__(self, secret: bytes, body_bytes: int) -> None:
         self._secret = secret
         self.plain_bytes = PAGE_ID_BYTES + body_bytes
-        self.file_bytes = len(MAGIC) + NONCE_BYTES + self.plain_bytes + TAG_BYTES
+        self.file_bytes = len(PAGE_MAGIC) + NONCE_BYTES + self.plain_bytes + TAG_BYTES
 
     def create_buffer(self) -> memoryview:
         """Returns memory for the plain form of one page, for `view_body`, `encrypt` and `decrypt`."""
@@ -54,7 +55,7 @@ class PageCodec:
         nonce = os.urandom(NONCE_BYTES)
         encryptor = Cipher(AES256(self._derive_key(page)), GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(_describe(page))
-        yield MAGIC + nonce
+        yield PAGE_MAGIC + nonce
         for start in range(0, self.plain_bytes, CHUNK_BYTES):
             yield encryptor.update(buffer[start : min(start + CHUNK_BYTES, self.plain_bytes)])
         yield encryptor.finalize() + encryptor.tag
@@ -63,10 +64,10 @@ class PageCodec:
         """Reads the file of a page into the buffer. Raises `DamagedPageError` or `OSError`; then it is not valid."""
         if os.fstat(file.fileno()).st_size != self.file_bytes:
             raise DamagedPageError("its size is not that of a page")
-        header = file.read(len(MAGIC) + NONCE_BYTES)
-        if not header.startswith(MAGIC):
+        header = file.read(len(PAGE_MAGIC) + NONCE_BYTES)
+        if not header.startswith(PAGE_MAGIC):
             raise DamagedPageError("it does not start with the format's name")
-        decryptor = Cipher(AES256(self._derive_key(page)), GCM(header[len(MAGIC) :])).decryptor()
+        decryptor = Cipher(AES256(self._derive_key(page)), GCM(header[len(PAGE_MAGIC) :])).decryptor()
         decryptor.authenticate_additional_data(_describe(page))
         self._decrypt_chunks(file, decryptor, buffer)
         try:
@@ -91,4 +92,4 @@ class PageCodec:
 
 def _describe(page: PageId) -> bytes:
     """Returns the bytes that the tag covers besides the content."""
-    return b"".join((MAGIC, struct.pack("<Q", len(page.context.data)), page.context.data, page.ids))
+    return b"".join((PAGE_MAGIC, struct.pack("<Q", len(page.context.data)), page.context.data, page.ids))

@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 
-_NUMBER = struct.Struct("<Q")
+_COUNT_STRUCT = struct.Struct("<Q")
 FIRST_BYTES = 1 << 16
 
 
@@ -30,7 +30,7 @@ class DescriptorSender:
     def send(self, descriptor: int) -> int:
         """Sends a descriptor and returns its number. Raises `BlockingIOError` if the worker must take others first."""
         number = self._numbers + 1
-        socket.send_fds(self._socket, [_NUMBER.pack(number)], [descriptor])
+        socket.send_fds(self._socket, [_COUNT_STRUCT.pack(number)], [descriptor])
         self._numbers = number
         return number
 
@@ -67,11 +67,11 @@ class DescriptorReceiver:
         """Returns the descriptor with this number, which the caller closes; None if it did not come."""
         while self._socket is not None and number not in self._received:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, _NUMBER.size, 1, socket.MSG_DONTWAIT)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, _COUNT_STRUCT.size, 1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
-            if len(data) != _NUMBER.size or not descriptors:
+            if len(data) != _COUNT_STRUCT.size or not descriptors:
                 return None
             os.set_inheritable(descriptors[0], False)
-            self._received[_NUMBER.unpack(data)[0]] = descriptors[0]
+            self._received[_COUNT_STRUCT.unpack(data)[0]] = descriptors[0]
         return self._received.pop(number, None)

@@ -8,7 +8,7 @@ import msgspec
 
 from antiphon.engine.protocol import EngineStats
 
-INTERVAL_S = 1.0
+GPU_MEMORY_INTERVAL_S = 1.0
 """Time between two measurements: each takes some ten microseconds."""
 
 
@@ -24,7 +24,7 @@ class GpuMemory:
         if not self._is_gpu:
             return stats
         if (now := self._clock()) >= self._next_at:
-            self._next_at, self._num_bytes = now + INTERVAL_S, _measure_bytes()
+            self._next_at, self._num_bytes = now + GPU_MEMORY_INTERVAL_S, _measure_bytes()
         return msgspec.structs.replace(stats, gpu_memory_bytes=self._num_bytes)
 
 

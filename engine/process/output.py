@@ -8,8 +8,8 @@ import logging
 import os
 import re
 
-READ_BYTES = 1 << 16
-MAX_LINE_BYTES = 1 << 16
+OUTPUT_READ_BYTES = 1 << 16
+MAX_OUTPUT_LINE_BYTES = 1 << 16
 """Length at which a line without a line feed is forwarded in parts."""
 WORKER_FORMAT = "%(levelname)s %(name)s: %(message)s"
 """Format of the worker's log lines, which `forward_output` parses."""
@@ -22,9 +22,9 @@ def forward_output(descriptor: int) -> None:
     """Logs everything that arrives on a pipe, until its end; then closes it. Lines of a traceback stay together."""
     rest = b""
     try:
-        while data := os.read(descriptor, READ_BYTES):
+        while data := os.read(descriptor, OUTPUT_READ_BYTES):
             complete, separator, rest = (rest + data).rpartition(b"\n")
-            if not separator and len(rest) > MAX_LINE_BYTES:
+            if not separator and len(rest) > MAX_OUTPUT_LINE_BYTES:
                 complete, rest = rest, b""
             _log_lines(complete)
         _log_lines(rest)

@@ -59,7 +59,7 @@ TERM_TIMEOUT_S = 5.0
 RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Delays before the first and the later restarts."""
 KEPT_LINES = 40
-MAX_LINE_BYTES = 1 << 20
+MAX_LOG_LINE_BYTES = 1 << 20
 
 
 class ChildServer:
@@ -130,7 +130,7 @@ class ChildServer:
             # The operator's own program: it downloads models, with a token of the hub, perhaps through a proxy.
             env=child_environment(os.environ, keep_credentials=True),
             start_new_session=True,
-            limit=MAX_LINE_BYTES,
+            limit=MAX_LOG_LINE_BYTES,
         )
         self.pid = guard.pid
         try:

@@ -15,8 +15,8 @@ MEDIA_WORDS = re.compile(r"image|multi.?modal|\bmm_|media|\bpng\b|pixel|placehol
 MEDIA_LIMIT = re.compile(r"at most (\d{1,6}) image", re.IGNORECASE)
 QUOTED_CHARS = 40
 """Characters of a line of a grammar that a message must contain to count as a quotation."""
-MAX_MESSAGE_CHARS = 500
-HIDDEN_SECRET = "[key]"  # noqa: S105  not a password
+MAX_FAULT_MESSAGE_CHARS = 500
+HIDDEN_KEY = "[key]"
 STREAM_BROKEN = Fault("engine_unavailable", "the engine stopped in the middle of the output", retryable=True)
 GRAMMAR_LEFT = Fault("server_error", "the engine left the grammar it was given")
 
@@ -58,12 +58,12 @@ def refuse_media(attempt: FailedAttempt) -> FailedAttempt:
     return REFUSED_IMAGE
 
 
-def clean_message(message: str, secrets: Sequence[str] = (), max_chars: int = MAX_MESSAGE_CHARS) -> str:
+def clean_message(message: str, secrets: Sequence[str] = (), max_chars: int = MAX_FAULT_MESSAGE_CHARS) -> str:
     """Returns a server's message as one printable line without the secrets."""
     # It is searched whole, and without invisible characters: a secret that is cut, or interrupted, is not found.
     line = "".join(letter for letter in " ".join(message.split()) if letter.isprintable())
     for secret in secrets:
-        line = re.sub(re.escape(" ".join(secret.split())), HIDDEN_SECRET, line, flags=re.IGNORECASE)
+        line = re.sub(re.escape(" ".join(secret.split())), HIDDEN_KEY, line, flags=re.IGNORECASE)
     return line[:max_chars]
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import msgspec
 
-from antiphon.engine.media_messages import KEY_BYTES, MediaSpan
+from antiphon.engine.media_messages import MEDIA_KEY_BYTES, MediaSpan
 from antiphon.engine.protocol import Chunk, Job, Sampling
 from antiphon.engine.remote.backend_apis.base import BackendApi, JobTarget, RemoteFailure, RemoteOutput, read_error_body
 from antiphon.engine.remote.grammars.follower import GrammarFollower, GrammarFollowers
@@ -74,7 +74,7 @@ class ServerProbes:
         """Runs a job with one picture, or with one between each two texts."""
         picture, sampling = draw_probe_picture(), Sampling(max_tokens=1)
         num_images = max(len(texts) - 1, 1)
-        spans = (MediaSpan(key=bytes(KEY_BYTES), offset=0, length=0, rows=0),) * num_images
+        spans = (MediaSpan(key=bytes(MEDIA_KEY_BYTES), offset=0, length=0, rows=0),) * num_images
         job = Job(id=_next_id(), tokens=tokens, texts=texts, sampling=sampling, media=spans)
         target = msgspec.structs.replace(
             self._build_target(sampling), pictures=(picture,) * num_images, media_marker=marker

@@ -19,7 +19,7 @@ from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.vocabulary import Vocabulary
 
 EndCause = Literal["deadline", "cancelled", "closed"]
-MAX_ATTEMPTS = 3
+MAX_JOB_ATTEMPTS = 3
 """Tries of a job that was not admitted."""
 MAX_MOVES = 3
 """Times that a job which has begun goes on after its server was lost."""
@@ -104,8 +104,8 @@ class RemoteJob:
 class RetrySchedule:
     """Tells whether a job is tried again, until when, and after which pause.
 
-    A new job is tried `MAX_ATTEMPTS` times, each time on another replica, within `retry_window_s`. A job that has begun
-    goes on within `continue_within_s` after its server was lost, at most `MAX_MOVES` times.
+    A new job is tried `MAX_JOB_ATTEMPTS` times, each time on another replica, within `retry_window_s`. A job that has
+    begun continues within `continue_within_s` after its server was lost, at most `MAX_MOVES` times.
     """
 
     def __init__(self, run: RemoteJob, options: RemoteOptions, timeouts: RemoteTimeouts) -> None:
@@ -137,7 +137,7 @@ class RetrySchedule:
         if not failed.is_retryable or (run.generated and run.uncounted and self._is_strict):
             return False
         if not self.can_wait:
-            return not run.num_tokens and len(self._tried) < MAX_ATTEMPTS and self._now() < self.give_up_at
+            return not run.num_tokens and len(self._tried) < MAX_JOB_ATTEMPTS and self._now() < self.give_up_at
         self._num_moves += failed.has_job
         if has_progress or not self._is_interrupted:
             self._is_interrupted = True

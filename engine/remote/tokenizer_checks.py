@@ -9,7 +9,7 @@ import msgspec
 from antiphon.engine.remote.backend_apis.base import EngineKind
 from antiphon.engine.remote.options import RemoteModel
 from antiphon.engine.remote.queries import ServerQueries, UnsupportedPathError
-from antiphon.engine.remote.vocabulary import BLOCK_TOKENS
+from antiphon.engine.remote.vocabulary import MAX_BLOCK_IDS
 
 
 class TokenList(msgspec.Struct):
@@ -73,7 +73,7 @@ class TokenizerChecks:
             return (await self._queries.post_json("/detokenize", request, TokenText)).read_text()
 
         try:
-            mismatch = await vocabulary.compare(ids, detokenize, min(BLOCK_TOKENS, max(max_model_len // 2, 1)))
+            mismatch = await vocabulary.compare(ids, detokenize, min(MAX_BLOCK_IDS, max(max_model_len // 2, 1)))
         except UnsupportedPathError:
             return [f"{self._queries.name} has no /detokenize: its vocabulary was not compared"]
         if mismatch is not None:

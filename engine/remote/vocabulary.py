@@ -12,7 +12,7 @@ import msgspec
 if TYPE_CHECKING:
     from tokenizers import Tokenizer  # the command line imports this module, and does not wait for the library
 
-BLOCK_TOKENS = 4096
+MAX_BLOCK_IDS = 4096
 """Maximum number of ids in one request. A large vocabulary has forty blocks."""
 MAX_UNEXPLAINED_BLOCKS = 3
 """Blocks that differ although each of their tokens is equal, after which the comparison is given up."""

@@ -46,7 +46,7 @@ BLOCK_WINDOW_STEPS = 3
 DECODE_WINDOW_STEPS = 12
 """Number of the latest decode-only steps from which the decode-only time is estimated."""
 
-REMEASURE_AFTER_STEPS = 32
+REMEASURE_PREFILL_AFTER_STEPS = 32
 """Steps with prompts after which two decode-only steps in a row measure decoding again; the first only warms up."""
 
 
@@ -88,7 +88,7 @@ class PrefillBudget:
             return max(self._max_batched_tokens, self.alignment)
         max_tokens = max(self._max_batched_tokens - decoding, 1)
         baseline = self.decode_seconds(decoding)
-        if baseline is None or self._mixed_steps >= REMEASURE_AFTER_STEPS:
+        if baseline is None or self._mixed_steps >= REMEASURE_PREFILL_AFTER_STEPS:
             return 0
         allowed = max(MAX_STEP_SLOWDOWN - 1, PREFILL_WEIGHT * waiting / decoding) * baseline
         cost = median(self._seconds_per_token) if self._seconds_per_token else self._seconds_per_token_alone

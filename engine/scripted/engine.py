@@ -36,7 +36,7 @@ from antiphon.engine.scripted.script import (
     parse_script,
     prompt_key,
 )
-from antiphon.engine.scripted.scripted_job import STOPPED_MESSAGE, ScriptedJob
+from antiphon.engine.scripted.scripted_job import ENGINE_STOPPED_MESSAGE, ScriptedJob
 from antiphon.engine.scripted.step_loop import StepLoop
 
 __all__ = ["ScriptError", "ScriptStep", "ScriptedEngine", "ScriptedReply", "load_script", "parse_script"]
@@ -130,7 +130,7 @@ class ScriptedEngine:
 
     def unready_reason(self) -> str | None:
         """Returns None unless the engine is closed: a script needs no loading."""
-        return None if self._is_open else STOPPED_MESSAGE
+        return None if self._is_open else ENGINE_STOPPED_MESSAGE
 
     def capacity(self) -> int:
         """Returns the number of slots plus the length of the queue."""
@@ -184,7 +184,7 @@ class ScriptedEngine:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise EngineError("engine_unavailable", STOPPED_MESSAGE, retryable=True)
+            raise EngineError("engine_unavailable", ENGINE_STOPPED_MESSAGE, retryable=True)
 
     def _check_capacity(self, priority: int) -> None:
         if is_full(self.capacity(), [run.job.priority for run in self._jobs.values()], priority):

@@ -6,7 +6,7 @@ import math
 
 from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, Job
 
-STOPPED_MESSAGE = "the engine was stopped"
+ENGINE_STOPPED_MESSAGE = "the engine was stopped"
 
 
 class ScriptedJob:
@@ -61,7 +61,7 @@ class ScriptedJob:
 
     def _build_fault(self) -> Fault:
         if self.end_cause == "closed":
-            return Fault("engine_unavailable", STOPPED_MESSAGE, True)
+            return Fault("engine_unavailable", ENGINE_STOPPED_MESSAGE, True)
         if self.end_cause == "deadline":
             return Fault("deadline_exceeded", f"not done within {self.job.deadline:g} s", True)
         return CANCELLED_WHILE_WAITING

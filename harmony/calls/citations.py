@@ -16,8 +16,8 @@ from antiphon.harmony.parsing.tape import MalformedText, Parser, literals
 
 MAX_CITATION_CHARS = 2048
 """Limit on the characters held back until the end of a citation."""
-_SOURCES = re.compile(r"\d+:\[[\d, ]*\](?:, ?\d+:\[[\d, ]*\])*")
-_NUMBER = re.compile(r"(?<!\d)(\d+):\[")
+_SOURCES_PATTERN = re.compile(r"\d+:\[[\d, ]*\](?:, ?\d+:\[[\d, ]*\])*")
+_SOURCE_NUMBER = re.compile(r"(?<!\d)(\d+):\[")
 
 
 class CitationFormat(Struct, frozen=True):
@@ -42,7 +42,7 @@ class CitationFormat(Struct, frozen=True):
         )
         yield from tape.expect(tape_text(self.close))
         sources = yield from tape.skip_word(tape_text(self.end))
-        if not _SOURCES.fullmatch(sources.strip()):
+        if not _SOURCES_PATTERN.fullmatch(sources.strip()):
             raise MalformedText(sources)
         end = tape.position()
         tape.rewind(start)
@@ -59,6 +59,6 @@ class CitationFormat(Struct, frozen=True):
 def _cited_calls(sources: str, items: Sequence[AnyInput]) -> list[FileCitation]:
     """Returns the calls whose results are cited, each once."""
     calls = [item for item in items if isinstance(item, InputFunctionCall | InputCustomCall)]
-    numbers = dict.fromkeys(int(number) for number in _NUMBER.findall(sources))
+    numbers = dict.fromkeys(int(number) for number in _SOURCE_NUMBER.findall(sources))
     cited = [(calls[number].call_id, calls[number].name) for number in numbers if number < len(calls)]
     return [FileCitation(file_id=call_id, filename=name, index=0) for call_id, name in cited]

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from antiphon.harmony.calls.base import CallFormat, ListCall, list_parameters
 from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream, schema_values
-from antiphon.harmony.parsing.lenient_json import KEY, LenientJson, read_name
+from antiphon.harmony.parsing.lenient_json import KEY_PATTERN, LenientJson, read_name
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser
 from antiphon.harmony.tools import INPUT, ToolSpec
 
 PYTHON_SYNTAX = LenientJson()
-_WORDS = {"boolean": ("True", "False"), "null": ("None",)}
+_LITERALS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 class PythonicCall(ListCall, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ def _non_string_types(tool: ToolSpec) -> dict[str, frozenset[str]]:
 
 def _is_expressible(tool: ToolSpec) -> bool:
     """Tells whether this syntax can express calls of the tool: names of parameters are not quoted in it."""
-    return tool.kind == "function" and all(KEY.fullmatch(key) for key, _, _ in list_parameters(tool))
+    return tool.kind == "function" and all(KEY_PATTERN.fullmatch(key) for key, _, _ in list_parameters(tool))
 
 
 def _read_raw_input(reader: TapeReader, key: str, syntax: LenientJson = PYTHON_SYNTAX) -> Parser[None]:
@@ -182,7 +182,7 @@ def _parameters_rule(tool: ToolSpec, grammar: GrammarBuilder, sign: str, between
 
 def _value_rule(part: object, schema: Mapping[str, object], grammar: GrammarBuilder, quote: str | None) -> str:
     resolved = schema_values.resolve_schema(part, schema)
-    constants = _WORDS.get(str(resolved.get("type")), ())
+    constants = _LITERALS.get(str(resolved.get("type")), ())
     if quote is None and constants and "enum" not in resolved:
         return f"({' | '.join(map(grammar.literal_text, constants))})"
     if quote is not None and schema_values.allowed_types(part, schema) == {"string"}:

@@ -15,7 +15,7 @@ from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, literals
 from antiphon.harmony.tools import INPUT, ToolSpec
 
-_PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+_FIELD_PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 MAX_OPENER_CHARS = 4096
 """Number of characters within which an opener must match."""
 
@@ -178,7 +178,7 @@ def _fill_transform(transform: Any, scope: Mapping[str, Any]) -> Any:
         return {key: _fill_transform(value, scope) for key, value in transform.items()}
     if isinstance(transform, list):
         return [_fill_transform(value, scope) for value in transform]
-    placeholder = _PLACEHOLDER.fullmatch(transform) if isinstance(transform, str) else None
+    placeholder = _FIELD_PLACEHOLDER.fullmatch(transform) if isinstance(transform, str) else None
     if placeholder is None:
         return transform
     value: Any = scope

@@ -17,9 +17,9 @@ from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, Tape, literals
 from antiphon.harmony.tools import INPUT, ToolSpec
 
-_LINE = "\n"
+_NEWLINE = "\n"
 CDATA_OPEN, CDATA_CLOSE = "<![CDATA[", "]]>"
-_MARKS = """[ \\t]*["']?"""
+_QUOTE = """[ \\t]*["']?"""
 
 
 WRAPPER_PARAMETER = "arguments"
@@ -198,7 +198,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
             before, after = f' {self.count_attribute}="', '"'
             header += [grammar.literal_text(before), "/[0-9]{1,3}/", grammar.literal_text(after)]
         header.append(grammar.marker_symbol(self.end))
-        header += [grammar.literal_text(self.gap if self.end else _LINE)] if self.gap or not self.end else []
+        header += [grammar.literal_text(self.gap if self.end else _NEWLINE)] if self.gap or not self.end else []
         parts = ["BLANKS" if self.open else "", *header, *parameters, grammar.marker_symbol(self.foot)]
         return " ".join(filter(None, [*parts, grammar.after_blanks(self.close)]))
 
@@ -269,7 +269,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         """Returns a pattern of text that would be parsed as the end of a value without a closing tag."""
         ends = literal_then_any(self.foot, filter(None, (self.close, self.open, self.head, *self.outer_closers)))
         names = [name for name, _, _ in list_parameters(tool)] if tool.kind == "function" else []
-        return f"{ends}|{literal_then_any(self.key, names, _MARKS)}" if names else ends
+        return f"{ends}|{literal_then_any(self.key, names, _QUOTE)}" if names else ends
 
     @property
     def _text_end(self) -> str:
@@ -281,7 +281,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         members = {INPUT: arguments} if tool.kind == "custom" else json.loads(arguments or "{}")
         parameters = [self._write_parameter(name, value) for name, value in members.items()]
         number = f' {self.count_attribute}="{index + 1}"' if self.count_attribute else ""
-        end = f"{self.end}{self.gap}" if self.end else _LINE
+        end = f"{self.end}{self.gap}" if self.end else _NEWLINE
         header = f"{self.head}{self._quote_name(tool.model_name)}{number}{end}"
         padding = "\n" if self.open and self.gap else ""
         call = f"{header}{''.join(parameters)}{self.foot}"

@@ -15,8 +15,8 @@ _INSIDE = re.compile(rf'[^"\\{CONTROL_RANGE}]*')
 # Outside its strings no value contains '<' or a marker character: the model has begun something else.
 _OUTSIDE = re.compile(r'[^"{}\[\]<\ud800-\udfff]*')
 _SCALAR = re.compile(r"[-+.\w]*")
-_HEX = re.compile(r"u[0-9a-fA-F]{4}")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
+_UNICODE_ESCAPE = re.compile(r"u[0-9a-fA-F]{4}")
+_JSON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 MAX_KEY_CHARS = 256
 PIECE_CHARS = 1024
 """Characters scanned before each call of `take`, which may raise at its limit: scanning more would be wasted."""
@@ -114,9 +114,9 @@ def _read_escape(tape: Tape) -> Parser[tuple[str, int]]:
     if not (yield from tape.wait_count(2)):
         raise MalformedText("escape")
     char = tape.peek(2)[1]
-    if char in _ESCAPES:
-        return _ESCAPES[char], 2
-    if char != "u" or not (yield from tape.wait_count(6)) or not _HEX.fullmatch(tape.peek(6)[1:]):
+    if char in _JSON_ESCAPES:
+        return _JSON_ESCAPES[char], 2
+    if char != "u" or not (yield from tape.wait_count(6)) or not _UNICODE_ESCAPE.fullmatch(tape.peek(6)[1:]):
         return "\\", 1  # not an escape: a literal backslash
     code = int(tape.peek(6).removeprefix("\\u"), base=16)
     if not 0xD800 <= code < 0xE000:
@@ -133,7 +133,7 @@ def _pair_follows(tape: Tape) -> Parser[bool]:
         if not (yield from tape.wait_count(7 + offset)) or tape.peek(7 + offset)[-1] not in allowed:
             return False
     yield from tape.wait_count(12)
-    return _HEX.fullmatch(tape.peek(12)[7:]) is not None
+    return _UNICODE_ESCAPE.fullmatch(tape.peek(12)[7:]) is not None
 
 
 def skip_name(tape: Tape) -> Parser[str]:

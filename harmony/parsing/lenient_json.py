@@ -20,13 +20,13 @@ MAX_VALUE_DEPTH = 64
 NO_TYPES: Mapping[str, frozenset[str]] = MappingProxyType({})
 MAX_WORD_CHARS = 4096
 """Limit on the characters of a number or a name."""
-KEY = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+KEY_PATTERN = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
+_NUMBER_PATTERN = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_JSON_LITERALS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _CLOSERS = {"[": "]", "(": ")"}
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+_LENIENT_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _OCTAL = re.compile(r"\\[0-7]{1,3}")
-_HEX = {"x": 2, "u": 4, "U": 8}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 class LenientJson(Struct, frozen=True, kw_only=True):
@@ -122,12 +122,12 @@ class LenientJson(Struct, frozen=True, kw_only=True):
     def _read_word(self, reader: TapeReader) -> Parser[None]:
         """Reads a number or a keyword and emits it once it has ended. Any other word is emitted as a string."""
         tape = reader.tape
-        text = yield from match_ahead(reader, KEY)
+        text = yield from match_ahead(reader, KEY_PATTERN)
         if not text:
             raise MalformedText("value")
         tape.skip(len(text))
         reader.emit_arguments(
-            text if _NUMBER.fullmatch(text) else _WORDS.get(text) or schema_values.encode_string(text)
+            text if _NUMBER_PATTERN.fullmatch(text) else _JSON_LITERALS.get(text) or schema_values.encode_string(text)
         )
 
     def read_string(self, reader: TapeReader, quote: str) -> Parser[None]:
@@ -177,13 +177,13 @@ class LenientJson(Struct, frozen=True, kw_only=True):
         if char == "u" and (pair := (yield from self._read_surrogate_pair(reader))):
             emit(pair, 12)
             return
-        digits = _HEX.get(char, 0)
+        digits = _HEX_DIGITS.get(char, 0)
         if digits and (yield from tape.wait_count(2 + digits)):
             code = tape.peek(2 + digits)[2:]
             if (character := _parse_code_point(code)) is not None:
                 emit(character, 2 + digits)
                 return
-        replacement = _ESCAPES.get(char, char if char in "\\'\"/" else f"\\{char}")
+        replacement = _LENIENT_ESCAPES.get(char, char if char in "\\'\"/" else f"\\{char}")
         emit(tape.alphabet.original_text(replacement), 2)
 
     def _read_surrogate_pair(self, reader: TapeReader) -> Parser[str]:
@@ -227,7 +227,7 @@ def match_up_to(reader: TapeReader, pattern: re.Pattern[str], longest: int) -> P
 
 def read_name(reader: TapeReader) -> Parser[str]:
     """Skips a name and returns it. Raises `MalformedText`."""
-    text = yield from match_ahead(reader, KEY)
+    text = yield from match_ahead(reader, KEY_PATTERN)
     if not text or len(text) > 256:
         raise MalformedText("name")
     reader.tape.skip(len(text))

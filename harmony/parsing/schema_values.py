@@ -34,7 +34,7 @@ _FIRST_CHARS = {
     "object": "{",
     "array": "[",
 }
-_WORDS = {
+_WORD_LITERALS = {
     "True": "true",
     "False": "false",
     "None": "null",
@@ -45,7 +45,7 @@ _WORDS = {
 }
 _UNPAIRED_SURROGATES = re.compile("[\ud800-\udfff]")
 """Unpaired surrogates: escapes of JSON and of Python can spell them, UTF-8 cannot encode them."""
-_ESCAPE = re.compile(
+_STRING_ESCAPE = re.compile(
     r"\\(?:(?P<pair>u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
@@ -132,7 +132,7 @@ def can_stream_as_string(allowed: frozenset[str], first: str) -> bool:
 def cast_value(text: str, allowed: frozenset[str]) -> str:
     """Returns the value as JSON, unchanged if it already is JSON of an allowed type."""
     normalized = text.strip()
-    normalized = _WORDS.get(normalized, normalized)
+    normalized = _WORD_LITERALS.get(normalized, normalized)
     value = _parse_json(normalized)
     if value is not None and _fits_types(value[0], allowed):
         return normalized
@@ -166,7 +166,7 @@ def parse_json(text: str) -> object:
     becomes a replacement character.
     """
     if "\\u" in text:
-        text = _ESCAPE.sub(lambda escape: r"\ufffd" if escape["half"] else escape[0], text)
+        text = _STRING_ESCAPE.sub(lambda escape: r"\ufffd" if escape["half"] else escape[0], text)
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_keep_first_members)
     except RecursionError as error:

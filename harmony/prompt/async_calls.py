@@ -26,7 +26,7 @@ from antiphon.events.inputs import (
 from antiphon.harmony.tools import ToolTable
 
 PENDING_OUTPUT = "The result will follow."
-MAX_SHOWN_CHARS = 200
+MAX_ARGUMENT_CHARS = 200
 """Length of the arguments in front of a late output. They tell calls of one tool apart."""
 
 AnyCall = InputFunctionCall | InputCustomCall
@@ -101,7 +101,7 @@ def _convert_late(item: AnyInput, pending: Mapping[CallKey, AnyCall], tools: Too
     if call is None or not isinstance(item, AnyOutput):
         return item
     arguments = call.arguments if isinstance(call, InputFunctionCall) else call.input
-    introduction = f"The result of {tools.model_name_of(call.name, call.namespace)} {arguments[:MAX_SHOWN_CHARS]}:"
+    introduction = f"The result of {tools.model_name_of(call.name, call.namespace)} {arguments[:MAX_ARGUMENT_CHARS]}:"
     if isinstance(item.output, str):
         return InputMessage(role="user", content=f"{introduction}\n{item.output}")
     return InputMessage(role="user", content=(InputText(text=introduction), *item.output))

@@ -37,11 +37,11 @@ IMAGE_PARTS: Mapping[ImagePart, Mapping[str, Any]] = {
 }
 """Forms in which templates take a picture, the most frequent one first."""
 
-_PICTURE = InputImage(image_url="qhu:picture")
+_PROBE_IMAGE_PART = InputImage(image_url="qhu:picture")
 _IMAGES: Mapping[ImageKey, PromptImage] = {("qhu:picture", None): PromptImage(key=b"", rows=1, form="placeholder")}
-_WORDS = ("Qhufirst", "Qhusecond", "Qhuthird")
+_PROBE_WORDS = ("Qhufirst", "Qhusecond", "Qhuthird")
 _CALL_ID = "call_0123456789abcdef"
-_TOOLS = ToolTable.from_request([FunctionTool(name="qhutool", description="Qhu.")])
+_IMAGE_PROBE_TOOLS = ToolTable.from_request([FunctionTool(name="qhutool", description="Qhu.")])
 _NEXT_TURN = (InputMessage(role="assistant", content="Qhu."), InputMessage(role="user", content="Qhu."))
 
 
@@ -105,17 +105,17 @@ class ImageSearch:
             rendered = self._render(self._converse(role, count, is_over=is_over), shape)
             if rendered is None or rendered.count(shape.placeholder) != count:
                 return False
-            if not all(word in rendered for word in _WORDS[: count + 1]):
+            if not all(word in rendered for word in _PROBE_WORDS[: count + 1]):
                 return False
         return True
 
     def _converse(self, role: ImageRole, count: int, *, is_over: bool = False) -> PromptInput:
         """Returns a conversation with `count` pictures in a message of a role. `is_over`: another turn follows."""
-        parts: list[InputText | InputImage] = [InputText(text=_WORDS[0])]
-        for word in _WORDS[1 : count + 1]:
-            parts += (_PICTURE, InputText(text=word))
+        parts: list[InputText | InputImage] = [InputText(text=_PROBE_WORDS[0])]
+        for word in _PROBE_WORDS[1 : count + 1]:
+            parts += (_PROBE_IMAGE_PART, InputText(text=word))
         items = tuple(_list_items(role, tuple(parts)))
-        tools = _TOOLS if self._has_tools or role == "tool" else ToolTable()
+        tools = _IMAGE_PROBE_TOOLS if self._has_tools or role == "tool" else ToolTable()
         return PromptInput(items=(*items, *_NEXT_TURN) if is_over else items, tools=tools, images=_IMAGES)
 
 

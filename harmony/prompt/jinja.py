@@ -62,8 +62,8 @@ class ChatTemplate:
         context: Mapping[str, Any],
         *,
         now: datetime,
-        max_chars: int = limits.MAX_TEXT_CHARS,
-        max_steps: int = limits.MAX_STEPS,
+        max_chars: int = limits.MAX_RENDERED_CHARS,
+        max_steps: int = limits.MAX_TEMPLATE_STEPS,
     ) -> str:
         """Runs the template. Raises `RenderError` at a limit, `RefusedError` if the template fails or raises itself."""
         token, given = limits.start_budget(max_steps), _given_lists.set(_GivenLists(context))

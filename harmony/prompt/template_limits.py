@@ -12,16 +12,16 @@ from typing import Any
 
 from antiphon.harmony.rendered_prompt import RenderError
 
-MAX_TEXT_CHARS = 16_000_000
+MAX_RENDERED_CHARS = 16_000_000
 """Maximum characters of a prompt, or of any intermediate value of its rendering."""
 MAX_ELEMENTS = 1_000_000
 """Maximum elements of a list, or of all lists inside a value that is written out or compared."""
 MAX_INTEGER_BITS = 256
 """Maximum size of an integer. Templates count messages."""
-MAX_STEPS = 1_000_000
+MAX_TEMPLATE_STEPS = 1_000_000
 """Budget of one rendering in steps: a loop iteration, or work on `CHARS_PER_STEP` characters."""
 CHARS_PER_STEP = 1_024
-"""Together with `MAX_STEPS`, this also bounds the memory of all texts that a rendering makes, to about a gigabyte."""
+"""Together with `MAX_TEMPLATE_STEPS`, this bounds the memory of all texts that a rendering makes: about a gigabyte."""
 SLOW_FILTERS = frozenset({"title", "wordcount", "striptags", "pprint", "filesizeformat"})
 MAX_SLOW_CHARS = 250_000
 """Maximum size of the input of a slow filter: it takes up to 0.4 microseconds for a character, without a pause."""
@@ -64,7 +64,7 @@ def spend_chars(*values: object) -> None:
 
 def check_chars(count: int) -> None:
     """Raises `RenderError` if a text of `count` characters would be too long."""
-    if count > MAX_TEXT_CHARS:
+    if count > MAX_RENDERED_CHARS:
         raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
 
 
@@ -85,7 +85,7 @@ def check_expanded(value: Any) -> Any:
     """
     if isinstance(value, str):
         spend_chars(value)
-    elif isinstance(value, list | tuple | dict) and _count_elements(value, {}) > MAX_TEXT_CHARS:
+    elif isinstance(value, list | tuple | dict) and _count_elements(value, {}) > MAX_RENDERED_CHARS:
         raise RenderError("The model's chat template exceeds the limit on elements of a list.")
     return value
 
@@ -102,12 +102,12 @@ def _count_elements(value: Any, counts: dict[int, int], depth: int = 0) -> int:
     if depth > 200:
         raise RenderError("The model's chat template nests lists too deeply.")
     spend_steps(1 + len(value) // 64)
-    counts[id(value)] = MAX_TEXT_CHARS  # for a list that contains itself
+    counts[id(value)] = MAX_RENDERED_CHARS  # for a list that contains itself
     children = [*value.keys(), *value.values()] if isinstance(value, dict) else value
     total = 1
     for child in children:
         total += _count_elements(child, counts, depth + 1)
-        if total > MAX_TEXT_CHARS:
+        if total > MAX_RENDERED_CHARS:
             break
     counts[id(value)] = total
     return total
@@ -143,8 +143,8 @@ def _check_format(text: str, num_fields: int, values: Iterable[Any]) -> None:
     for value in values:
         check_expanded(value)
         if isinstance(value, int) and not isinstance(value, bool):
-            longest = max(longest, abs(value) if num_fields > 1 or abs(value) > MAX_TEXT_CHARS else len(str(value)))
-            if abs(value) > MAX_TEXT_CHARS and ("*" in text or "{" in text):
+            longest = max(longest, abs(value) if num_fields > 1 or abs(value) > MAX_RENDERED_CHARS else len(str(value)))
+            if abs(value) > MAX_RENDERED_CHARS and ("*" in text or "{" in text):
                 check_chars(abs(value))
         else:
             longest = max(longest, len(value) if isinstance(value, str | bytes) else _count_elements(value, {}) * 8)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.turn_types.encryption import KEY_BYTES, DecryptionError, KeyFileError, Sealer, open_sealer
+from antiphon.app.turn_types.encryption import SEAL_KEY_BYTES, DecryptionError, KeyFileError, Sealer, open_sealer
 
 PLAINTEXT = "They ask for 17·23 — that is 391. ✓"
 
@@ -52,10 +52,10 @@ def test_text_sealed_with_another_key_is_rejected() -> None:
 
 
 def test_derived_key_depends_on_the_secret_and_opens_no_text() -> None:
-    secret = b"s" * KEY_BYTES
+    secret = b"s" * SEAL_KEY_BYTES
     key = Sealer(secret).derive_key("approvals")
     assert key == Sealer(secret).derive_key("approvals") != Sealer().derive_key("approvals")
-    assert len(key) == KEY_BYTES and key != secret
+    assert len(key) == SEAL_KEY_BYTES and key != secret
     with pytest.raises(DecryptionError):
         Sealer(key).open("ann", "reasoning", Sealer(secret).seal("ann", "reasoning", PLAINTEXT))
 

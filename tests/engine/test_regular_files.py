@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.engine.errors import LoadError
 from antiphon.engine.regular_files import (
-    MAX_JSON_DEPTH,
+    MAX_JSON_FILE_DEPTH,
     check_folder_entries,
     open_regular_file,
     parse_json,
@@ -131,7 +131,9 @@ def test_link_that_appears_while_a_path_is_opened_is_not_followed(
         open_regular_file(root / "sub/a.json", root).close()
 
 
-@pytest.mark.parametrize(("depth", "is_read"), [(MAX_JSON_DEPTH, True), (MAX_JSON_DEPTH + 1, False), (100_000, False)])
+@pytest.mark.parametrize(
+    ("depth", "is_read"), [(MAX_JSON_FILE_DEPTH, True), (MAX_JSON_FILE_DEPTH + 1, False), (100_000, False)]
+)
 def test_depth_of_json_is_limited(depth: int, is_read: bool) -> None:
     if is_read:
         assert parse_json(nest(depth)) == json.loads(nest(depth))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from antiphon.engine.thread_governor import (
+    CPU_LOAD_INTERVAL_S,
     FIRST_RETRY_S,
-    INTERVAL_S,
     MAX_RETRY_S,
     ThreadGovernor,
     ThreadTimes,
@@ -47,7 +47,7 @@ def test_all_threads_are_used_on_a_quiet_machine() -> None:
 @pytest.mark.parametrize(("threads", "share", "expected"), [(2, 0.4, 1), (2, 0.11, 1), (8, 0.5, 4), (16, 0.11, 14)])
 def test_threads_are_reduced_by_the_share_of_waiting(threads: int, share: float, expected: int) -> None:
     machine = Machine(threads)
-    machine.run(INTERVAL_S + 0.011, share)
+    machine.run(CPU_LOAD_INTERVAL_S + 0.011, share)
     assert machine.changes == [expected]
     machine.run(1, 0.0)
     assert machine.governor.current == expected
@@ -62,16 +62,16 @@ def test_persistent_waiting_reduces_to_one_thread() -> None:
 def test_all_threads_are_tried_again_at_growing_intervals() -> None:
     machine = Machine(2)
     for index in range(6):
-        machine.run(3 * INTERVAL_S, 0.4)
+        machine.run(3 * CPU_LOAD_INTERVAL_S, 0.4)
         assert machine.governor.current == 1
-        machine.run(min(FIRST_RETRY_S * 2**index, MAX_RETRY_S) - 4 * INTERVAL_S, 0.0)
+        machine.run(min(FIRST_RETRY_S * 2**index, MAX_RETRY_S) - 4 * CPU_LOAD_INTERVAL_S, 0.0)
         assert machine.governor.current == 1
-        machine.run(4 * INTERVAL_S, 0.0)
+        machine.run(4 * CPU_LOAD_INTERVAL_S, 0.0)
         assert machine.governor.current == 2
     machine.run(20, 0.0)
-    machine.run(3 * INTERVAL_S, 0.4)
+    machine.run(3 * CPU_LOAD_INTERVAL_S, 0.4)
     assert machine.governor.current == 1
-    machine.run(FIRST_RETRY_S + INTERVAL_S, 0.0)
+    machine.run(FIRST_RETRY_S + CPU_LOAD_INTERVAL_S, 0.0)
     assert machine.governor.current == 2, "a long time with all threads resets the interval"
 
 

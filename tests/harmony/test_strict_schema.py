@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.events.tools import FunctionTool
 from antiphon.harmony.grammar import OutputConstraint
-from antiphon.harmony.strict_schema import MAX_STEPS, close_objects
+from antiphon.harmony.strict_schema import MAX_SCHEMA_STEPS, close_objects
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
 from tests.harmony.test_grammar import grammar_accepts, load_llg_tokenizer
@@ -230,7 +230,7 @@ def test_schema_that_costs_too_much_to_close_is_left_alone() -> None:
     for _ in range(5_000):
         deep = {"type": "array", "items": deep}
     assert close_objects(deep) is deep
-    size = int(MAX_STEPS**0.5)
+    size = int(MAX_SCHEMA_STEPS**0.5)
     wide = {**OBJECT, "properties": {f"p{n}": NUMBER for n in range(size)}, "anyOf": [B] * size}
     assert close_objects(wide) is wide
     chain = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, A]} for n in range(size)}

@@ -22,7 +22,7 @@ from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.store.store import ResponseStore
-from antiphon.app.turn_types.encryption import KEY_BYTES, Purpose, Sealer
+from antiphon.app.turn_types.encryption import SEAL_KEY_BYTES, Purpose, Sealer
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.turn_stats import Api, TurnOrigin
 from antiphon.app.turns.capacity import TurnCapacity
@@ -197,7 +197,7 @@ def make_case_manager(case: Case, options: dict[str, Any]) -> TurnManager:
     timeouts = {"timeouts": TurnTimeouts(keepalive_after_s=KEEPALIVE_AFTER_S)} if case.waits else {}
     settings = OutputSettings(reasoning=case.reasoning_output, patch_diffs=case.patch_diffs)
     return make_turn_manager(
-        **{"output_settings": settings, "sealer": PlainSealer(b"x" * KEY_BYTES)} | timeouts | options
+        **{"output_settings": settings, "sealer": PlainSealer(b"x" * SEAL_KEY_BYTES)} | timeouts | options
     )
 
 

@@ -17,7 +17,7 @@ from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.tool_host import HostPolicy, ToolHost
-from antiphon.app.turn_types.encryption import KEY_BYTES, Sealer
+from antiphon.app.turn_types.encryption import SEAL_KEY_BYTES, Sealer
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.hosted import McpExecutionError
 from tests.serving import scripted_registry
@@ -91,12 +91,12 @@ def _make_host() -> ToolHost:
         for name, tool in (("web_search", "search"), ("open_page", "page"), ("code_interpreter", "run"))
     }
     builtins = BuiltinTools(HostedOptions(**targets), servers, lambda prefix: f"{prefix}_0", None)
-    signer = ApprovalSigner(Sealer(b"x" * KEY_BYTES).derive_key("approvals"))
+    signer = ApprovalSigner(Sealer(b"x" * SEAL_KEY_BYTES).derive_key("approvals"))
     return ToolHost(servers, builtins, ApprovalReader(signer), HostPolicy())
 
 
 def _make_manager(recorder: TurnRecorder | None = None) -> Any:
-    return make_turn_manager(sealer=PlainSealer(b"x" * KEY_BYTES), tool_host=_make_host(), recorder=recorder)
+    return make_turn_manager(sealer=PlainSealer(b"x" * SEAL_KEY_BYTES), tool_host=_make_host(), recorder=recorder)
 
 
 async def start_chat_turns(

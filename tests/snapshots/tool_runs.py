@@ -23,7 +23,7 @@ from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.tool_host import HostPolicy, ToolHost
-from antiphon.app.turn_types.encryption import KEY_BYTES
+from antiphon.app.turn_types.encryption import SEAL_KEY_BYTES
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.ids import new_id
 from antiphon.app.turns.manager import TurnManager
@@ -135,7 +135,7 @@ class ToolRun:
             self.servers.gate.clear()
         self.jobs: list[Job] = []
         """The jobs that a scripted engine got."""
-        sealer = PlainSealer(b"x" * KEY_BYTES)
+        sealer = PlainSealer(b"x" * SEAL_KEY_BYTES)
         signer = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
         servers = cast("ToolServers", self.servers)
         self.manager: TurnManager = make_turn_manager(

@@ -10,7 +10,7 @@ from antiphon.app.turn_types.endings import DESCRIPTIONS
 from antiphon.app.turn_types.turn_stats import TurnStats
 
 Json = dict[str, Any]
-TOO_LONG = f"The request has more than {MAX_REQUEST_BYTES} bytes."
+REQUEST_TOO_LONG_TEXT = f"The request has more than {MAX_REQUEST_BYTES} bytes."
 
 
 def build_summary(stats: TurnStats, *, is_recorded: bool, excerpt: str = "") -> Json:
@@ -46,7 +46,7 @@ def describe_record(record: TurnRecord, path: str) -> Json:
     names = ("events", "prompt", "grammar", "request", "findings", "export")
     return {
         "dialect": record.dialect,
-        "request": {"bytes": len(request)} if request else {"missing": TOO_LONG},
+        "request": {"bytes": len(request)} if request else {"missing": REQUEST_TOO_LONG_TEXT},
         "rounds": [_describe_round(each) for each in rounds],
         "links": {name: f"{path}/{name}" for name in names},
     }

@@ -35,7 +35,7 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import ReasoningText
 
-ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+CHAT_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 FUNCTION_CALL_ID = "function_call_"
 """Beginning of the id that a call in the deprecated form gets, which has none."""
 SentObject = Mapping[str, Any]
@@ -58,7 +58,7 @@ def read_messages(messages: Sequence[SentObject]) -> tuple[AnyInput, ...]:
     for index, sent in enumerate(messages):
         path = f"messages[{index}]"
         role = require_key(sent, "role", path)
-        check_choice(role, ROLES, f"{path}.role")
+        check_choice(role, CHAT_ROLES, f"{path}.role")
         build_check(Label256)(sent.get("name") or "", f"{path}.name")
         _ROLE_READERS[role](chat, sent, path)
     if chat.open:

@@ -10,7 +10,7 @@ from antiphon.app.requests.chat.body import ChatBody
 from antiphon.app.requests.fields.common import Metadata
 from antiphon.app.requests.pagination import PageQuery
 
-MESSAGE_KEYS = frozenset(
+STORED_KEYS = frozenset(
     {
         "role",
         "content",
@@ -44,7 +44,7 @@ class CompletionQuery(Struct, frozen=True, kw_only=True):
 
 def messages_to_store(body: ChatBody) -> ChatMessages:
     """Returns the messages of a request without secrets."""
-    return tuple({key: value for key, value in sent.items() if key in MESSAGE_KEYS} for sent in body.messages or ())
+    return tuple({key: value for key, value in sent.items() if key in STORED_KEYS} for sent in body.messages or ())
 
 
 def read_completion_id(sent: str) -> str | None:

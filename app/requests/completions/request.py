@@ -20,7 +20,7 @@ from antiphon.engine.protocol import Sampling
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.passthrough import RawPrompt
 
-DEFAULT_MAX_TOKENS = 16
+DEFAULT_COMPLETION_TOKENS = 16
 """Limit of requests without `max_tokens`, as in OpenAI's API."""
 
 
@@ -143,7 +143,7 @@ def _check_choices(body: TextCompletionBody, form: CompletionForm, num_prompts: 
 
 def _read_sampling(body: TextCompletionBody, model: ServedModel, form: CompletionForm, *, infill: bool) -> Sampling:
     info = model.engine.info
-    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     ranked = form.logprobs if form.logprobs is not None or form.best_of == form.n else 0
     sampling = shared.read_engine_fields(body, info, shared.read_sampling(body, info, max(limit, 1), ranked))
     if infill and (layout := model.format.passthrough.infill_layout) is not None:

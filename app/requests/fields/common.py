@@ -9,7 +9,7 @@ from antiphon.app.requests.fields import Echoed, FieldRule, Honoured, RequestBod
 from antiphon.app.requests.fields.annotations import Checked
 from antiphon.app.requests.fields.checks import require_key
 
-MAX_TEXT_CHARS = 10_485_760
+MAX_FIELD_CHARS = 10_485_760
 MAX_CHOICES = 128
 MAX_TOOLS = 128
 MAX_SEED = 2**63 - 1
@@ -22,7 +22,7 @@ NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+Text = Annotated[str, Meta(max_length=MAX_FIELD_CHARS)]
 Label64 = Annotated[str, Meta(max_length=64)]
 Label128 = Annotated[str, Meta(max_length=128)]
 Label256 = Annotated[str, Meta(max_length=256)]

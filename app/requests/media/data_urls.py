@@ -8,7 +8,7 @@ from antiphon.app.requests.media.errors import MediaPlace, invalid_data_url, inv
 from antiphon.app.turn_types.blob_urls import BlobReference, describe_type, refer_to
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-TYPE_ALIASES = {"image/jpg": "image/jpeg"}
+MEDIA_TYPE_ALIASES = {"image/jpg": "image/jpeg"}
 DATA_SCHEME = "data:"
 SLICE_CHARS = 1 << 20
 """Characters that one call decodes, which takes three milliseconds: no other thread runs meanwhile."""
@@ -38,7 +38,7 @@ def read_data_url(url: str, place: MediaPlace) -> SentData:
 
 def read_base64(encoded: str, media_type: str, place: MediaPlace) -> SentData:
     """Returns the decoded bytes with their type, which is empty if the request names none. Raises `ApiError` 400."""
-    media_type = TYPE_ALIASES.get(media_type, media_type)
+    media_type = MEDIA_TYPE_ALIASES.get(media_type, media_type)
     if place.is_image and media_type not in IMAGE_TYPES:
         if place.api == "chat" and media_type.startswith("image/"):
             raise invalid_image(place, is_format=True)

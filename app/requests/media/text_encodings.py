@@ -10,7 +10,7 @@ import unicodedata
 
 from msgspec import Struct
 
-_MARKS = (
+_BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -34,7 +34,7 @@ _READ = frozenset(
     iso8859-14 iso8859-15 iso8859-16""".split()
 )
 """Names of Python's codecs that decode text, and nothing else."""
-_CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ue000-\uf8ff]")
+_CONTROL_CHARS = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ue000-\uf8ff]")
 _HIGH_RUN = re.compile(rb"[\x80-\xff]{4}")
 _KANA, _HALF_WIDTH = re.compile("[\u3041-\u30ff]"), re.compile("[\uff61-\uff9f]")
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
@@ -58,7 +58,7 @@ class DecodedText(Struct, frozen=True):
 
 def decode_bytes(data: bytes, charset: str = "") -> DecodedText | None:
     """Returns the text of a file without a byte order mark; None for other content. `charset`: as it was declared."""
-    for mark, encoding in _MARKS:
+    for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return _decode(data[len(mark) :], encoding)
     declared = _find_codec(charset)
@@ -125,4 +125,4 @@ def _assume_western(data: bytes) -> DecodedText | None:
 
 
 def _without_controls(found: DecodedText | None) -> DecodedText | None:
-    return None if found is None or _CONTROL.search(found.text) else found
+    return None if found is None or _CONTROL_CHARS.search(found.text) else found

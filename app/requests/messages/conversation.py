@@ -18,7 +18,7 @@ from antiphon.app.requests.fields.checks import (
     check_tool_name,
     require_key,
 )
-from antiphon.app.requests.messages.hosted_blocks import CALL_TYPES, read_hosted_call
+from antiphon.app.requests.messages.hosted_blocks import HOSTED_CALL_BLOCK_TYPES, read_hosted_call
 from antiphon.events.inputs import (
     AnyInput,
     HostedInput,
@@ -33,7 +33,7 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import ReasoningText
 
-ROLES = ("user", "assistant", "system")
+MESSAGES_ROLES = ("user", "assistant", "system")
 USER_BLOCK_TYPES = ("text", "image", "document", "search_result", "tool_result")
 ERROR_PREFIX = "Error: "
 """Precedes the output of a tool that failed (`is_error`): no template has a place for the flag."""
@@ -70,7 +70,7 @@ class ConversationReader:
         for index, sent in enumerate(messages):
             path = f"messages[{index}]"
             role = require_key(sent, "role", path)
-            check_choice(role, ROLES, f"{path}.role")
+            check_choice(role, MESSAGES_ROLES, f"{path}.role")
             blocks = _read_blocks(sent.get("content"), f"{path}.content")
             if role == "assistant":
                 self._check_answered()
@@ -141,7 +141,7 @@ class ConversationReader:
 
     def _read_hosted(self, block: SentBlock, path: str, later: Sequence[tuple[SentBlock, str]]) -> None:
         """Reads a block of a tool that a server ran. The result of a call was read with the call."""
-        call = read_hosted_call(block, path, later) if block["type"] in CALL_TYPES else None
+        call = read_hosted_call(block, path, later) if block["type"] in HOSTED_CALL_BLOCK_TYPES else None
         self.items.append(call or HostedInput(kind=block["type"], payload=dict(block)))
 
     def _read_text(self, block: SentBlock, path: str) -> None:

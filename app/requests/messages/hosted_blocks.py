@@ -19,7 +19,7 @@ from antiphon.events.hosted_inputs import (
 )
 
 SentBlock = Mapping[str, Any]
-CALL_TYPES = ("mcp_tool_use", "server_tool_use")
+HOSTED_CALL_BLOCK_TYPES = ("mcp_tool_use", "server_tool_use")
 RESULT_TYPES = frozenset(
     "mcp_tool_result web_search_tool_result web_fetch_tool_result code_execution_tool_result".split()
 )

@@ -31,13 +31,13 @@ from antiphon.app.requests.fields.common import (
 )
 from antiphon.events.tools import ShortName
 
-MAX_ITEMS = 20
+MAX_ADDED_ITEMS = 20
 """Maximum number of items in one request that adds items to a conversation."""
 MIN_COMPACT_THRESHOLD = 1000
 """Smallest `compact_threshold`, as in OpenAI's API."""
-RESPONSE_ID = re.compile(r"^resp_[A-Za-z0-9_-]+\Z")
+RESPONSE_ID_PATTERN = re.compile(r"^resp_[A-Za-z0-9_-]+\Z")
 """An id in the body or in the path of a request."""
-ResponseId = Annotated[str, Meta(max_length=128, pattern=RESPONSE_ID.pattern)]
+ResponseId = Annotated[str, Meta(max_length=128, pattern=RESPONSE_ID_PATTERN.pattern)]
 ConversationId = Annotated[str, Meta(max_length=128, pattern=r"^conv_[A-Za-z0-9_-]+\Z")]
 Summary = Literal["auto", "concise", "detailed"]
 Includable = Literal[
@@ -204,7 +204,7 @@ _compact_body: Any = msgspec.defstruct(
 CompactBody: type[RequestBody] = _compact_body
 """Body of `POST /v1/responses/compact`, which is then read as that of a Responses request."""
 
-NewItems = Annotated[Objects, Meta(max_length=MAX_ITEMS)]
+NewItems = Annotated[Objects, Meta(max_length=MAX_ADDED_ITEMS)]
 
 
 class NewConversationBody(RequestBody, frozen=True, kw_only=True):

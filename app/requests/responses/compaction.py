@@ -24,7 +24,7 @@ COMPACTION_PROMPT = (
 MAX_SUMMARY_TOKENS = 8192
 """Limit of a summary without one. The client sees no text meanwhile, and would wait for a model that does not end."""
 _INTRODUCTION = "What was said before this point was left out. A summary of it, written to go on from:\n\n"
-_MARK = "antiphon.compaction.1\n"
+_COMPACTION_MARK = "antiphon.compaction.1\n"
 
 
 class CompactedConversation(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ def ask_for_summary(prompt_input: PromptInput) -> PromptInput:
 
 def encode_compacted(conversation: CompactedConversation) -> str:
     """Returns the content of a compaction, which is still to be encrypted."""
-    return _MARK + msgspec.json.encode(conversation).decode()
+    return _COMPACTION_MARK + msgspec.json.encode(conversation).decode()
 
 
 def expand_compacted(content: str, before: Sequence[AnyInput]) -> tuple[AnyInput, ...]:
@@ -61,10 +61,10 @@ def expand_compacted(content: str, before: Sequence[AnyInput]) -> tuple[AnyInput
     Instructions are those before it if there are any, since the client may have changed them. Tools that were added
     stay. Raises `ValueError` for content that is damaged.
     """
-    if not content.startswith(_MARK):
+    if not content.startswith(_COMPACTION_MARK):
         return (*before, summary_message(content))
     try:
-        compacted = msgspec.json.decode(content.removeprefix(_MARK), type=CompactedConversation)
+        compacted = msgspec.json.decode(content.removeprefix(_COMPACTION_MARK), type=CompactedConversation)
     except msgspec.DecodeError as error:
         raise ValueError("The content is not a compacted conversation.") from error
     instructions = tuple(filter(is_instruction, before)) or tuple(filter(is_instruction, compacted.items))

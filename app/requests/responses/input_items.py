@@ -81,7 +81,7 @@ ITEM_TYPES: dict[str, type[AnyInput]] = {
     "configuration_update": ConfigurationUpdate,
     **HOSTED_INPUTS,
 }
-TYPE_ALIASES = {"compaction_summary": "compaction"}
+ITEM_TYPE_ALIASES = {"compaction_summary": "compaction"}
 COMPACTION_TRIGGER = "compaction_trigger"
 SEARCH_ITEM_TYPES = ("tool_search_call", "tool_search_output")
 OUTPUT_PARTS = ("output_text", "refusal")
@@ -191,7 +191,7 @@ def _item_type(sent: dict[str, Any], path: str) -> str:
         )
     if not isinstance(kind, str):
         raise invalid_type(f"{path}.type", "a string", kind)
-    kind = TYPE_ALIASES.get(kind, kind)
+    kind = ITEM_TYPE_ALIASES.get(kind, kind)
     if kind not in ITEM_TYPES and kind not in HOSTED_ITEM_TYPES:
         check_choice(kind, sorted([*ITEM_TYPES, *HOSTED_ITEM_TYPES]), f"{path}.type")
     return kind

@@ -15,7 +15,7 @@ from antiphon.app.projections.inspection.prompts import encode_prompt
 from antiphon.app.projections.inspection.readings import encode_reading
 from antiphon.app.projections.inspection.steps import encode_page, encode_steps
 from antiphon.app.projections.inspection.summaries import (
-    TOO_LONG,
+    REQUEST_TOO_LONG_TEXT,
     build_summary,
     describe_missing,
     describe_record,
@@ -152,7 +152,7 @@ async def retrieve_request(request: AnyRequest, turn_id: FromPath[str]) -> Respo
     if turn.record is None:
         return missing_page(turn.missing)
     body = await asyncio.to_thread(turn.record.read_request)
-    return text_page(body, "application/json") if body else missing_page(TOO_LONG)
+    return text_page(body, "application/json") if body else missing_page(REQUEST_TOO_LONG_TEXT)
 
 
 @endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/readings/{api}", key=Key.INSPECTION, media_types=(LINES,)))

@@ -22,7 +22,7 @@ from antiphon.app.route_helpers.http_replies import json_reply
 from antiphon.app.store.history.usage_tables import UsageQuery
 from antiphon.app.usage.recorder import KEPT_MINUTES, MINUTE_S
 
-WIDTHS = {"1m": (MINUTE_S, 60, 1440), "1h": (3600, 24, 168), "1d": (86_400, 7, 31)}
+BUCKET_WIDTHS = {"1m": (MINUTE_S, 60, 1440), "1h": (3600, 24, 168), "1d": (86_400, 7, 31)}
 """Seconds of a bucket, and the default and the largest number of buckets on a page."""
 MAX_TIME = 253_402_300_799
 """The end of the year 9999, in seconds since 1970."""
@@ -84,7 +84,7 @@ def restrict_to_owner(page: UsagePage, owner: str) -> UsagePage:
 
 def read_query(query: CompletionsUsageQuery, now: int, owners: Mapping[str, str]) -> UsagePage:
     """Returns the page that the query names. `owners`: their ids by name. Raises `ApiError`."""
-    period_s, default, largest = WIDTHS[query.bucket_width]
+    period_s, default, largest = BUCKET_WIDTHS[query.bucket_width]
     start, end = require_value(query.start_time, "start_time"), now + 1 if query.end_time is None else query.end_time
     if end <= start:
         raise invalid_value("end_time", "Invalid 'end_time': expected a time after 'start_time'.")

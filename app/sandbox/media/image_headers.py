@@ -3,7 +3,7 @@
 from antiphon.app.sandbox.media.messages import FaultReply, ImageFacts, ImageLimits
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
+IMAGE_MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 _SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """JPEG's markers of a frame, which holds the size. The three others are tables and an extension."""
 _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD9)})
@@ -39,7 +39,7 @@ def read_facts(data: bytes, limits: ImageLimits) -> ImageFacts:
     if size is None or min(size) < 1:
         raise MediaFaultError(FaultReply("unreadable"))
     check_size(*size, limits)
-    return ImageFacts(MEDIA_TYPES[kind], *size)
+    return ImageFacts(IMAGE_MEDIA_TYPES[kind], *size)
 
 
 def check_size(width: int, height: int, limits: ImageLimits) -> None:

@@ -13,7 +13,7 @@ from antiphon.app.sandbox.media.image_headers import MediaFaultError
 from antiphon.app.sandbox.media.messages import FaultReply, MediaRequest, PageFacts, PdfReply, PdfRequest
 from antiphon.app.sandbox.media.serving import HandleMedia, MediaResult, serve_media
 
-MAGIC = b"%PDF-"
+PDF_MAGIC = b"%PDF-"
 MAGIC_WITHIN = 1024
 """Readers look for the magic bytes in this many first bytes."""
 PASSWORD_ERROR = 4
@@ -43,7 +43,7 @@ def answer_pdf(request: MediaRequest, payload: bytes) -> MediaResult:
 
 
 def _read_pages(request: PdfRequest, payload: bytes) -> tuple[int, list[PageFacts], list[bytes]]:
-    if MAGIC not in payload[:MAGIC_WITHIN]:
+    if PDF_MAGIC not in payload[:MAGIC_WITHIN]:
         raise MediaFaultError(FaultReply("pdf_damaged"))
     try:
         document = pypdfium2.PdfDocument(payload)

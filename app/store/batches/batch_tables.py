@@ -24,7 +24,7 @@ _FIND_OLD_LINES = "SELECT id FROM batches WHERE has_lines = 1 AND writer IS NULL
 LINES_PER_STATEMENT = 128
 """Lines to insert at once: SQLite before 3.32 takes 999 values. PostgreSQL's driver would send many statements as one
 pipeline, and the database does not end the transaction of a server that is paused within one."""
-_OPEN_STATUSES = ("validating", "in_progress")
+_OPEN_BATCH_STATUSES = ("validating", "in_progress")
 
 
 class BatchTables:
@@ -229,7 +229,7 @@ def _decode_batch(batch_id: str, data: bytes, cancel_requested: int) -> StoredBa
     except UnreadableRowError as error:
         _log.error("stored batch is unreadable", batch=batch_id, error=str(error))
         return None
-    is_cancelled = cancel_requested and batch.status in _OPEN_STATUSES
+    is_cancelled = cancel_requested and batch.status in _OPEN_BATCH_STATUSES
     return batch.with_status("cancelling", cancel_requested) if is_cancelled else batch
 
 

@@ -15,7 +15,7 @@ from antiphon.app.store.sql_connection import SqlConnection, delete_numbered
 DELETED_OWNER = "\x7fdeleted"
 """Owner of files that do not exist any more. No owner has this name: those are hexadecimal or empty."""
 _COLUMNS = "id, created, expires, filename, purpose, size, media_type, upload"
-ROW_BYTES = 1024
+FILE_ROW_BYTES = 1024
 """Bytes that a file counts besides its content, so that the number of empty ones is limited, too."""
 MAX_PURGED_FILES = 100
 """Deleted files whose rows are deleted in one transaction."""
@@ -43,7 +43,7 @@ class FileTables:
     def append_piece(self, file_id: str, writer: str, number: int, data: bytes) -> bool:
         """Appends a piece. Returns False if the file does not belong to this writer any more.
 
-        A file may be complete only with pieces of `PIECE_BYTES` before the last one.
+        A file may be complete only with pieces of `FILE_PIECE_BYTES` before the last one.
         """
         statement = "UPDATE files SET size = size + ? WHERE id = ? AND writer = ?"
         if self._connection.execute(statement, (len(data), file_id, writer)).rowcount != 1:
@@ -153,14 +153,14 @@ class FileTables:
         return row or self._deleted.find_place("files", owner, file_id, descending=descending)
 
     def count_bytes(self, owner: str) -> int:
-        """Returns the size of all files of an owner, incomplete ones included, with `ROW_BYTES` for each."""
+        """Returns the size of all files of an owner, incomplete ones included, with `FILE_ROW_BYTES` for each."""
         query = "SELECT coalesce(sum(size + ?), 0) FROM files WHERE owner = ?"
-        return int(self._connection.execute(query, (ROW_BYTES, owner)).fetchone()[0])
+        return int(self._connection.execute(query, (FILE_ROW_BYTES, owner)).fetchone()[0])
 
     def count_kept_bytes(self) -> int:
         """Returns the size of the files of all owners that belong to no batch, incomplete ones and parts included."""
         query = f"SELECT coalesce(sum(size + ?), 0) FROM files WHERE {_IS_KEPT}"  # noqa: S608
-        return int(self._connection.execute(query, (ROW_BYTES, DELETED_OWNER)).fetchone()[0])
+        return int(self._connection.execute(query, (FILE_ROW_BYTES, DELETED_OWNER)).fetchone()[0])
 
     def list_parts(self, owner: str, upload_id: str) -> list[StoredFile]:
         """Returns the complete parts of an upload, in the order of their creation."""

@@ -8,8 +8,8 @@ from msgspec import Struct, structs
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]
-ENDED_STATUSES = ("completed", "failed", "expired", "cancelled")
-PIECE_BYTES = 1 << 20
+ENDED_BATCH_STATUSES = ("completed", "failed", "expired", "cancelled")
+FILE_PIECE_BYTES = 1 << 20
 """Size of all pieces of a file but the last."""
 
 

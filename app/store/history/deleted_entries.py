@@ -14,7 +14,7 @@ DELETED_ENTRY_LIFETIME_S = 86_400
 """Time for which the place of a deleted entry is known."""
 MAX_DELETED_ENTRIES = 10_000
 """Deleted entries of an owner whose places are kept: the latest ones."""
-ROWS_PER_STATEMENT = 128
+DELETED_ROWS_PER_STATEMENT = 128
 """Rows to insert at once: SQLite before 3.32 takes 999 values."""
 ListTable = Literal["files", "batches", "chat_completions", "conversation_items", "turn_summaries"]
 """Tables whose rows are entries of a list."""
@@ -33,8 +33,8 @@ class DeletedEntries:
     def record(self, table: ListTable, entries: Iterable[Entry]) -> None:
         """Keeps the places of entries of a table that are being deleted."""
         rows = [(table, owner, item_key(entry_id), time, position) for owner, entry_id, time, position in entries]
-        for start in range(0, len(rows), ROWS_PER_STATEMENT):
-            part = rows[start : start + ROWS_PER_STATEMENT]
+        for start in range(0, len(rows), DELETED_ROWS_PER_STATEMENT):
+            part = rows[start : start + DELETED_ROWS_PER_STATEMENT]
             statement = f"""
                 INSERT INTO deleted_entries (list, owner, entry, created, position)
                 VALUES {", ".join(["(?, ?, ?, ?, ?)"] * len(part))}

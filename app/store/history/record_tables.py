@@ -11,7 +11,7 @@ from typing import Any
 
 import zstandard
 
-from antiphon.app.inspection.prompt_blocks import KEY_BYTES, compress, decompress
+from antiphon.app.inspection.prompt_blocks import BLOCK_KEY_BYTES, compress, decompress
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError
 from antiphon.app.turn_types.continuation import RecordBlock, RecordRow
 
@@ -126,7 +126,7 @@ class RecordTables:
 
 
 def _split_keys(data: bytes) -> list[bytes]:
-    return [bytes(data[start : start + KEY_BYTES]) for start in range(0, len(data), KEY_BYTES)]
+    return [bytes(data[start : start + BLOCK_KEY_BYTES]) for start in range(0, len(data), BLOCK_KEY_BYTES)]
 
 
 def _split(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:

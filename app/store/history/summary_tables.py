@@ -32,9 +32,9 @@ SUMMARY_COLUMNS: Mapping[str, str] = {
 """Names of the columns, each with its type in PostgreSQL."""
 LATEST = (math.inf, "")
 """Place before the latest turn."""
-MAX_RUNNING = 1_000
+MAX_RUNNING_SUMMARIES = 1_000
 """Turns in progress that a list has at most."""
-_APIS = frozenset(get_args(Api))
+_SUMMARY_APIS = frozenset(get_args(Api))
 _COLUMNS = ", ".join(name for name in SUMMARY_COLUMNS if name != "owner")
 _FILTERED = ("status", "model", "api", "cause", "previous")
 
@@ -109,7 +109,7 @@ class SummaryTables:
     def list_running(self, owner: str) -> list[TurnStats]:
         """Returns what is known of the owner's stored turns that have not ended, on all servers of the store."""
         query = "SELECT id, base_response FROM responses WHERE owner = ? AND writer IS NOT NULL LIMIT ?"
-        return [_read_running(*row) for row in self._connection.execute(query, (owner, MAX_RUNNING))]
+        return [_read_running(*row) for row in self._connection.execute(query, (owner, MAX_RUNNING_SUMMARIES))]
 
     def keep_place(self, owner: str, turn_id: str, started: float) -> None:
         """Keeps the place of a turn that is deleted where it was recorded, and may not be in the store."""
@@ -158,7 +158,7 @@ def _decode_summary(row: Any) -> TurnStats:
     """Returns a row as figures, whose times count from 0. A damaged value is left out: a list is shown without it."""
     turn_id, started, api, model, status, cause, detail, error_code, previous, tools, *counts, times = row
     stats = TurnStats(response_id=turn_id, model=model, status=status, started_at=started, error_code=error_code)
-    stats.previous_id, stats.api = previous, api if api in _APIS else "responses"
+    stats.previous_id, stats.api = previous, api if api in _SUMMARY_APIS else "responses"
     stats.ending = Ending(cause, detail) if cause in CAUSES else None
     stats.input_tokens, stats.cached_tokens, stats.output_tokens = counts
     try:

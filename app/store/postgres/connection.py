@@ -21,7 +21,7 @@ from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.sql_connection import SqlRows, StoredRows
 
-READ_TIMEOUT_S = 2.0
+STATEMENT_READ_TIMEOUT_S = 2.0
 """Longest wait for a read. Only one in an outage takes it: later ones fail at once."""
 PROBE = """
 SELECT 1 FROM responses, events, items, conversations, conversation_items, chat_completions, files, batches, writers
@@ -90,7 +90,7 @@ class BoundedConnection:
         """Runs a query. Raises `ApiError` 503 if the database does not answer."""
         result = self._request(statement, values)
         try:
-            return result.result(READ_TIMEOUT_S)
+            return result.result(STATEMENT_READ_TIMEOUT_S)
         except TimeoutError:
             self._overdue = result
             raise storage_unavailable(NOT_READABLE) from None
@@ -109,7 +109,7 @@ class BoundedConnection:
         probe = self._probe
         waiting = asyncio.wrap_future(probe)
         waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it may end after the wait
-        done, _ = await asyncio.wait({waiting}, timeout=READ_TIMEOUT_S)
+        done, _ = await asyncio.wait({waiting}, timeout=STATEMENT_READ_TIMEOUT_S)
         if not done:
             self._overdue = probe
             raise storage_unavailable(NOT_READABLE)

@@ -8,10 +8,10 @@ from antiphon.app.outbound.address import ANY_HOST, ClientAddress, parse_ip, par
 from antiphon.app.outbound.faults import RefusedUrlError
 from antiphon.app.outbound.policy import AllowedHost, OutboundPolicy
 
-MAX_HEADERS = 32
-MAX_HEADER_BYTES = 16 * 1024
+MAX_SERVER_HEADERS = 32
+MAX_SERVER_HEADER_BYTES = 16 * 1024
 """Of all names and values together."""
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_SERVER_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _REFUSED_HEADERS = frozenset(
     """accept accept-encoding connection content-encoding content-length content-type cookie expect host keep-alive
     last-event-id origin proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding
@@ -78,19 +78,19 @@ def check_client_headers(headers: Mapping[str, str], authorization: str | None =
         if "authorization" in names:
             raise ValueError("There are two credentials: authorization, and the header Authorization. Send one.")
         checked.append(("Authorization", f"Bearer {authorization}"))
-    if len(checked) > MAX_HEADERS:
-        raise ValueError(f"There are more than {MAX_HEADERS} headers.")
+    if len(checked) > MAX_SERVER_HEADERS:
+        raise ValueError(f"There are more than {MAX_SERVER_HEADERS} headers.")
     if len(set(names)) < len(names):
         raise ValueError("Two headers have the same name.")
-    if sum(len(name) + len(value) for name, value in checked) > MAX_HEADER_BYTES:
-        raise ValueError(f"The headers are longer than {MAX_HEADER_BYTES // 1024} KiB.")
+    if sum(len(name) + len(value) for name, value in checked) > MAX_SERVER_HEADER_BYTES:
+        raise ValueError(f"The headers are longer than {MAX_SERVER_HEADER_BYTES // 1024} KiB.")
     for name, value in checked:
         _check_header(name, value)
     return tuple(checked)
 
 
 def _check_header(name: str, value: str) -> None:
-    if not _HEADER_NAME.fullmatch(name):
+    if not _SERVER_HEADER_NAME.fullmatch(name):
         raise ValueError("The name of a header is not valid.")
     if name.lower() in _REFUSED_HEADERS or name.lower().startswith("mcp-"):
         raise ValueError(f"The header {name!r} must not be set: it belongs to the connection or to the protocol.")

@@ -13,18 +13,18 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-PIECE_BYTES = 64 * 1024
+LINE_PIECE_BYTES = 64 * 1024
 END_BYTES = 1024
 """Bytes that are kept of the beginning and of the end of a line that is too long."""
 MAX_SKIPPED_LIMITS = 64
 """Length of a line, in limits of a line, at which the command is stopped: the line may never end."""
 RequestId = int | str
 
-_ID = rb'"id"\s*:\s*(?P<id>-?\d{1,18}|"[^"\\]{1,64}")'
-_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
-_FIRST_ID = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID)
-_LAST_ID = re.compile(rb",\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*$")
-_MESSAGE = re.compile(rb"\s*\{.*" + _VERSION, re.DOTALL)
+_ID_PATTERN = rb'"id"\s*:\s*(?P<id>-?\d{1,18}|"[^"\\]{1,64}")'
+_VERSION_PATTERN = rb'"jsonrpc"\s*:\s*"2\.0"'
+_FIRST_ID = re.compile(rb"\s*\{\s*(?:" + _VERSION_PATTERN + rb"\s*,\s*)?" + _ID_PATTERN)
+_LAST_ID = re.compile(rb",\s*" + _ID_PATTERN + rb"\s*(?:,\s*" + _VERSION_PATTERN + rb"\s*)?\}\s*$")
+_MESSAGE = re.compile(rb"\s*\{.*" + _VERSION_PATTERN, re.DOTALL)
 _KIND = re.compile(rb'"(method|result|error)"\s*:')
 
 
@@ -47,7 +47,7 @@ class ByteSource(Protocol):
 async def read_lines(source: ByteSource, max_bytes: int) -> AsyncIterator[Line]:
     """Yields the lines of a stream. Raises ValueError for one that does not end."""
     content, end, size = bytearray(), b"", 0
-    while piece := await source.read(PIECE_BYTES):
+    while piece := await source.read(LINE_PIECE_BYTES):
         for index, part in enumerate(piece.split(b"\n")):
             if index:  # a line feed stood before
                 yield Line(bytes(content), end, is_cut=size > max_bytes)

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from antiphon.app.outbound.resolver import Resolve
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, NO_ANSWER, ToolServerError, WireRecord, describe_status
 from antiphon.app.tools.mcp.results import remove_secrets
-from antiphon.app.tools.mcp.stdio_transport import TOO_LARGE, run_command
+from antiphon.app.tools.mcp.stdio_transport import LINE_TOO_LARGE_MESSAGE, run_command
 from antiphon.app.tools.mcp.tool_lists import ListBuilder, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer
 from antiphon.app.tools.mcp.transport import create_http_client
@@ -33,7 +33,7 @@ from antiphon.events.hosted import McpCallError, McpProtocolError
 CLIENT_INFO = types.Implementation(name="antiphon", version="1")
 LIBRARY_LOGGERS = ("mcp", "client")
 """Their lines hold URLs and pieces of bodies, which may repeat a token. This server reports every fault itself."""
-MAX_MESSAGE_CHARS = 1000
+MAX_MCP_MESSAGE_CHARS = 1000
 LATEST_PROTOCOL_VERSION = MODERN_PROTOCOL_VERSIONS[-1]
 
 _CALL_RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
@@ -46,7 +46,7 @@ _SDK_ERRORS = {
     "Connection closed": "The connection to the server broke.",
     "SSE stream": "The connection to the server broke.",
     "Failed to parse": "The server sent what is no message of MCP.",
-    TOO_LARGE: "The answer of the server is too large.",
+    LINE_TOO_LARGE_MESSAGE: "The answer of the server is too large.",
     "Unexpected content type": "The server sent another content type than JSON or an event stream.",
     "server answered a request with 202": "The server accepted the request, but sent no answer.",
 }
@@ -192,7 +192,7 @@ def _read_tool(version: str, tool: Any) -> dict[str, Any]:
     except ValidationError as fault:
         error = fault.errors(include_url=False, include_context=False, include_input=False)[0]
         path = ".".join(str(part) for part in error["loc"] if part not in ("tools", 0))
-        raise ValueError(f"its {path or 'definition'} is not valid: {error['msg']}"[:MAX_MESSAGE_CHARS]) from None
+        raise ValueError(f"its {path or 'definition'} is not valid: {error['msg']}"[:MAX_MCP_MESSAGE_CHARS]) from None
 
 
 async def call_tool(session: ClientSession, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _convert_mcp_error(fault: mcp.MCPError, record: WireRecord, secrets: tuple[s
             return ToolServerError(record.status, describe_status(record.status)).to_error()
         if reason:
             return ToolServerError(BAD_ANSWER, reason).to_error()
-    return McpProtocolError(code=fault.error.code, message=remove_secrets(message, secrets)[:MAX_MESSAGE_CHARS])
+    return McpProtocolError(code=fault.error.code, message=remove_secrets(message, secrets)[:MAX_MCP_MESSAGE_CHARS])
 
 
 def _flatten(fault: BaseException) -> list[BaseException]:

@@ -12,7 +12,7 @@ from antiphon.events.hosted import McpCallError, McpExecutionError
 from antiphon.events.result_images import hide_images
 from antiphon.harmony.prompt.hosted_items import write_failure
 
-EMPTY_TEXT = "[no content]"
+NO_CONTENT_TEXT = "[no content]"
 REMOVED_SECRET = "[removed]"  # noqa: S105  what stands in the place of a secret
 MAX_ERROR_CHARS = 2000
 MAX_LINK_CHARS = 2048
@@ -31,7 +31,7 @@ def convert_result(result: dict[str, Any], limits: ToolLimits) -> ToolOutcome:
     structured = result.get("structuredContent")
     if structured is not None and not _is_repeated(structured, parts):
         texts.append(hide_images(json.encode(structured).decode()))
-    text = cut_text("\n".join(filter(None, texts)) or EMPTY_TEXT, limits.max_output_bytes)
+    text = cut_text("\n".join(filter(None, texts)) or NO_CONTENT_TEXT, limits.max_output_bytes)
     error, marked_text = None, ""
     images = {index: image for index, part in enumerate(parts) if (image := _read_image(part)) is not None}
     if result.get("isError") is True:

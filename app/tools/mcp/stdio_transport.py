@@ -44,7 +44,7 @@ STOP_GRACE_S = 1.0
 """Time for a command to end after its input is closed, and again after SIGTERM."""
 CANCELLED = "notifications/cancelled"
 NO_MESSAGE = "Failed to parse a line of the command"
-TOO_LARGE = "Answer larger than the limit of a line"
+LINE_TOO_LARGE_MESSAGE = "Answer larger than the limit of a line"
 """Messages of the errors that take the place of an answer that cannot be read. The client knows them."""
 MAX_STDERR_CHARS = 500
 """Of one logged line."""
@@ -109,7 +109,7 @@ async def _read_messages(
 
 def _parse_line(line: Line, waiting: Collection[RequestId]) -> JSONRPCMessage | None:
     """Returns the message of a line: an error, if it should have been an answer; None if it is nothing."""
-    text = TOO_LARGE if line.is_cut else NO_MESSAGE
+    text = LINE_TOO_LARGE_MESSAGE if line.is_cut else NO_MESSAGE
     if not line.is_cut:
         with suppress(ValidationError):
             message = jsonrpc_message_adapter.validate_json(line.content, by_name=False)

@@ -13,8 +13,8 @@ from antiphon.app.outbound.address import ClientAddress, parse_url
 _SECRET_HEADER = re.compile("auth|cookie|credential|key|pass|secret|session|sign|token", re.IGNORECASE)
 """Names of headers that hold credentials. The values of others, such as names of teams, are ordinary words."""
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-KIB = 1024
-MIB = 1024 * KIB
+KIB = 1 << 10
+MIB = 1 << 20
 
 
 class ToolLimits(Struct, frozen=True, kw_only=True):

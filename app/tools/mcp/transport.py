@@ -22,7 +22,7 @@ from antiphon.app.turn_types.tracing.context import build_outgoing_headers
 
 FOREIGN_ANSWER = "The server sent the answer to another request."
 TOO_MUCH = "The answer of the server is too large."
-_FAULTS: dict[OutboundCode, str] = {
+_FAULT_MESSAGES: dict[OutboundCode, str] = {
     "refused": "The address of the server is not public.",
     "unresolved": "The name of the server could not be resolved.",
     "encoded": "The server sent compressed content, which was not asked for.",
@@ -65,7 +65,7 @@ def _record_faults(record: WireRecord) -> Iterator[None]:
     try:
         yield
     except OutboundError as error:
-        raise record.fail(BAD_ANSWER, _FAULTS[error.code]) from None
+        raise record.fail(BAD_ANSWER, _FAULT_MESSAGES[error.code]) from None
     except httpx2.TimeoutException:
         record.fail(NO_ANSWER, "The server did not answer in time.")
         raise

@@ -12,14 +12,14 @@ from msgspec import Struct
 MAX_SOURCES = 50
 _MAX_URL_CHARS = 2048
 _MAX_TITLE_CHARS = 300
-_MAX_LABEL_CHARS = 1000
+_MAX_LINK_CHARS = 1000
 """Longest text of a link. It also bounds what a bracket that is never closed makes the finder keep."""
 _MAX_TARGET_CHARS = _MAX_URL_CHARS + _MAX_TITLE_CHARS
 _MAX_OPEN_BRACKETS = 64
 _MAX_NODES = 100_000
 """Values of a structured result that are looked at."""
 
-_URL = re.compile(r"https?://[^\s<>\"\x00-\x1f\x7f]+", re.IGNORECASE)
+_LINK = re.compile(r"https?://[^\s<>\"\x00-\x1f\x7f]+", re.IGNORECASE)
 _URL_PARTS = re.compile(r"(https?://[^/?#@\\]+)([/?][^#]*)?(?:#.*)?", re.IGNORECASE)
 _LINE_TITLE = re.compile(r"^[ \t*#>-]{0,8}title\**[:=]\**[ \t]*(\S.*)$", re.IGNORECASE | re.MULTILINE)
 _URL_KEYS = ("url", "link", "href", "uri")
@@ -32,7 +32,7 @@ _TEXT_MARK = re.compile(r"[\[\]\\!\n]")
 _TARGET_MARK = re.compile(r"[\[\]()\\!\s\"]")
 """The characters at which something may change: in text, and in the target of a link."""
 _TARGET = re.compile(r"\s*(?:<([^<>]*)>|([^\s<]\S*))(?:\s+(?:\"[^\"]*\"|'[^']*'|\([^()]*\)))?\s*")
-_ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
+_MARKDOWN_ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 
 
 class WebSource(Struct, frozen=True, kw_only=True):
@@ -154,7 +154,7 @@ class _LinkScanner:
             self._starts.append((position, mode == "image"))
         elif character == "]" and self._starts:
             self._label = (*self._starts.pop(), position)
-            self._mode = "label ended" if position - self._label[0] <= _MAX_LABEL_CHARS else "plain"
+            self._mode = "label ended" if position - self._label[0] <= _MAX_LINK_CHARS else "plain"
         elif character.isspace():
             self._read_space(position, character)
         else:
@@ -188,7 +188,7 @@ class _LinkScanner:
         if target is None or is_image:
             return None
         self._starts.clear()  # A link has no links in its label.
-        url = _ESCAPE.sub(r"\1", target[1] if target[1] is not None else target[2])
+        url = _MARKDOWN_ESCAPE.sub(r"\1", target[1] if target[1] is not None else target[2])
         return position + 1 - start, url, self._kept[start + 1 - self._kept_at : label_end - self._kept_at]
 
     def _forget(self, position: int) -> None:
@@ -198,7 +198,7 @@ class _LinkScanner:
             needed.append(self._label[0])
         if self._target is not None:
             needed.append(self._target[0])
-        oldest = max(min(needed, default=position), position - _MAX_LABEL_CHARS - _MAX_TARGET_CHARS - 2, self._kept_at)
+        oldest = max(min(needed, default=position), position - _MAX_LINK_CHARS - _MAX_TARGET_CHARS - 2, self._kept_at)
         self._kept, self._kept_at = self._kept[oldest - self._kept_at :], oldest
 
 
@@ -209,7 +209,7 @@ def _collect(found: Iterable[WebSource]) -> tuple[WebSource, ...]:
     """Returns the sources with a valid URL, each once. A later title counts where the first had none."""
     sources: dict[str, WebSource] = {}
     for source in found:
-        if len(source.url) > _MAX_URL_CHARS or not _URL.fullmatch(source.url) or not _URL_PARTS.fullmatch(source.url):
+        if len(source.url) > _MAX_URL_CHARS or not _LINK.fullmatch(source.url) or not _URL_PARTS.fullmatch(source.url):
             continue
         key = _url_key(source.url)
         known = sources.get(key)
@@ -254,7 +254,7 @@ def _find_in_text(text: str) -> Iterator[WebSource]:
     """Yields the URLs of a text. Titles are those of Markdown's links, or of a line "Title: ..." before the URL."""
     labels = {url: label for _, _, url, label in _LinkScanner().feed(text)}
     previous = 0
-    for match in _URL.finditer(text):
+    for match in _LINK.finditer(text):
         if len(match[0]) <= 2 * _MAX_URL_CHARS:
             url = _trim_url(match[0].partition("](")[0])
             titles = [title[1] for title in _LINE_TITLE.finditer(text, previous, match.start())]

@@ -13,7 +13,7 @@ from antiphon.app.turn_types.tracing.context import RequestTrace, SpanIds, creat
 from antiphon.events.base import Event
 from antiphon.events.stream import ItemAdded, ItemDone
 
-MAX_ITEMS = 64
+MAX_TRACED_ITEMS = 64
 """Items of a turn that get a span, and calls of its tools. The others are counted."""
 AttributeValue = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
@@ -76,7 +76,7 @@ class TurnTrace(Struct, kw_only=True):
         for event in events:
             if isinstance(event, ItemAdded):
                 self.num_items += 1
-                if len(self.items) < MAX_ITEMS:
+                if len(self.items) < MAX_TRACED_ITEMS:
                     item = event.item
                     self.items.append(
                         TracedItem(
@@ -113,7 +113,7 @@ class TurnTrace(Struct, kw_only=True):
             outgoing_span.reset(token)
             call.ended = time.monotonic()
             self.num_calls += 1
-            if self.ids.is_sampled and len(self.calls) < MAX_ITEMS:
+            if self.ids.is_sampled and len(self.calls) < MAX_TRACED_ITEMS:
                 self.calls.append(call)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from antiphon.app.registry.model_registry import ServedModel
 
-READ_BYTES = 64 << 10
+DIGEST_READ_BYTES = 64 << 10
 """Bytes at the beginning of a file of weights that count, besides its size: names, types and places of its tensors."""
 MAX_WHOLE_BYTES = 64 << 20
 """Size up to which a file counts as a whole: configurations, tokenizers, templates and small models."""
@@ -35,5 +35,5 @@ def _digest_folder(folder: Path) -> str:
         size = file.stat().st_size
         state.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as opened:
-            state.update(opened.read(size if size <= MAX_WHOLE_BYTES else READ_BYTES))
+            state.update(opened.read(size if size <= MAX_WHOLE_BYTES else DIGEST_READ_BYTES))
     return state.hexdigest()

@@ -43,7 +43,7 @@ from antiphon.state.table import IllegalInput
 
 STORED_FIELDS = ("previous_response_id", "conversation", "background", "store")
 """Fields of a request that only its history and the store need."""
-MAX_SHOWN_CHARS = 300
+MAX_DIFFERENCE_CHARS = 300
 """Length of what a difference quotes of an event."""
 Json = dict[str, Any]
 
@@ -234,4 +234,4 @@ def _compare(
 def _show(event: Json, name: str) -> str:
     """Returns a field of an event, or its type."""
     text = msgspec.json.encode(event.get(name)).decode() if name else str(event.get("type", "no event"))
-    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
+    return text if len(text) <= MAX_DIFFERENCE_CHARS else text[:MAX_DIFFERENCE_CHARS] + "…"

@@ -12,8 +12,8 @@ from antiphon.app.store.store import ResponseStore
 from antiphon.engine.media_messages import MediaArrays, MediaUnavailable
 from antiphon.engine.protocol import Job
 
-UNPREPARED_MESSAGE = "an image of the conversation cannot be prepared now"
-GONE_MESSAGE = "an image of the conversation was deleted"
+IMAGE_UNPREPARED_MESSAGE = "an image of the conversation cannot be prepared now"
+IMAGE_GONE_MESSAGE = "an image of the conversation was deleted"
 
 
 class ImageRecipe(msgspec.Struct, weakref=True, kw_only=True):
@@ -52,7 +52,7 @@ class ImageSource:
             await self._prepare(job.owner, key)
             arrays = self._preparer.load_arrays(job.owner, key)
         if arrays is None:
-            raise MediaUnavailable(UNPREPARED_MESSAGE)
+            raise MediaUnavailable(IMAGE_UNPREPARED_MESSAGE)
         return arrays
 
     async def load_png(self, job: Job, key: bytes) -> bytes:
@@ -63,20 +63,20 @@ class ImageSource:
                 job.owner, recipe.sha256, data, folder=recipe.folder, detail=recipe.detail
             )
         except (MediaFault, ApiError):
-            raise MediaUnavailable(UNPREPARED_MESSAGE) from None
+            raise MediaUnavailable(IMAGE_UNPREPARED_MESSAGE) from None
         return encoded.png
 
     async def _load(self, owner: str, key: bytes) -> tuple[ImageRecipe, bytes]:
         """Returns the recipe of an image and the image as sent. Raises `MediaUnavailable`."""
         recipe = self._recipes.get((owner, key))
         if recipe is None:
-            raise MediaUnavailable(GONE_MESSAGE)
+            raise MediaUnavailable(IMAGE_GONE_MESSAGE)
         try:
             data = recipe.data or await self._store.read_blob(owner, recipe.sha256)
         except ApiError:
-            raise MediaUnavailable(UNPREPARED_MESSAGE) from None
+            raise MediaUnavailable(IMAGE_UNPREPARED_MESSAGE) from None
         if data is None:
-            raise MediaUnavailable(GONE_MESSAGE)
+            raise MediaUnavailable(IMAGE_GONE_MESSAGE)
         return recipe, data
 
     async def _prepare(self, owner: str, key: bytes) -> None:
@@ -92,4 +92,4 @@ class ImageSource:
                 with_arrays=True,
             )
         except (MediaFault, ApiError):
-            raise MediaUnavailable(UNPREPARED_MESSAGE) from None
+            raise MediaUnavailable(IMAGE_UNPREPARED_MESSAGE) from None

@@ -33,12 +33,12 @@ MAX_RESULT_BYTES = 32 << 20
 MAX_STORE_WAIT_S = 30.0
 """Time for which a turn waits until the store has a picture of a result. Without it, later turns have a placeholder."""
 TOO_MANY = "the conversation has too many images"
-TOO_LARGE = "the images of this response have too many bytes"
+TOO_LARGE_REASON = "the images of this response have too many bytes"
 NO_ROOM = "the context has no room for it"
 NO_BASE64 = "its data is not base64"
 NO_PROCESSOR = "the processor of the model cannot be used"
-BUSY = "the server is busy with other images"
-UNREADABLE = "its data is not a readable image (png, jpeg, gif, webp)"
+BUSY_REASON = "the server is busy with other images"
+UNREADABLE_REASON = "its data is not a readable image (png, jpeg, gif, webp)"
 
 
 class ResultImages:
@@ -78,7 +78,7 @@ class ResultImages:
             self._num_images += 1
             return known.rows
         if self._num_bytes + len(image.data) > MAX_RESULT_BYTES:
-            return TOO_LARGE
+            return TOO_LARGE_REASON
         prepared = await self._prepare(image, key)
         if isinstance(prepared, str):
             return prepared
@@ -105,9 +105,9 @@ class ResultImages:
         except MediaFault as fault:
             return _describe_fault(fault)
         except ApiError:
-            return BUSY
+            return BUSY_REASON
         self._recipes += preparation.recipes
-        return UNREADABLE if prepared is None else prepared
+        return UNREADABLE_REASON if prepared is None else prepared
 
     async def _keep(self, image: ResultImage, response_id: str) -> None:
         """Stores a picture beside its response. Without it, later turns have its placeholder."""
@@ -166,7 +166,7 @@ def limit_results(items: Sequence[AnyInput], max_images: int) -> tuple[AnyInput,
 def _describe_fault(fault: MediaFault) -> str:
     """Returns in words why a picture cannot be used."""
     if fault.code in ("busy", "unavailable"):
-        return BUSY
+        return BUSY_REASON
     if fault.code in ("too_large", "too_small"):
         return f"it {fault.detail}".rstrip(".")
-    return UNREADABLE
+    return UNREADABLE_REASON

@@ -19,7 +19,7 @@ from antiphon.app.requests.responses.compaction import (
 )
 from antiphon.app.requests.turn_spec import CompletionTurn, TurnSpec
 from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
-from antiphon.app.sandbox.messages import CPU_LIMIT_S
+from antiphon.app.sandbox.messages import SANDBOX_CPU_LIMIT_S
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
@@ -111,7 +111,7 @@ class PromptRenderer:
             raise ApiError(400, "invalid_prompt", str(error), spec.prompt_param) from None
 
     def _limit_cpu(self, render: Callable[[], T]) -> T:
-        with limit_template_cpu(min(self._cpu_limit_s, CPU_LIMIT_S)):
+        with limit_template_cpu(min(self._cpu_limit_s, SANDBOX_CPU_LIMIT_S)):
             return render()
 
     def _render_prompt(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:

@@ -40,7 +40,7 @@ PURE_PROCESSORS = (
 )
 """Processors that convert a matrix by its values and its name alone."""
 
-EMBEDDING_NAME = "token_embd.weight"
+GGUF_EMBEDDING_NAME = "token_embd.weight"
 """The matrix that no processor converts. So its rows can be read one by one."""
 
 EXPERTS_NAME = re.compile(r"(.*\.ffn_(gate|down|up)_exps)\.weight")
@@ -127,7 +127,7 @@ class _OlderReader:
             if match is not None and match[1] in self._names:
                 experts.setdefault(self._names[match[1]], {})[match[2]] = tensor.experts()
             elif name is not None and self._is_pure and tensor.is_matrix(self._shapes.get(name)):
-                is_converted = tensor.name != EMBEDDING_NAME
+                is_converted = tensor.name != GGUF_EMBEDDING_NAME
                 stored[name] = tensor.matrix(partial(self._convert_matrix, tensor.name) if is_converted else None)
             else:
                 self._convert(tensor, parsed)

@@ -12,7 +12,7 @@ from antiphon.engine.checkpoint.quantized.quantized_weight import QuantizedWeigh
 
 FindWeights = Callable[[Mapping[str, Tensor], Mapping[str, Any]], dict[str, QuantizedWeight]]
 
-FORMATS: dict[str, tuple[FindWeights, tuple[str, ...]]] = {
+QUANTIZED_FORMATS: dict[str, tuple[FindWeights, tuple[str, ...]]] = {
     "awq": (awq.find_weights, awq.SUFFIXES),
     "bitsandbytes": (bitsandbytes.find_weights, bitsandbytes.SUFFIXES),
     "compressed-tensors": (compressed_tensors.find_weights, compressed_tensors.SUFFIXES),
@@ -26,7 +26,7 @@ FORMATS: dict[str, tuple[FindWeights, tuple[str, ...]]] = {
 def read_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, QuantizedWeight]]:
     """Returns the weights that are not quantized, in the mapped files, and those that are, each by name."""
     tensors = dict(_map_tensors(checkpoint))
-    find_weights, suffixes = FORMATS[str(checkpoint.quantization_method)]
+    find_weights, suffixes = QUANTIZED_FORMATS[str(checkpoint.quantization_method)]
     weights = find_weights(tensors, checkpoint.quantization_settings)
     plain = {name: x for name, x in tensors.items() if name not in weights and not name.endswith(suffixes)}
     return plain, weights

@@ -31,7 +31,7 @@ Layer = TypeVar("Layer")
 
 log = logging.getLogger(__name__)
 
-STORED_TYPES = (StoredExperts, StoredGroupedLinear)
+STORED_LINEAR_TYPES = (StoredExperts, StoredGroupedLinear)
 """Classes whose weights are packed here. Their subclasses pack them in another way."""
 
 STORED_FORMS: dict[torch.dtype, ExpertForm] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -91,7 +91,7 @@ def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None, ke
 def _find_stored(model: nn.Module) -> Iterator[tuple[str, StoredExperts | StoredGroupedLinear]]:
     """Yields the name and the module of experts that can be packed here."""
     for name, module in model.named_modules():
-        if isinstance(module, STORED_TYPES) and type(module) in STORED_TYPES:
+        if isinstance(module, STORED_LINEAR_TYPES) and type(module) in STORED_LINEAR_TYPES:
             yield name, module
 
 
@@ -117,7 +117,7 @@ def _replace_by_packed(
 ) -> None:
     """Replaces stored experts by packed ones that an earlier start has kept, or packs, verifies and keeps them."""
     stored, key = model.get_submodule(name), f"experts {form} {name}"
-    assert isinstance(stored, STORED_TYPES)
+    assert isinstance(stored, STORED_LINEAR_TYPES)
     entry = None if kernels is None else kept.load_entry(key)
     packed = (
         pack_stored_experts(stored, form, kernels) if entry is None else _restore_packed(stored, entry.tensors, kernels)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "is_concatenated", "_apply_gate")
+LAYOUT_FLAGS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "is_concatenated", "_apply_gate")
 """Attributes of every module whose class has the decorator."""
 
 DOWN_NAME = "down_proj"
@@ -67,7 +67,7 @@ def read_layout(module: nn.Module) -> ExpertsLayout | None:
     """Returns the layout of a module of fused experts; None for any other module."""
     if type(module).__name__ in UNMARKED_LAYOUTS:
         return UNMARKED_LAYOUTS[type(module).__name__]
-    if not all(hasattr(module, mark) for mark in MARKS):
+    if not all(hasattr(module, mark) for mark in LAYOUT_FLAGS):
         return None
     marked: Any = module
     return ExpertsLayout(

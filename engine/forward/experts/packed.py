@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 MAX_RELATIVE_ERROR = 0.1
 """Largest relative error against the unpacked weights. Activations of 8 bits give 0.01 to 0.02."""
 
-LAYER_RTOL = 0.01
+COMPILED_EXPERTS_RTOL = 0.01
 """Largest relative error of the compiled layer: its activation may round to other last bits, and a level to another."""
 
 PROBE_EXPERTS = 3
 """Number of experts on which a compiled layer is verified."""
 
-PROBE_ROW_COUNTS = (1, 2, 5, 17)
+EXPERT_PROBE_ROW_COUNTS = (1, 2, 5, 17)
 """Numbers of rows on which packed experts are verified."""
 
 
@@ -107,13 +107,13 @@ class PackedExperts(nn.Module):
 
     def _verify_layer(self) -> None:
         """Keeps the compiled layer only if its results are those of its parts, in any batch."""
-        x = torch.randn(PROBE_ROW_COUNTS[-1], self.up.inputs, generator=torch.Generator().manual_seed(2))
+        x = torch.randn(EXPERT_PROBE_ROW_COUNTS[-1], self.up.inputs, generator=torch.Generator().manual_seed(2))
         indices = torch.arange(2 * len(x)).view(len(x), 2) % min(self.up.num_experts, PROBE_EXPERTS)
         weights = torch.linspace(0.1, 0.9, indices.numel()).view(indices.shape)
         expected, result = self.run_in_parts(x, indices, weights), self(x, indices, weights)
-        rows = [self(x[:count], indices[:count], weights[:count]) for count in PROBE_ROW_COUNTS]
+        rows = [self(x[:count], indices[:count], weights[:count]) for count in EXPERT_PROBE_ROW_COUNTS]
         is_same = all(torch.equal(part, result[: len(part)]) for part in rows)
-        if not (relative_error(result, expected) <= LAYER_RTOL and is_same):
+        if not (relative_error(result, expected) <= COMPILED_EXPERTS_RTOL and is_same):
             message = "the compiled kernel for layers of experts is not used: its results differ"
             report_fallback(log, "expert_layer", message)
             self.run_only_in_parts()
@@ -121,13 +121,13 @@ class PackedExperts(nn.Module):
 
 def verify_products(matrix: ExpertMatrix, multiply: Multiply) -> None:
     """Raises `UnusableExpertsError` unless the products of the first expert are right in any batch."""
-    x = torch.randn(PROBE_ROW_COUNTS[-1], matrix.inputs, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(EXPERT_PROBE_ROW_COUNTS[-1], matrix.inputs, generator=torch.Generator().manual_seed(1))
     packed, bias = matrix.take(0), matrix.take_bias(0)
     product = multiply(x, packed, bias)
     error = relative_error(product, nn.functional.linear(x, unpack_weight(packed), bias))
     if not error <= MAX_RELATIVE_ERROR:
         raise UnusableExpertsError(f"the relative error of their {matrix.form} product is {error:.2g}")
-    parts = [multiply(x[:count], packed, bias) for count in PROBE_ROW_COUNTS]
+    parts = [multiply(x[:count], packed, bias) for count in EXPERT_PROBE_ROW_COUNTS]
     if not all(torch.equal(part, product[: len(part)]) for part in parts):
         raise UnusableExpertsError("a row's result depends on the other rows")
 

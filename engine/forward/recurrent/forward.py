@@ -23,7 +23,7 @@ from antiphon.engine.forward.recurrent.mixers import (
 from antiphon.engine.forward.varlen import VarlenForward, split_points
 from antiphon.engine.kernels.bindings import Kernels
 
-BLOCK_TOKENS = 64
+MIXER_BLOCK_TOKENS = 64
 """Prompt tokens that a mixer processes at once.
 
 The size of the block affects the last bits of its result; it must therefore be the same however a prompt is split over
@@ -47,7 +47,7 @@ class RecurrentForward(VarlenForward):
         attach_mixers(mixers)
         follow_shared_attention(model)
         self._mixer_prefixes = tuple(f"{name}." for name, module in model.named_modules() if module in mixers)
-        self.prompt_alignment = lcm(BLOCK_TOKENS, *(mixer.forward.block_tokens or 1 for mixer in mixers))
+        self.prompt_alignment = lcm(MIXER_BLOCK_TOKENS, *(mixer.forward.block_tokens or 1 for mixer in mixers))
         self._row_multiple = find_row_multiple(mixers) if model.device.type == "cpu" else 1
         self._one_sequence_state_tokens = 0
         self._treats_generated_apart = any(mixer.forward.treats_generated_apart for mixer in self._mixers)

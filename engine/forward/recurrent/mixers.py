@@ -35,7 +35,7 @@ VECTORIZED_ELEMENTS = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" 
 SHARED_LAYER_INDICES = (-1, None)
 """Layer indices of modules that several layers share."""
 
-MAX_CHUNK_TOKENS = 64
+MAX_SCAN_TOKENS = 64
 """Maximum number of tokens that a scan computes at once. Shorter prompts are padded to it; work grows with its square.
 """
 
@@ -78,7 +78,7 @@ class PackedMixer:
         self._needs_scan_state = carry_scan_state(mixer)
         self._chunk_size = getattr(mixer, "chunk_size", None)
         if isinstance(self._chunk_size, int):
-            mixer.chunk_size = min(self._chunk_size, MAX_CHUNK_TOKENS)
+            mixer.chunk_size = min(self._chunk_size, MAX_SCAN_TOKENS)
 
         self.num_heads = getattr(mixer, "num_v_heads", VECTORIZED_ELEMENTS)
         """Number of values per token in the smallest activations, those of the gates of each head."""

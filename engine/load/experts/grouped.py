@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from antiphon.engine.forward.experts.matrix import ExpertMatrix, PackedExpertWeight, PackWeight
 from antiphon.engine.forward.replace import relative_error
-from antiphon.engine.load.experts.stored import PROBE_ROWS, STORED_EXPERTS_RTOL
+from antiphon.engine.load.experts.stored import EXPERT_PROBE_ROWS, STORED_EXPERTS_RTOL
 from antiphon.engine.load.experts.tensor_files import ExpertTensors
 
 GROUPED_CLASS_NAMES = {"JetMoeParallelExperts"}
@@ -70,5 +70,5 @@ def _measure_error(stored: StoredGroupedLinear, original: nn.Module, weight: Ten
     single = copy.copy(original)
     single._parameters = {"weight": nn.Parameter(weight[:1].float(), requires_grad=False)}
     vars(single)["num_experts"] = 1
-    x = torch.randn(PROBE_ROWS, weight.shape[2], generator=torch.Generator().manual_seed(1))
-    return relative_error(stored(x, [PROBE_ROWS, *[0] * (len(weight) - 1)]), single(x, [PROBE_ROWS]))
+    x = torch.randn(EXPERT_PROBE_ROWS, weight.shape[2], generator=torch.Generator().manual_seed(1))
+    return relative_error(stored(x, [EXPERT_PROBE_ROWS, *[0] * (len(weight) - 1)]), single(x, [EXPERT_PROBE_ROWS]))

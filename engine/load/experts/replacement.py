@@ -13,7 +13,7 @@ from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.load.experts.grouped import wrap_grouped_linears
 from antiphon.engine.load.experts.placeholders import mix_rows
 from antiphon.engine.load.experts.stored import (
-    PROBE_ROWS,
+    EXPERT_PROBE_ROWS,
     STORED_EXPERTS_RTOL,
     StoredExperts,
     UnknownExpertsError,
@@ -103,7 +103,7 @@ def _check_input_scaling(block: nn.Module, stored: StoredExperts) -> None:
     Other functions take the place of experts, and of the shared one, whose weights may be in 16 bits.
     """
     inputs = stored.expert_weight(stored.layout.up_name, 0).shape[1]
-    x = torch.randn(1, PROBE_ROWS, inputs, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(1, EXPERT_PROBE_ROWS, inputs, generator=torch.Generator().manual_seed(2))
     own: Any = copy.copy(block)
     try:
         parts = {"router": copy.deepcopy(own.router).float(), "shared_expert": nn.Tanh()}

@@ -18,7 +18,7 @@ from antiphon.engine.load.experts.tensor_files import ExpertTensors
 ExpertWeights = Mapping[str, Tensor | ExpertTensors]
 """The matrices of all experts by name: in memory, or in mapped files."""
 
-PROBE_ROWS = 5
+EXPERT_PROBE_ROWS = 5
 STORED_EXPERTS_RTOL = 1e-4
 """Largest relative error between a module's own results in fp32 and ours. Only the order of additions may differ."""
 
@@ -116,13 +116,13 @@ def check_stored_experts(stored: StoredExperts, original: nn.Module) -> None:
     """
     choices = 2 if stored.layout.has_identities else 1
     inputs = stored.expert_weight(stored.layout.up_name, 0).shape[1]
-    x = torch.randn(PROBE_ROWS, inputs, generator=torch.Generator().manual_seed(1))
-    weights = torch.linspace(0.5, 1.5, PROBE_ROWS * choices).view(PROBE_ROWS, choices)
+    x = torch.randn(EXPERT_PROBE_ROWS, inputs, generator=torch.Generator().manual_seed(1))
+    weights = torch.linspace(0.5, 1.5, EXPERT_PROBE_ROWS * choices).view(EXPERT_PROBE_ROWS, choices)
     try:
         expected = _run_own_code(stored, original, x, weights)
     except Exception as failure:
         raise UnknownExpertsError(f"its own code fails with one expert: {failure}") from failure
-    indices = torch.tensor([0, stored.num_experts])[:choices].expand(PROBE_ROWS, -1)
+    indices = torch.tensor([0, stored.num_experts])[:choices].expand(EXPERT_PROBE_ROWS, -1)
     error = relative_error(stored(x, indices, weights), expected)
     if not error <= STORED_EXPERTS_RTOL:
         raise UnknownExpertsError(f"its own results differ by {error:.2g}")

@@ -46,10 +46,10 @@ class RemoteOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_OUTPUT = RemoteOutput()
-END_MARKER = b"[DONE]"
+STREAM_END = b"[DONE]"
 """Data of the last event of a stream."""
 
-STATUS = re.compile(r"[0-9]{3}")
+STATUS_PATTERN = re.compile(r"[0-9]{3}")
 
 Decoder = Callable[[bytes], RemoteOutput]
 """Decodes the events of one stream, in order. Raises `msgspec.DecodeError` or `ValueError`."""
@@ -127,7 +127,7 @@ def _event_failure(error: ErrorReport | str) -> RemoteFailure:
     if isinstance(error, str):
         return RemoteFailure(500, error)
     code = error.code
-    status = int(code) if isinstance(code, int) or (isinstance(code, str) and STATUS.fullmatch(code)) else 500
+    status = int(code) if isinstance(code, int) or (isinstance(code, str) and STATUS_PATTERN.fullmatch(code)) else 500
     return RemoteFailure(status if 400 <= status < 600 else 500, error.message or "an error without a message")
 
 
@@ -144,7 +144,7 @@ def create_event_decoder(decode: Callable[[bytes], EventT], read_event: Callable
     """Returns a decoder that skips the end marker and returns an event's error. `read_event` reads the others."""
 
     def decode_event(payload: bytes) -> RemoteOutput:
-        if payload == END_MARKER:
+        if payload == STREAM_END:
             return NO_OUTPUT
         event = decode(payload)
         return read_event(event) if event.error is None else RemoteOutput(failure=_event_failure(event.error))
@@ -152,13 +152,13 @@ def create_event_decoder(decode: Callable[[bytes], EventT], read_event: Callable
     return decode_event
 
 
-FINISH_REASONS: dict[str, Finish] = {"stop": "stop", "length": "length"}
+COMPLETION_FINISH_REASONS: dict[str, Finish] = {"stop": "stop", "length": "length"}
 """Regular ends. Any other reason, such as `abort`, is a failure."""
 
 
 def read_finish(reason: str | None) -> Finish | None:
     """Returns how a generation ended; None if it has not."""
-    return None if reason is None else FINISH_REASONS.get(reason, "abort")
+    return None if reason is None else COMPLETION_FINISH_REASONS.get(reason, "abort")
 
 
 def select_top(candidates: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:

@@ -17,7 +17,7 @@ _TOKENS = re.compile(
     """,
     re.VERBOSE,
 )
-_ESCAPES = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)")
+_ESCAPE_PATTERN = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)")
 _json = json.JSONDecoder()
 
 
@@ -35,7 +35,7 @@ def lower_syntax(grammar: str) -> str:
                 break
             parts.append(grammar[match.start() : position])
         elif match["string"]:
-            parts.append(_ESCAPES.sub(_lower_escape, match["string"]))
+            parts.append(_ESCAPE_PATTERN.sub(_lower_escape, match["string"]))
         elif match["low"]:
             parts.append(f"{{{match['low']},{match['high']}}}")
         else:

@@ -17,7 +17,7 @@ SLICE_BYTES = 16 << 10
 MAX_BYTES_WITHOUT_BODY = 64 << 10
 """Bytes in a row that carry no part of a body: heads of responses, trailers, extensions of chunks. The parser's time
 for one long header is quadratic."""
-MAX_ERROR_BYTES = 64 << 10
+MAX_ERROR_BODY_BYTES = 64 << 10
 """Bytes of an error's body that are read. The rest is cut off."""
 
 
@@ -273,8 +273,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._body += data
         if self._status != 200:
-            if len(self._body) > MAX_ERROR_BYTES:
-                del self._body[MAX_ERROR_BYTES:]
+            if len(self._body) > MAX_ERROR_BODY_BYTES:
+                del self._body[MAX_ERROR_BODY_BYTES:]
                 self._cut_off()
         elif len(self._body) > self._max_body_bytes:
             raise RemoteConnectionError(f"the response has more than {self._max_body_bytes} bytes", answered=True)

@@ -7,10 +7,10 @@ step with drafts of it generates, relative to one without, divided by what it ta
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-LENGTHS = (1, 2, 3, 4, 6, 8)
+DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8)
 """Lengths of drafts in tokens."""
 
-MAX_DRAFT_TOKENS = LENGTHS[-1]
+MAX_DRAFT_TOKENS = DRAFT_LENGTHS[-1]
 
 INITIAL_RATE = 0.5
 """Acceptance that is assumed before any draft was verified."""
@@ -37,7 +37,7 @@ MIN_PAUSE_STEPS = 32
 MAX_PAUSE_STEPS = 256
 """Steps without drafts after drafting did not pay off. The number doubles each time."""
 
-REMEASURE_AFTER_STEPS = 128
+REMEASURE_DRAFTS_AFTER_STEPS = 128
 """Steps with drafts after which steps without are measured again, and costs of lengths that were not used."""
 
 REMEASURED_STEPS = 2
@@ -94,7 +94,7 @@ class DraftPolicy:
             return length, False
         self.gain = 1.0
         if self._is_trial_due:
-            return LENGTHS[0], True
+            return DRAFT_LENGTHS[0], True
         self._pause -= 1
         return 0, False
 
@@ -110,7 +110,7 @@ class DraftPolicy:
             self._is_trial_due = False
             return
         self._steps += 1
-        if self._steps % REMEASURE_AFTER_STEPS == 0:
+        if self._steps % REMEASURE_DRAFTS_AFTER_STEPS == 0:
             self._plain_steps, self._next_pause = REMEASURED_STEPS, MIN_PAUSE_STEPS
             for batch_class, known in self._costs.items():
                 self._costs[batch_class] = {length: known[length]} if length in known else {}
@@ -120,9 +120,9 @@ class DraftPolicy:
         gains = {
             length: (num_running - len(rates) + sum(expected_tokens(rate, length) for rate in rates))
             / (num_running * self._estimate_cost(len(rates), length))
-            for length in LENGTHS
+            for length in DRAFT_LENGTHS
         }
-        best = max(LENGTHS, key=lambda length: gains[length]) if rates else LENGTHS[0]
+        best = max(DRAFT_LENGTHS, key=lambda length: gains[length]) if rates else DRAFT_LENGTHS[0]
         self.gain = gains[best] if rates else 1.0
         return best
 

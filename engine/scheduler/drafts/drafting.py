@@ -20,7 +20,7 @@ from antiphon.engine.scheduler.step_output import ScheduledTokens, SequenceOutpu
 
 log = logging.getLogger(__name__)
 
-MAX_CHUNK_TOKENS = 512
+MAX_DRAFT_CHUNK_TOKENS = 512
 """Tokens that a draft model reads in a step at most, while sequences decode."""
 
 
@@ -114,7 +114,7 @@ class ModelDrafts:
     def __init__(self, model: DraftModel, prefill_budget: PrefillBudget, clock: Callable[[], float]) -> None:
         self.model = model
         self.policy = DraftPolicy()
-        self.budget = PrefillBudget(MAX_CHUNK_TOKENS)
+        self.budget = PrefillBudget(MAX_DRAFT_CHUNK_TOKENS)
         """Tokens that the draft model may read per step, so that other sequences do not wait for it."""
         self._prefill_budget, self._clock = prefill_budget, clock
         self._acceptance = Acceptance()

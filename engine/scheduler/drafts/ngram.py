@@ -12,7 +12,7 @@ MAX_NGRAM = 4
 MIN_NGRAM = 2
 """Lengths of the n-gram at the end of the text that is looked up in earlier text; longer matches take precedence."""
 
-MAX_DRAFT_TOKENS = 8
+MAX_NGRAM_DRAFT_TOKENS = 8
 INITIAL_DRAFT_TOKENS = 4
 """Length of a draft in tokens: its maximum, and that of the first draft."""
 
@@ -48,7 +48,7 @@ class Drafter:
 
         `cost` is the duration of the step, relative to a step without drafts.
         """
-        self._length = min(2 * self._length, MAX_DRAFT_TOKENS) if accepted == drafted else accepted + 1
+        self._length = min(2 * self._length, MAX_NGRAM_DRAFT_TOKENS) if accepted == drafted else accepted + 1
         self._gain += GAIN_SMOOTHING * ((1 + accepted) / cost - self._gain)
         if self._gain >= MIN_GAIN:
             if accepted:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.store.batches.records import ENDED_STATUSES
+from antiphon.app.store.batches.records import ENDED_BATCH_STATUSES
 from tests.app.batches.batch_cluster import BatchCluster
 from tests.progress import HANG_TIMEOUT_S
 
@@ -54,7 +54,7 @@ async def check_input_in_use(cluster: BatchCluster, batch_input: BatchInput, bat
     reply = await cluster.client.delete(f"{cluster.servers[-1].url}/files/{batch_input.file_id}")
     if reply.status_code != 409:
         status = (await cluster.get_json(f"/batches/{batch_id}"))["status"]
-        assert reply.status_code == 200 and status in ENDED_STATUSES, (reply.text, status)
+        assert reply.status_code == 200 and status in ENDED_BATCH_STATUSES, (reply.text, status)
 
 
 async def check_ended(cluster: BatchCluster, batch: dict[str, Any], batch_input: BatchInput) -> int:

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from antiphon.app.store.batches.records import ENDED_STATUSES, StoredBatch
+from antiphon.app.store.batches.records import ENDED_BATCH_STATUSES, StoredBatch
 from tests.app.store.store_helpers import SqlitePlace, StorePlace
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
@@ -67,7 +67,7 @@ class BatchRow(Struct, frozen=True, kw_only=True):
     def state(self) -> str:
         """The state of the batch in more detail than its status."""
         batch = self.batch
-        if batch.status in ENDED_STATUSES:
+        if batch.status in ENDED_BATCH_STATUSES:
             return batch.status if self.has_lines else "purged"
         if self.is_cancelled and batch.status != "finalizing":
             return "cancelling"

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from antiphon.app.store.batches.records import ENDED_STATUSES
+from antiphon.app.store.batches.records import ENDED_BATCH_STATUSES
 from tests.app.batches.batch_checks import (
     BatchInput,
     check_ended,
@@ -180,7 +180,7 @@ class KillRun:
         past = {"validating": 0, "in_progress": 1, "finalizing": 2}
         while True:
             batch = await self.cluster.get_json(f"/batches/{batch_id}", server)
-            if past.get(batch["status"], 3) > past.get(status, 3) or batch["status"] in ENDED_STATUSES:
+            if past.get(batch["status"], 3) > past.get(status, 3) or batch["status"] in ENDED_BATCH_STATUSES:
                 return
             if batch["status"] == status and batch["request_counts"]["completed"] >= min_completed:
                 return

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.route_helpers import upload
-from antiphon.app.store.batches.records import PIECE_BYTES
+from antiphon.app.store.batches.records import FILE_PIECE_BYTES
 from tests.app.batches.batch_client import BOUNDARY, KEYS, SCRIPT, BatchClient, count_rows
 from tests.app.server_helpers import wait_until
 from tests.progress import HANG_TIMEOUT_S
@@ -31,7 +31,9 @@ def post_form(client: BatchClient, *parts: str, end: bool = True, headers: dict[
     return client.post("/files", content=body.encode(), headers=head)
 
 
-@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 7])
+@pytest.mark.parametrize(
+    "size", [0, 1, FILE_PIECE_BYTES - 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 3 * FILE_PIECE_BYTES + 7]
+)
 def test_content_comes_back_as_it_was_sent(client: BatchClient, size: int) -> None:
     content = bytes(number * 7 % 256 for number in range(4096)) * (size // 4096 + 1)
     content = content[:size]
@@ -188,9 +190,9 @@ def test_head_of_an_upload_is_checked_first(server: RunningServer, client: Batch
 
 
 def test_size_is_limited(server: RunningServer, client: BatchClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "MAX_BATCH_FILE_BYTES", 2 * PIECE_BYTES)
-    assert client.upload(bytes(2 * PIECE_BYTES)).status_code == 200
-    reply = client.upload(bytes(2 * PIECE_BYTES + 1))
+    monkeypatch.setattr(upload, "MAX_BATCH_FILE_BYTES", 2 * FILE_PIECE_BYTES)
+    assert client.upload(bytes(2 * FILE_PIECE_BYTES)).status_code == 200
+    reply = client.upload(bytes(2 * FILE_PIECE_BYTES + 1))
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "file_too_large")
     with send_head(server, 300 << 20) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
@@ -199,17 +201,17 @@ def test_size_is_limited(server: RunningServer, client: BatchClient, monkeypatch
 
 def test_files_of_a_key_are_limited_together(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     client, other = BatchClient(server, "bob"), BatchClient(server, "alice")
-    monkeypatch.setattr(server.context.store, "max_owner_bytes", 3 * PIECE_BYTES)
-    ids = [client.upload_id(bytes(PIECE_BYTES)) for _ in range(2)]
-    reply = client.upload(bytes(PIECE_BYTES))
+    monkeypatch.setattr(server.context.store, "max_owner_bytes", 3 * FILE_PIECE_BYTES)
+    ids = [client.upload_id(bytes(FILE_PIECE_BYTES)) for _ in range(2)]
+    reply = client.upload(bytes(FILE_PIECE_BYTES))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "storage_limit_exceeded")
     assert "DELETE /v1/files/" in reply.json()["error"]["message"]
     server.context.store.max_owner_bytes = 0
     assert client.upload(b"").json()["error"]["code"] == "storage_limit_exceeded"  # each file counts, an empty one, too
-    server.context.store.max_owner_bytes = 3 * PIECE_BYTES
+    server.context.store.max_owner_bytes = 3 * FILE_PIECE_BYTES
     assert other.get("/models").status_code == 200
     client.delete(f"/files/{ids[0]}")
-    client.upload_id(bytes(PIECE_BYTES))
+    client.upload_id(bytes(FILE_PIECE_BYTES))
 
 
 def test_lists_are_in_order_and_in_pages(server: RunningServer) -> None:
@@ -252,7 +254,7 @@ def test_malformed_ids_are_not_found(client: BatchClient, file_id: str) -> None:
 
 
 def test_deleted_file_is_gone_with_its_pieces(server: RunningServer, client: BatchClient) -> None:
-    file_id = client.upload_id(bytes(20 * PIECE_BYTES))
+    file_id = client.upload_id(bytes(20 * FILE_PIECE_BYTES))
     assert client.delete(f"/files/{file_id}").json() == {"id": file_id, "object": "file", "deleted": True}
     assert client.delete(f"/files/{file_id}").status_code == 404
     assert wait_until(HANG_TIMEOUT_S, lambda: count_rows(server, "file_pieces", "file", file_id) == 0)
@@ -263,7 +265,7 @@ def test_upload_that_is_broken_off_leaves_nothing(server: RunningServer) -> None
     """The client sends two pieces and the begin of a third, and closes the connection."""
     with send_head(server, 50 << 20) as connection:
         begin = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-        connection.sendall(begin.encode() + bytes(2 * PIECE_BYTES + 1000))
+        connection.sendall(begin.encode() + bytes(2 * FILE_PIECE_BYTES + 1000))
         assert wait_until(HANG_TIMEOUT_S, lambda: count_rows(server, "files", "writer", server.context.store.name) == 1)
     assert wait_until(HANG_TIMEOUT_S, lambda: count_rows(server, "files", "writer", server.context.store.name) == 0)
 
@@ -301,13 +303,13 @@ def test_health_stays_fast_beside_an_upload(client: BatchClient) -> None:
     def slow_body() -> Iterator[bytes]:
         yield f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'.encode()
         for _ in range(4):
-            yield bytes(PIECE_BYTES)
+            yield bytes(FILE_PIECE_BYTES)
             assert client.get("/models").status_code == 200
         yield f'\r\n--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{BOUNDARY}--\r\n'.encode()
 
     head = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
     reply = client.post("/files", content=slow_body(), headers=head)
-    assert reply.json()["bytes"] == 4 * PIECE_BYTES, reply.text
+    assert reply.json()["bytes"] == 4 * FILE_PIECE_BYTES, reply.text
 
 
 def test_unknown_file_of_an_image_is_named_also_for_a_model_that_sees_none(

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.app.batches.line_scanner import (
     COMPARED_BYTES,
-    MAX_LINE_BYTES,
+    MAX_BATCH_LINE_BYTES,
     MAX_LINE_ERRORS,
     LineScanner,
     decode_line_body,
@@ -74,7 +74,7 @@ FAULTS: dict[str, tuple[bytes, str, str | None]] = {
     "same custom_id": (make_line("first"), "duplicate_custom_id", "custom_id"),
     "another method": (make_line("x", method="GET"), "invalid_method", "method"),
     "another URL": (make_line("x", url="/v1/embeddings"), "invalid_url", "url"),
-    "too long": (make_line("x", {"input": "a" * MAX_LINE_BYTES}), "line_too_long", None),
+    "too long": (make_line("x", {"input": "a" * MAX_BATCH_LINE_BYTES}), "line_too_long", None),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.http.headers import MAX_HEADERS
+from antiphon.app.http.headers import MAX_REQUEST_HEADERS
 from antiphon.app.main.table import ROUTE_HANDLERS
 from antiphon.app.options.api_keys import ApiKey, KeyLimits, key_digest
 from tests.app.http.socket_client import exchange_bytes
@@ -71,7 +71,7 @@ def test_request_that_opens_no_turn_is_not_counted(keyed_server: RunningServer) 
         (405, "PUT", {}, b""),
         (413, "POST", {"content-type": "application/json"}, b'"' + b"x" * 1000 + b'"'),
         (415, "POST", {"content-type": "text/plain"}, b"{}"),
-        (431, "GET", {f"x-{number}": "1" for number in range(MAX_HEADERS)}, b""),
+        (431, "GET", {f"x-{number}": "1" for number in range(MAX_REQUEST_HEADERS)}, b""),
     ],
 )
 def test_errors_of_a_path_have_one_shape(

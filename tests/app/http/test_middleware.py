@@ -14,7 +14,7 @@ import zstandard
 
 from antiphon.app.errors import ApiError
 from antiphon.app.http.admission import RequestHead
-from antiphon.app.http.headers import MAX_HEADER_BYTES, MAX_HEADERS
+from antiphon.app.http.headers import MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_HEADERS
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.main.application import ENDPOINT_TABLE
 from antiphon.app.options.settings import DEFAULT_SETTINGS
@@ -248,15 +248,15 @@ def check_head(*pairs: tuple[bytes, bytes]) -> int:
 
 
 def test_number_of_headers_is_limited_exactly() -> None:
-    extra = [(b"x-%d" % n, b"1") for n in range(MAX_HEADERS - 2)]
+    extra = [(b"x-%d" % n, b"1") for n in range(MAX_REQUEST_HEADERS - 2)]
     assert check_head(*extra) == 429
     assert check_head(*extra, (b"x-more", b"1")) == 431
 
 
-@pytest.mark.parametrize("name_bytes", [1, 30_000, MAX_HEADER_BYTES - 100])
+@pytest.mark.parametrize("name_bytes", [1, 30_000, MAX_REQUEST_HEADER_BYTES - 100])
 def test_bytes_of_header_names_and_values_are_limited_exactly(name_bytes: int) -> None:
     used = len(b"hostlocalhostcontent-typeapplication/json")
-    value_bytes = MAX_HEADER_BYTES - used - name_bytes
+    value_bytes = MAX_REQUEST_HEADER_BYTES - used - name_bytes
     assert check_head((b"x" * name_bytes, b"v" * value_bytes)) == 429
     assert check_head((b"x" * name_bytes, b"v" * (value_bytes + 1))) == 431
     assert check_head((b"x" * (name_bytes + 1), b"v" * value_bytes)) == 431

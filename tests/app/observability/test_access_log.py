@@ -66,7 +66,7 @@ def test_lines_show_the_turns_of_a_request_without_their_content() -> None:
 
 
 async def test_records_within_the_flush_interval_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "FLUSH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(access_log, "ACCESS_LOG_INTERVAL_S", 0.01)
     writes: list[str] = []
     log = AccessLog(lambda line, _: line.request_id, writes.append)
     for number in range(1000):

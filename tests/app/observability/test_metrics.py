@@ -22,7 +22,7 @@ from antiphon.app.store.sqlite.database import SharedConnection
 from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.turn_stats import TurnStats, TurnTimes
-from antiphon.engine.process.gpu_memory import INTERVAL_S, GpuMemory
+from antiphon.engine.process.gpu_memory import GPU_MEMORY_INTERVAL_S, GpuMemory
 from antiphon.engine.protocol import EngineStats
 from tests.app.server_helpers import process_engine_registry
 from tests.conftest import StartServer
@@ -254,9 +254,9 @@ def test_gpu_memory_is_measured_once_a_second(monkeypatch: pytest.MonkeyPatch) -
     now = [10.0]
     memory = GpuMemory("cuda:0", lambda: now[0])
     assert memory.add_to(EngineStats(steps=1)) == EngineStats(steps=1, gpu_memory_bytes=100)
-    now[0] += INTERVAL_S / 2
+    now[0] += GPU_MEMORY_INTERVAL_S / 2
     assert memory.add_to(EngineStats()).gpu_memory_bytes == 100
-    now[0] += INTERVAL_S
+    now[0] += GPU_MEMORY_INTERVAL_S
     assert memory.add_to(EngineStats()).gpu_memory_bytes == 200
     assert GpuMemory("cpu").add_to(EngineStats()) == EngineStats()
 

@@ -5,10 +5,10 @@ import time
 import pytest
 
 from antiphon.app.tracing.content import encode_cut
-from antiphon.app.tracing.spans import MAX_TEXT_CHARS, SpanBuilder
+from antiphon.app.tracing.spans import MAX_VALUE_CHARS, SpanBuilder
 from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.tracing.context import RequestTrace, create_root
-from antiphon.app.turn_types.tracing.turn_trace import MAX_ITEMS, TurnDescription, begin_turn_trace
+from antiphon.app.turn_types.tracing.turn_trace import MAX_TRACED_ITEMS, TurnDescription, begin_turn_trace
 from antiphon.app.turn_types.turn_stats import TurnStats
 from antiphon.events.items import FunctionCall
 from antiphon.events.stream import ItemAdded, ItemDone
@@ -36,19 +36,19 @@ def test_items_beyond_the_limit_are_counted() -> None:
     stats.times.ended = time.monotonic()
     assert stats.trace is not None
     own, *children = SpanBuilder().build_turn(stats, stats.trace)
-    assert len(children) == MAX_ITEMS and own.attributes is not None
-    assert own.attributes["antiphon.items.omitted"] == 100_000 - MAX_ITEMS
+    assert len(children) == MAX_TRACED_ITEMS and own.attributes is not None
+    assert own.attributes["antiphon.items.omitted"] == 100_000 - MAX_TRACED_ITEMS
 
 
 def test_calls_beyond_the_limit_are_counted() -> None:
     stats = make_stats()
     assert stats.trace is not None
-    for _ in range(MAX_ITEMS + 3):
+    for _ in range(MAX_TRACED_ITEMS + 3):
         with stats.trace.note_call("mcp", "f", "", "tools"):
             pass
     stats.times.ended = time.monotonic()
     own, *children = SpanBuilder().build_turn(stats, stats.trace)
-    assert len(children) == MAX_ITEMS and own.attributes is not None
+    assert len(children) == MAX_TRACED_ITEMS and own.attributes is not None
     assert own.attributes["antiphon.calls.omitted"] == 3
 
 
@@ -61,8 +61,10 @@ def test_long_texts_are_cut() -> None:
     assert stats.trace is not None
     stats.trace.describe = lambda: TurnDescription(turn={"a": huge}, render={}, job={})
     for span in SpanBuilder().build_turn(stats, stats.trace):
-        assert len(span.name) <= MAX_TEXT_CHARS
-        assert all(len(value) <= MAX_TEXT_CHARS for value in (span.attributes or {}).values() if isinstance(value, str))
+        assert len(span.name) <= MAX_VALUE_CHARS
+        assert all(
+            len(value) <= MAX_VALUE_CHARS for value in (span.attributes or {}).values() if isinstance(value, str)
+        )
 
 
 def test_turn_that_ended_before_everything() -> None:

@@ -15,7 +15,7 @@ from websockets.sync.client import connect as connect_websocket
 from antiphon.app.errors import from_engine
 from antiphon.app.main.application import ENDPOINT_TABLE
 from antiphon.app.options.api_keys import key_digest
-from antiphon.app.tracing.content import CUT_MARK, MAX_CONTENT_BYTES
+from antiphon.app.tracing.content import MAX_CONTENT_BYTES, SPAN_CUT_MARK
 from antiphon.app.tracing.conventions import SCHEMA_URL
 from antiphon.app.turn_types.turn_stats import Api
 from antiphon.engine.protocol import overloaded_error
@@ -446,7 +446,7 @@ def test_content_is_sent_if_asked(collector: SpanCollector, start_server: StartS
         assert name == "gen_ai.client.inference.operation.details"
         assert "gen_ai.input.messages" not in turn.attributes
     [message] = json.loads(found["gen_ai.input.messages"])
-    assert message["role"] == "user" and message["parts"][0]["content"].endswith(CUT_MARK)
+    assert message["role"] == "user" and message["parts"][0]["content"].endswith(SPAN_CUT_MARK)
     [answer] = json.loads(found["gen_ai.output.messages"])
     assert [part["type"] for part in answer["parts"]] == ["reasoning", "tool_call"]
     assert answer["parts"][1]["name"] == "get_weather" and answer["finish_reason"] == "tool_calls"

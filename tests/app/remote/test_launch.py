@@ -21,7 +21,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteTimeouts
-from antiphon.engine.remote.remote_job import MAX_ATTEMPTS
+from antiphon.engine.remote.remote_job import MAX_JOB_ATTEMPTS
 from tests.engine.remote.remote_helpers import EOS, make_job, merge_chunks
 from tests.progress import HANG_TIMEOUT_S
 
@@ -87,7 +87,9 @@ async def test_options_of_lost_servers_reach_the_engine() -> None:
 
 def test_page_tells_the_limits_of_tries() -> None:
     page = " ".join((ROOT / "docs" / "remote.md").read_text(encoding="utf-8").split())
-    assert f"another replica is tried, at most {MAX_ATTEMPTS} in {RemoteTimeouts().retry_window_s:g} seconds" in page
+    assert (
+        f"another replica is tried, at most {MAX_JOB_ATTEMPTS} in {RemoteTimeouts().retry_window_s:g} seconds" in page
+    )
     assert f"waits for one for {RemoteTimeouts().continue_within_s:g} seconds (`--continue-within`)" in page
     assert Settings().continue_within == RemoteTimeouts().continue_within_s
 

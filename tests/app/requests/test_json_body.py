@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.json_body import MAX_ECHOED_BYTES, MAX_JSON_DEPTH, check_echoed_sizes, parse_object
+from antiphon.app.requests.json_body import MAX_BODY_DEPTH, MAX_ECHOED_BYTES, check_echoed_sizes, parse_object
 from tests.app.requests.request_builders import summarize_error
 
 
@@ -49,7 +49,7 @@ def test_body_that_is_no_object_is_rejected(body: bytes) -> None:
 
 
 def test_nesting_depth_is_limited() -> None:
-    depth = MAX_JSON_DEPTH - 1
+    depth = MAX_BODY_DEPTH - 1
     assert parse_object(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
     with pytest.raises(ApiError):
         parse_object(b'{"a":' + b"[" * (depth + 1) + b"]" * (depth + 1) + b"}")

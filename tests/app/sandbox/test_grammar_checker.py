@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from antiphon.app.sandbox.grammar_checker import (
-    MAX_GRAMMAR_CHARS,
+    MAX_CHECKED_GRAMMAR_CHARS,
     MAX_GRAMMAR_RULES,
     TOO_COMPLEX,
     GrammarChecker,
@@ -59,8 +59,8 @@ async def test_grammar_with_too_many_rules_is_rejected_by_count(build: Any, chec
 
 
 async def test_too_long_grammar_is_rejected_by_size(checker: GrammarChecker) -> None:
-    fault = await checker.find_fault("regex", "a" * (MAX_GRAMMAR_CHARS + 1))
-    assert str(MAX_GRAMMAR_CHARS) in fault
+    fault = await checker.find_fault("regex", "a" * (MAX_CHECKED_GRAMMAR_CHARS + 1))
+    assert str(MAX_CHECKED_GRAMMAR_CHARS) in fault
 
 
 async def test_grammar_that_kills_the_process_is_too_complex(checker: GrammarChecker) -> None:

@@ -14,7 +14,7 @@ import structlog
 
 from antiphon.app.sandbox import report, sandbox_process, sandboxed_template
 from antiphon.app.sandbox.grammar_checker import GrammarChecker
-from antiphon.app.sandbox.messages import CPU_LIMIT_S, WorkerLimits
+from antiphon.app.sandbox.messages import SANDBOX_CPU_LIMIT_S, WorkerLimits
 from antiphon.app.sandbox.sandbox_process import SandboxError, SandboxProcess
 from antiphon.engine.process import resident_memory
 from tests.conftest import StartServer
@@ -22,7 +22,7 @@ from tests.progress import HANG_TIMEOUT_S
 
 Start = Callable[..., SandboxProcess]
 LANDLOCK, NETWORK = "landlock", "an own network namespace"
-CPU_LIMITS_S = {"boundless grammars": 0.05, "watched grammars": CPU_LIMIT_S, "no library": CPU_LIMIT_S}
+CPU_LIMITS_S = {"boundless grammars": 0.05, "watched grammars": SANDBOX_CPU_LIMIT_S, "no library": SANDBOX_CPU_LIMIT_S}
 """Of a message, by program; 0.2 s for all others. Taking a gigabyte may take longer than the first, where memory is slow."""
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.app.store.base import StoredConversation
-from antiphon.app.store.postgres.connection import READ_TIMEOUT_S, PostgresConnection
+from antiphon.app.store.postgres.connection import STATEMENT_READ_TIMEOUT_S, PostgresConnection
 from antiphon.app.store.write_ops import StoreChange, StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import InputMessage
@@ -374,7 +374,7 @@ async def test_frozen_database_is_waited_for_once(database_server: PostgresServe
                 with pytest.raises(ApiError):
                     await store.read_log("me", "resp_a")
                 waits.append(time.monotonic() - began)
-            assert waits[0] >= READ_TIMEOUT_S > max(waits[1:]), "later reads do not wait"
+            assert waits[0] >= STATEMENT_READ_TIMEOUT_S > max(waits[1:]), "later reads do not wait"
             monotonic_limit = time.monotonic() + HANG_TIMEOUT_S
             while store.unavailable_reason() is None:
                 assert time.monotonic() < monotonic_limit

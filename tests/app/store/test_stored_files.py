@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.store.batches.records import PIECE_BYTES, StoredUpload
+from antiphon.app.store.batches.records import FILE_PIECE_BYTES, StoredUpload
 from antiphon.app.store.upkeep import UPLOAD_RECORD_S
 from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import NOW, AnyPlace, StorePlace, add_file, add_log, becomes_true
@@ -16,7 +16,7 @@ MAX_BYTES = 64 << 20
 
 async def test_content_is_read_for_a_request(any_place: AnyPlace) -> None:
     async with any_place.open() as store:
-        for size in (0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 5):
+        for size in (0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 3 * FILE_PIECE_BYTES + 5):
             content = (b"0123456" * (size // 7 + 1))[:size]
             file = await add_file(store, str(size), content, media_type="image/png")
             for file_id in (file.id, file.id.replace("-", "_")):
@@ -54,7 +54,7 @@ async def test_file_that_is_deleted_while_it_is_read_has_no_content(
     any_place: AnyPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with any_place.open() as store:
-        file = await add_file(store, "a", bytes(3 * PIECE_BYTES))
+        file = await add_file(store, "a", bytes(3 * FILE_PIECE_BYTES))
         read, num_reads = store.read, 0
 
         async def read_slowly(query: Any) -> Any:
@@ -93,11 +93,11 @@ async def test_files_count_for_the_size_of_the_store_but_those_of_batches_do_not
 
 
 async def test_files_of_all_owners_have_half_of_the_store(any_place: AnyPlace) -> None:
-    async with any_place.open(max_bytes=4 * PIECE_BYTES) as store:
-        await add_file(store, "batch", bytes(3 * PIECE_BYTES), purpose="batch")
-        await add_file(store, "a", bytes(PIECE_BYTES))
+    async with any_place.open(max_bytes=4 * FILE_PIECE_BYTES) as store:
+        await add_file(store, "batch", bytes(3 * FILE_PIECE_BYTES), purpose="batch")
+        await add_file(store, "a", bytes(FILE_PIECE_BYTES))
         with pytest.raises(ApiError, match="files of all API keys") as refused:
-            await add_file(store, "b", bytes(PIECE_BYTES))
+            await add_file(store, "b", bytes(FILE_PIECE_BYTES))
         assert refused.value.code == "storage_limit_exceeded"
 
 

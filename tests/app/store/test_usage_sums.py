@@ -169,7 +169,7 @@ async def test_random_turns_by_every_group(place: StorePlace) -> None:
 
 
 async def test_sums_are_written_while_the_server_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.app.usage.recorder.FLUSH_INTERVAL_S", 0.01)
+    monkeypatch.setattr("antiphon.app.usage.recorder.USAGE_WRITE_INTERVAL_S", 0.01)
     async with open_test_store(tmp_path / "store.db") as store:
         recorder = UsageRecorder(store, Clock())
         recorder.start()

@@ -9,7 +9,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.sqlite.store import MemoryStore
-from antiphon.app.turn_types.encryption import KEY_BYTES, Sealer
+from antiphon.app.turn_types.encryption import SEAL_KEY_BYTES, Sealer
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns import stored_history
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction, with_ids
@@ -39,7 +39,7 @@ from antiphon.state.segments import Arguments, Call, Say, Think
 from tests.app.requests.request_builders import summarize_error
 from tests.state.machine_helpers import USAGE, MachineStep
 
-SEALER = Sealer(b"k" * KEY_BYTES)
+SEALER = Sealer(b"k" * SEAL_KEY_BYTES)
 
 
 def user(text: str, **more: Any) -> InputMessage:

@@ -125,7 +125,7 @@ def test_lines_wait_while_their_owner_has_no_key(
 
     monkeypatch.setattr(BatchRunner, "_find_batches", look)
     monkeypatch.setattr(runner, "send_line", send)
-    monkeypatch.setattr(runner, "POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(runner, "BATCH_POLL_INTERVAL_S", 0.05)
     monkeypatch.setattr(reloader, "STABLE_S", 0.0)
     file = tmp_path / "keys.toml"
     other = '[[key]]\nowner = "b"\nkey = "sk-other"\n'
@@ -154,7 +154,7 @@ def test_lines_wait_while_their_owner_has_no_key(
 def test_line_that_loses_its_key_between_two_tries_holds_no_place(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(runner, "BATCH_POLL_INTERVAL_S", 0.05)
     monkeypatch.setattr(reloader, "STABLE_S", 0.0)
     file = tmp_path / "keys.toml"
     other = '[[key]]\nowner = "b"\nkey = "sk-other"\n'

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from antiphon.app.turns.media import result_images
-from antiphon.app.turns.media.result_images import NO_BASE64, NO_ROOM, TOO_LARGE, TOO_MANY, UNREADABLE
+from antiphon.app.turns.media.result_images import NO_BASE64, NO_ROOM, TOO_LARGE_REASON, TOO_MANY, UNREADABLE_REASON
 from antiphon.events.result_images import write_placeholder
 from tests.app.inspection.inspector import Inspector
 from tests.clients.hosted.tool_servers import (
@@ -182,10 +182,10 @@ def test_a_server_cannot_name_a_stored_picture(server: RunningServer, traffic: T
     [
         (picture("no base64!"), NO_BASE64),
         (picture(""), NO_BASE64),
-        (picture(b"no picture"), UNREADABLE),
-        (picture(RED[:60]), UNREADABLE),
+        (picture(b"no picture"), UNREADABLE_REASON),
+        (picture(RED[:60]), UNREADABLE_REASON),
         (picture(make_png(20_000, 1)), "at most"),
-        (picture(b"<svg/>", "image/svg+xml"), UNREADABLE),
+        (picture(b"<svg/>", "image/svg+xml"), UNREADABLE_REASON),
     ],
     ids=["no base64", "empty", "no picture", "damaged", "too long", "svg"],
 )
@@ -224,7 +224,7 @@ def test_too_many_bytes(
 ) -> None:
     monkeypatch.setattr(result_images, "MAX_RESULT_BYTES", len(RED) + 1)
     traffic.answer = show(picture(RED), picture(BLUE))
-    assert TOO_LARGE in read_output(look(server))
+    assert TOO_LARGE_REASON in read_output(look(server))
     assert jobs.images() == [RED_TOKENS]
 
 

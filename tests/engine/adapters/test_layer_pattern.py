@@ -9,7 +9,7 @@ import time
 import pytest
 
 from antiphon.engine.adapters import layer_pattern
-from antiphon.engine.adapters.layer_pattern import MAX_NAME_CHARS, LayerPattern, PatternError
+from antiphon.engine.adapters.layer_pattern import MAX_LAYER_NAME_CHARS, LayerPattern, PatternError
 from tests.counts import FULL_COUNTS
 
 NAMES = [
@@ -122,7 +122,7 @@ def test_expression_of_an_attack_ends_after_its_steps(pattern: str) -> None:
 
 
 def test_steps_are_those_of_all_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_pattern, "MAX_STEPS", 1000)
+    monkeypatch.setattr(layer_pattern, "MAX_PATTERN_STEPS", 1000)
     compiled = LayerPattern(r".*q_proj")
     assert compiled.matches(NAMES[0])
     with pytest.raises(PatternError, match="takes too long"):
@@ -131,6 +131,6 @@ def test_steps_are_those_of_all_matches(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_long_names_and_lines_do_not_match() -> None:
     compiled = LayerPattern("(.|\n)*")
-    assert compiled.matches("a" * MAX_NAME_CHARS)
-    assert not compiled.matches("a" * (MAX_NAME_CHARS + 1))
+    assert compiled.matches("a" * MAX_LAYER_NAME_CHARS)
+    assert not compiled.matches("a" * (MAX_LAYER_NAME_CHARS + 1))
     assert not compiled.matches("a\n")

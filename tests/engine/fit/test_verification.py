@@ -12,8 +12,8 @@ from torch import Tensor
 from antiphon.engine.fit.linears import build_int4_linear
 from antiphon.engine.fit.verification import (
     KNOWN_SHAPE_ROW_COUNTS,
+    LINEAR_PROBE_ROW_COUNTS,
     PROBE_BATCH_ROWS,
-    PROBE_ROW_COUNTS,
     UnusableKernelError,
     choose_outputs,
     verify_linear,
@@ -62,7 +62,7 @@ def test_rows_that_depend_on_the_batch_are_refused_also_for_a_known_shape() -> N
     def add_in_another_order_alone(x: Tensor) -> Tensor:
         return (x[:, None] * weight).flip(-1).cumsum(-1)[..., -1] if len(x) == 1 else (x[:, None] * weight).sum(-1)
 
-    for row_counts in (PROBE_ROW_COUNTS, KNOWN_SHAPE_ROW_COUNTS):
+    for row_counts in (LINEAR_PROBE_ROW_COUNTS, KNOWN_SHAPE_ROW_COUNTS):
         with pytest.raises(UnusableKernelError, match="depends on the other rows"):
             verify_linear(add_in_another_order_alone, weight, None, 1e-3, row_counts)
 
@@ -80,4 +80,4 @@ def test_weights_of_a_known_shape_are_multiplied_by_fewer_rows(monkeypatch: pyte
     for bias in (None, None, torch.ones(48)):
         build_int4_linear(make_weight(48, 64), bias, kernels)
     batch = PROBE_BATCH_ROWS
-    assert counts == [batch, *PROBE_ROW_COUNTS, batch, *KNOWN_SHAPE_ROW_COUNTS, batch, *PROBE_ROW_COUNTS]
+    assert counts == [batch, *LINEAR_PROBE_ROW_COUNTS, batch, *KNOWN_SHAPE_ROW_COUNTS, batch, *LINEAR_PROBE_ROW_COUNTS]

@@ -12,7 +12,13 @@ pytest.importorskip("torch")
 
 from antiphon.engine.pack_cache.folder import MAX_UNFINISHED_AGE_S
 from antiphon.engine.prefix_disk import folder as folders
-from antiphon.engine.prefix_disk.folder import KEY_BYTES, KEY_FILE, PageFolder, find_page_folder, load_or_create_key
+from antiphon.engine.prefix_disk.folder import (
+    KEY_FILE,
+    PREFIX_KEY_BYTES,
+    PageFolder,
+    find_page_folder,
+    load_or_create_key,
+)
 
 SIZE = 1000
 
@@ -81,10 +87,10 @@ def test_key_and_pages_belong_to_the_user_alone(tmp_path: Path, monkeypatch: pyt
     path = find_page_folder()
     assert path is not None and stat.S_IMODE(path.stat().st_mode) == 0o700
     key = load_or_create_key(path)
-    assert len(key) == KEY_BYTES and load_or_create_key(path) == key
+    assert len(key) == PREFIX_KEY_BYTES and load_or_create_key(path) == key
     write_pages(PageFolder(path, SIZE), "a")
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
     (path / KEY_FILE).write_bytes(b"short")
-    assert len(load_or_create_key(path)) == KEY_BYTES
+    assert len(load_or_create_key(path)) == PREFIX_KEY_BYTES
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     assert find_page_folder() is None

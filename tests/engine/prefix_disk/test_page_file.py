@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from antiphon.engine.prefix_disk.page_file import MAGIC, DamagedPageError, PageCodec
+from antiphon.engine.prefix_disk.page_file import PAGE_MAGIC, DamagedPageError, PageCodec
 from antiphon.engine.prefix_disk.page_id import TOKENS_PER_PAGE as SIZE
 from antiphon.engine.prefix_disk.page_id import PageContext, PageId, list_pages
 from tests.engine.fake_model import make_tokens
@@ -38,7 +38,7 @@ def decrypt(page: PageId, content: bytes, path: Path, codec: PageCodec = CODEC) 
 def test_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     page = make_page()
     content = encrypt(page)
-    assert len(content) == CODEC.file_bytes and content.startswith(MAGIC)
+    assert len(content) == CODEC.file_bytes and content.startswith(PAGE_MAGIC)
     assert decrypt(page, content, tmp_path / "p") == BODY
     assert encrypt(page) != content, "the nonce is another one"
     assert BODY[:16] not in content and bytes(page.own_ids)[:16] not in content

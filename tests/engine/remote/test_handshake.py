@@ -210,7 +210,7 @@ class TestTokenizer:
     async def test_whole_vocabulary_is_compared_in_blocks(self) -> None:
         local = load_model()[0].vocabulary
         assert local is not None
-        for max_model_len, block_tokens in ((64, 32), (1 << 20, vocabulary.BLOCK_TOKENS)):
+        for max_model_len, block_tokens in ((64, 32), (1 << 20, vocabulary.MAX_BLOCK_IDS)):
             async with running_server(model_fields={"max_model_len": max_model_len}) as server:
                 await shake_hands(server)
             blocks = [request.body["tokens"] for request in server.requests if request.path == "/detokenize"]

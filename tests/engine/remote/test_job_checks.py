@@ -9,7 +9,7 @@ import pytest
 from antiphon.engine.protocol import Capabilities, EngineError
 from antiphon.engine.remote.engine import RemoteEngine, common_capabilities
 from antiphon.engine.remote.options import RemoteOptions
-from antiphon.engine.remote.remote_job import MAX_ATTEMPTS, check_job
+from antiphon.engine.remote.remote_job import MAX_JOB_ATTEMPTS, check_job
 from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from tests.engine.remote.fake_server import Pause, Reply, json_reply, play_vllm
 from tests.engine.remote.remote_helpers import (
@@ -120,8 +120,8 @@ class TestTries:
         ("num_servers", "reply", "window_s", "num_tries"),
         [
             (2, BUSY, 5.0, 2),
-            (MAX_ATTEMPTS, BUSY, 5.0, MAX_ATTEMPTS),
-            (MAX_ATTEMPTS + 1, BUSY, 5.0, MAX_ATTEMPTS),
+            (MAX_JOB_ATTEMPTS, BUSY, 5.0, MAX_JOB_ATTEMPTS),
+            (MAX_JOB_ATTEMPTS + 1, BUSY, 5.0, MAX_JOB_ATTEMPTS),
             (2, json_reply({"error": "bad"}, 400), 5.0, 1),
             (2, BUSY, 0.0, 1),
         ],

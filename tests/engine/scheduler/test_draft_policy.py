@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 
 from antiphon.engine.scheduler.drafts.draft_policy import (
-    LENGTHS,
+    DRAFT_LENGTHS,
     MAX_PAUSE_STEPS,
     MIN_PAUSE_STEPS,
-    REMEASURE_AFTER_STEPS,
+    REMEASURE_DRAFTS_AFTER_STEPS,
     REMEASURED_STEPS,
     Acceptance,
     DraftPolicy,
@@ -58,7 +58,7 @@ def run_steps(policy: DraftPolicy, rates: list[float], cost_per_token: float, co
 )
 def test_length_with_the_greatest_gain_is_found(rate: float, cost_per_token: float, best: set[int]) -> None:
     lengths = run_steps(DraftPolicy(), [rate], cost_per_token, 100)
-    assert set(lengths[20:]) - {1 if best == {0} else 0} <= best | set(LENGTHS[:1] if best == {0} else ())
+    assert set(lengths[20:]) - {1 if best == {0} else 0} <= best | set(DRAFT_LENGTHS[:1] if best == {0} else ())
     assert sum(length in best for length in lengths) > 85
 
 
@@ -78,10 +78,10 @@ def test_drafts_that_cost_too_much_are_measured_again_after_each_pause() -> None
 
 
 def test_steps_without_drafts_are_measured_now_and_then() -> None:
-    lengths = run_steps(DraftPolicy(), [0.9], 0.05, 3 * (REMEASURE_AFTER_STEPS + REMEASURED_STEPS))
+    lengths = run_steps(DraftPolicy(), [0.9], 0.05, 3 * (REMEASURE_DRAFTS_AFTER_STEPS + REMEASURED_STEPS))
     assert sum(length == 0 for length in lengths) == 3 * REMEASURED_STEPS
     plain = [step for step, length in enumerate(lengths) if not length]
-    assert plain[:REMEASURED_STEPS] == [REMEASURE_AFTER_STEPS, REMEASURE_AFTER_STEPS + 1]
+    assert plain[:REMEASURED_STEPS] == [REMEASURE_DRAFTS_AFTER_STEPS, REMEASURE_DRAFTS_AFTER_STEPS + 1]
 
 
 def test_costs_depend_on_the_number_of_sequences() -> None:

@@ -11,7 +11,7 @@ from antiphon.engine.protocol import Chunk, Job
 from antiphon.engine.scheduler.drafts.ngram import (
     INITIAL_DRAFT_TOKENS,
     MAX_COOLDOWN_STEPS,
-    MAX_DRAFT_TOKENS,
+    MAX_NGRAM_DRAFT_TOKENS,
     MIN_COOLDOWN_STEPS,
     MIN_GAIN,
     Drafter,
@@ -78,9 +78,9 @@ def test_draft_length_grows_when_accepted_and_shrinks_when_rejected() -> None:
     drafter, text = Drafter(), array("i", [5] * 50)
     assert len(drafter.propose(text, 99)) == INITIAL_DRAFT_TOKENS
     drafter.update(INITIAL_DRAFT_TOKENS, INITIAL_DRAFT_TOKENS, 1.0)
-    assert len(drafter.propose(text, 99)) == MAX_DRAFT_TOKENS
+    assert len(drafter.propose(text, 99)) == MAX_NGRAM_DRAFT_TOKENS
     assert len(drafter.propose(text, 3)) == 3
-    drafter.update(MAX_DRAFT_TOKENS, 2, 1.0)
+    drafter.update(MAX_NGRAM_DRAFT_TOKENS, 2, 1.0)
     assert len(drafter.propose(text, 99)) == 3
 
 
@@ -145,7 +145,7 @@ def test_repetitive_text_takes_few_steps() -> None:
     drafted, undrafted, model = run_with_and_without_drafts(job)
     assert join_tokens(drafted) == join_tokens(undrafted)
     assert len(model.passes) < 200 / 4
-    assert max(len(chunk.tokens) for chunk in drafted) == MAX_DRAFT_TOKENS + 1
+    assert max(len(chunk.tokens) for chunk in drafted) == MAX_NGRAM_DRAFT_TOKENS + 1
 
 
 def test_text_that_never_repeats_costs_few_drafts() -> None:

@@ -7,7 +7,7 @@ from antiphon.engine.scheduler.prefill_budget import (
     MAX_STEP_SLOWDOWN,
     MIN_PREFILL_TOKENS,
     PREFILL_WEIGHT,
-    REMEASURE_AFTER_STEPS,
+    REMEASURE_PREFILL_AFTER_STEPS,
     PrefillBudget,
 )
 
@@ -119,12 +119,12 @@ def test_decoding_is_remeasured_periodically() -> None:
     budget = PrefillBudget(512)
     record_decode_steps(budget, 8, 0.1)
     budgets = []
-    for _ in range(2 * REMEASURE_AFTER_STEPS + 4):
+    for _ in range(2 * REMEASURE_PREFILL_AFTER_STEPS + 4):
         budgets.append(budget.next_budget(8, 1))
         budget.record_step(8, budgets[-1], 0.1 + 0.005 * budgets[-1])
     assert [step for step, count in enumerate(budgets) if count == 0] == [
-        *(REMEASURE_AFTER_STEPS, REMEASURE_AFTER_STEPS + 1),
-        *(2 * REMEASURE_AFTER_STEPS + 2, 2 * REMEASURE_AFTER_STEPS + 3),
+        *(REMEASURE_PREFILL_AFTER_STEPS, REMEASURE_PREFILL_AFTER_STEPS + 1),
+        *(2 * REMEASURE_PREFILL_AFTER_STEPS + 2, 2 * REMEASURE_PREFILL_AFTER_STEPS + 3),
     ]
 
 

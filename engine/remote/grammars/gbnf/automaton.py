@@ -15,7 +15,7 @@ from antiphon.engine.remote.grammars.gbnf.regular import (
 )
 from antiphon.engine.remote.grammars.gbnf.rules import RuleWriter, Symbol
 
-MAX_STATES = 3_000
+MAX_AUTOMATON_STATES = 3_000
 """States of one automaton."""
 
 
@@ -102,7 +102,7 @@ class RegularWriter:
             state = pending.pop()
             if state in transitions:
                 continue
-            if len(transitions) >= MAX_STATES:
+            if len(transitions) >= MAX_AUTOMATON_STATES:
                 raise UntranslatableError("a pattern is too large")
             is_last = shortest and self._table.is_nullable(state)
             transitions[state] = {} if is_last else self._list_transitions(state)

@@ -19,7 +19,7 @@ from antiphon.engine.remote.grammars.gbnf.regular import (
     intersect,
     invert,
 )
-from antiphon.engine.remote.grammars.gbnf.rules import EMPTY_TEXT, RuleWriter, Symbol
+from antiphon.engine.remote.grammars.gbnf.rules import EMPTY_LITERAL, RuleWriter, Symbol
 
 ANNOTATIONS = frozenset(
     "title description default examples $schema $id $comment deprecated readOnly writeOnly $defs definitions "
@@ -36,17 +36,17 @@ KEYWORDS = {
     "null": frozenset[str](),
 }
 """Keywords of each type that are implemented."""
-PLAIN: Charset = invert(((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)))
+UNESCAPED_CHARS: Charset = invert(((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)))
 """Characters that stand for themselves in a JSON string."""
 ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-FORMATS = {
+STRING_FORMATS = {
     "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])",
     "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
     "ipv4": r"((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
 }
-FORMATS["email"] = r"[A-Za-z0-9]+([._-][A-Za-z0-9]+){0,8}@[A-Za-z0-9]+([.-][A-Za-z0-9]+){0,4}\.[A-Za-z]{2,10}"
-FORMATS["date-time"] = f"{FORMATS['date']}T{FORMATS['time']}"
+STRING_FORMATS["email"] = r"[A-Za-z0-9]+([._-][A-Za-z0-9]+){0,8}@[A-Za-z0-9]+([.-][A-Za-z0-9]+){0,4}\.[A-Za-z]{2,10}"
+STRING_FORMATS["date-time"] = f"{STRING_FORMATS['date']}T{STRING_FORMATS['time']}"
 INTEGER = "-?(0|[1-9][0-9]*)"
 NUMBER = rf"{INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 MAX_SCHEMA_DEPTH = 60
@@ -162,9 +162,9 @@ class JsonSchemaWriter:
         if (pattern := schema.get("pattern")) is not None:
             parts.append(self._encode(self._read_pattern(pattern)))
         if (name := schema.get("format")) is not None:
-            if name not in FORMATS:
+            if name not in STRING_FORMATS:
                 raise UntranslatableError(f"the JSON Schema format {name}")
-            parts.append(RegexReader(self._table, FORMATS[name]).read())
+            parts.append(RegexReader(self._table, STRING_FORMATS[name]).read())
         if parts:
             # A bound of the length alone is written by its structure: an automaton would have a state for each length.
             body = parts[0] if len(parts) == 1 else self._table.both(*parts)
@@ -199,7 +199,7 @@ class JsonSchemaWriter:
             for letter, escape in ESCAPES.items()
             if any(low <= ord(letter) <= high for low, high in charset)
         ]
-        return self._table.either(self._table.chars(intersect(charset, PLAIN)), *escaped)
+        return self._table.either(self._table.chars(intersect(charset, UNESCAPED_CHARS)), *escaped)
 
     # Objects and arrays
 
@@ -210,7 +210,7 @@ class JsonSchemaWriter:
         if missing := [name for name in required if name not in properties]:
             raise UntranslatableError(f"the required property {missing[0]}, which the JSON Schema does not have")
         comma, literal = self._sign(","), self._rules.literal
-        tail, head = self._blanks, EMPTY_TEXT
+        tail, head = self._blanks, EMPTY_LITERAL
         if others is not False:
             other = (self._write_other_key(properties), *self._sign(":"), self._write(others))
             more = self._rules.repeat(self._rules.add("o", (*comma, *other)), 0, None)

@@ -30,7 +30,7 @@ TOKENS = re.compile(
 COUNT = re.compile(r"[0-9]+")
 DEFINITION = re.compile(r"[ \t]*(?:\[[^\]\n]*\][ \t]*)?:")
 """Pattern of the text after a name that begins a definition."""
-BLANKS = re.compile(r"[ \t\r\n]*")
+BLANKS_PATTERN = re.compile(r"[ \t\r\n]*")
 MAX_RULE_DEPTH = 100
 _json = json.JSONDecoder()
 
@@ -204,7 +204,7 @@ class LarkReader:
             self.position = reader.position
             self._advance()
             return LarkNode("lark", value=definitions)
-        start = BLANKS.match(self._source, self.position)
+        start = BLANKS_PATTERN.match(self._source, self.position)
         assert start is not None
         try:
             schema, self.position = _json.raw_decode(self._source, start.end())

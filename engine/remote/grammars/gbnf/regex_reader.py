@@ -18,10 +18,10 @@ from antiphon.engine.remote.grammars.gbnf.regular import (
 )
 
 DIGITS: Charset = ((0x30, 0x39),)
-BLANKS: Charset = ((0x09, 0x0D), (0x20, 0x20))
+ASCII_BLANKS: Charset = ((0x09, 0x0D), (0x20, 0x20))
 WORD: Charset = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
-ASCII_CLASSES = {"d": DIGITS, "s": BLANKS, "w": WORD}
-ALL_BLANKS = unite(BLANKS, ((0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)))
+ASCII_CLASSES = {"d": DIGITS, "s": ASCII_BLANKS, "w": WORD}
+ALL_BLANKS = unite(ASCII_BLANKS, ((0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)))
 ALL_BLANKS = unite(ALL_BLANKS, ((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)))
 CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
 QUANTIFIER = re.compile(r"(?:([*+?])|\{(\d{1,6})(,?)(\d{0,6})\})\??")

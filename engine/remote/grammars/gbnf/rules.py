@@ -23,7 +23,7 @@ class Symbol(msgspec.Struct, frozen=True):
     """True if the symbol may be left out."""
 
 
-EMPTY_TEXT = Symbol('""', may_be_empty=True)
+EMPTY_LITERAL = Symbol('""', may_be_empty=True)
 Alternative = Sequence[Symbol]
 
 
@@ -61,7 +61,7 @@ class RuleWriter:
 
     def literal(self, text: str) -> Symbol:
         """Matches this text."""
-        return Symbol(f'"{"".join(map(_escape, text))}"') if text else EMPTY_TEXT
+        return Symbol(f'"{"".join(map(_escape, text))}"') if text else EMPTY_LITERAL
 
     def charset(self, charset: Charset) -> Symbol:
         """Matches one of these characters."""
@@ -80,7 +80,7 @@ class RuleWriter:
         if (low, high) == (1, 1):
             return symbol
         if high == 0:
-            return EMPTY_TEXT
+            return EMPTY_LITERAL
         if max(low, high or 0) > MAX_REPETITIONS:
             raise UntranslatableError(f"more than {MAX_REPETITIONS} repetitions")
         item = symbol if symbol.text[-1] not in "*+?}" else self._wrap(symbol)
@@ -151,7 +151,7 @@ class RuleWriter:
 
 
 def _write_alternative(alternative: Alternative) -> str:
-    return " ".join(symbol.text for symbol in alternative if symbol != EMPTY_TEXT) or EMPTY_TEXT.text
+    return " ".join(symbol.text for symbol in alternative if symbol != EMPTY_LITERAL) or EMPTY_LITERAL.text
 
 
 def _escape(letter: str) -> str:

@@ -12,7 +12,7 @@ from antiphon.engine.remote.grammars.gbnf.regex_reader import RegexReader
 from antiphon.engine.remote.grammars.gbnf.regular import ANYTHING, UNBOUNDED, ExpressionTable
 from antiphon.engine.remote.grammars.gbnf.rules import RuleWriter, Symbol
 
-MAX_GRAMMAR_CHARS = 200_000
+MAX_GBNF_CHARS = 200_000
 MAX_TEXT_BYTES = 1 << 20
 """Size of a translated grammar."""
 
@@ -30,8 +30,8 @@ def translate_grammar(grammar: str, added_tokens: Mapping[int, str]) -> GbnfGram
     `added_tokens`: texts of the tokens that the original matches by id only. In GBNF a token matches wherever its
     text does, so that the text of the tokens which the grammar uses is excluded from patterns.
     """
-    if len(grammar) > MAX_GRAMMAR_CHARS:
-        raise UntranslatableError(f"more than {MAX_GRAMMAR_CHARS} characters")
+    if len(grammar) > MAX_GBNF_CHARS:
+        raise UntranslatableError(f"more than {MAX_GBNF_CHARS} characters")
     try:
         definitions = LarkReader(grammar).read()
         token_ids = frozenset(_list_tokens(definitions))

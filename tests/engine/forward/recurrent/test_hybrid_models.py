@@ -13,7 +13,7 @@ from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.fit.select import select_forward
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.recurrent.cache import RecurrentCache
-from antiphon.engine.forward.recurrent.forward import BLOCK_TOKENS, RecurrentForward
+from antiphon.engine.forward.recurrent.forward import MIXER_BLOCK_TOKENS, RecurrentForward
 from antiphon.engine.forward.recurrent.states import stack_rows
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.options import EngineOptions
@@ -56,28 +56,28 @@ def check_outputs(core: Core, family: str, prompts: list[list[int]]) -> list[int
 @pytest.mark.parametrize("family", HYBRID_CONFIGS)
 def test_output_equals_generate_alone_in_a_batch_and_after_reuse(family: str) -> None:
     prompts = make_hybrid_prompts(3, 140, 1, 18, 66, 20, 9, 12)
-    core = build_hybrid_core(family, max_num_seqs=8, max_batched_tokens=BLOCK_TOKENS + 8)
+    core = build_hybrid_core(family, max_num_seqs=8, max_batched_tokens=MIXER_BLOCK_TOKENS + 8)
     assert isinstance(core._forward, RecurrentForward)
     alone = generate_tokens(core, make_job(prompts[1], max_tokens=NUM_TOKENS, cache_salt="other"))
     assert alone == generate_with_hybrid(family, prompts[1], NUM_TOKENS)
     assert not any(check_outputs(core, family, prompts))
     next_turns = [prompts[1] + alone + [5, 6, 7], [*prompts[1][:-4], 8, 9], [*prompts[1][:90], 8, 9]]
-    computed = 2 * BLOCK_TOKENS if family in TREATS_GENERATED_APART else len(prompts[1]) + NUM_TOKENS - 1
+    computed = 2 * MIXER_BLOCK_TOKENS if family in TREATS_GENERATED_APART else len(prompts[1]) + NUM_TOKENS - 1
     assert check_outputs(core, family, next_turns[:1]) == [computed]
-    assert check_outputs(core, family, next_turns[1:]) == [2 * BLOCK_TOKENS, BLOCK_TOKENS]
+    assert check_outputs(core, family, next_turns[1:]) == [2 * MIXER_BLOCK_TOKENS, MIXER_BLOCK_TOKENS]
 
 
 def test_prompts_with_a_common_beginning_wait_for_it_and_share_its_snapshot() -> None:
-    (text,) = make_hybrid_prompts(3 * BLOCK_TOKENS)
-    prompts = [text[: 2 * BLOCK_TOKENS + 9] + [n + 5] * 6 for n in range(3)]
-    core = build_hybrid_core("qwen3_5_text", max_num_seqs=8, max_batched_tokens=BLOCK_TOKENS)
-    assert check_outputs(core, "qwen3_5_text", prompts) == [0, 2 * BLOCK_TOKENS, 2 * BLOCK_TOKENS]
+    (text,) = make_hybrid_prompts(3 * MIXER_BLOCK_TOKENS)
+    prompts = [text[: 2 * MIXER_BLOCK_TOKENS + 9] + [n + 5] * 6 for n in range(3)]
+    core = build_hybrid_core("qwen3_5_text", max_num_seqs=8, max_batched_tokens=MIXER_BLOCK_TOKENS)
+    assert check_outputs(core, "qwen3_5_text", prompts) == [0, 2 * MIXER_BLOCK_TOKENS, 2 * MIXER_BLOCK_TOKENS]
 
 
 @pytest.mark.parametrize("family", ["lfm2", "granitemoehybrid"])
 def test_cancelled_and_joining_jobs_do_not_change_the_others(family: str) -> None:
     prompts = make_hybrid_prompts(12, 66, 5, 30)
-    core = build_hybrid_core(family, max_num_seqs=4, max_batched_tokens=BLOCK_TOKENS)
+    core = build_hybrid_core(family, max_num_seqs=4, max_batched_tokens=MIXER_BLOCK_TOKENS)
     tokens: dict[str, list[int]] = {str(n): [] for n in range(len(prompts))}
     core.add(make_job(prompts[0], "0", max_tokens=12))
     core.add(make_job(prompts[1], "1", max_tokens=40, ignore_eos=True))
@@ -157,7 +157,7 @@ def test_states_and_snapshots_count_as_memory_of_the_cache() -> None:
     core = build_hybrid_core("granitemoehybrid", max_num_seqs=8)
     forward = core._forward
     assert isinstance(forward, RecurrentForward)
-    (prompt,) = make_hybrid_prompts(2 * BLOCK_TOKENS + 5)
+    (prompt,) = make_hybrid_prompts(2 * MIXER_BLOCK_TOKENS + 5)
     core.add(make_job(prompt, max_tokens=40, ignore_eos=True))
     core.step()
     (sequence,) = core._scheduler.running
@@ -165,7 +165,10 @@ def test_states_and_snapshots_count_as_memory_of_the_cache() -> None:
     while core.has_work:
         core.step()
     (entry,) = core._cache_manager.prefix_cache._entries
-    assert isinstance(entry.cache, RecurrentCache) and entry.cache.snapshot_lengths == [BLOCK_TOKENS, 2 * BLOCK_TOKENS]
+    assert isinstance(entry.cache, RecurrentCache) and entry.cache.snapshot_lengths == [
+        MIXER_BLOCK_TOKENS,
+        2 * MIXER_BLOCK_TOKENS,
+    ]
     state_bytes = entry.cache.states.bytes_per_sequence
     assert forward.state_tokens == 4 * -(-state_bytes // forward.bytes_per_token)
     assert core._cache_manager.prefix_cache.capacity_tokens == entry.cache.capacity + forward.state_tokens * 3 // 4

@@ -22,7 +22,7 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.fit.experts.pack import (
-    STORED_TYPES,
+    STORED_LINEAR_TYPES,
     describe_experts,
     pack_experts,
     pack_mixture,
@@ -195,7 +195,7 @@ def test_experts_from_their_stored_tensors_have_the_same_bits(
 ) -> None:
     held = copy.deepcopy(model)
     wrap_all_experts(held)
-    stored = next(module for module in held.modules() if isinstance(module, STORED_TYPES))
+    stored = next(module for module in held.modules() if isinstance(module, STORED_LINEAR_TYPES))
     packed = pack_stored_experts(stored, "int8", kernels)
     if isinstance(stored, StoredGroupedLinear):
         restored: Any = PackedGroupedLinear.restore(packed.flatten(), kernels)
@@ -212,7 +212,7 @@ def test_packing_frees_the_weights_of_each_layer_before_the_next(
 ) -> None:
     packed, alive = copy.deepcopy(model), []
     wrap_all_experts(packed)
-    stored = weakref.WeakSet(module for module in packed.modules() if isinstance(module, STORED_TYPES))
+    stored = weakref.WeakSet(module for module in packed.modules() if isinstance(module, STORED_LINEAR_TYPES))
     for kind in (PackedExperts, PackedGroupedLinear):
         monkeypatch.setattr(kind, "verify", lambda _: alive.append(len(stored)))
     count = len(stored)

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.engine.remote.transport.connection import (
     MAX_BYTES_WITHOUT_BODY,
-    MAX_ERROR_BYTES,
+    MAX_ERROR_BODY_BYTES,
     SLICE_BYTES,
     HttpConnection,
     HttpResponse,
@@ -162,9 +162,9 @@ class TestLimits:
 
     @pytest.mark.parametrize("extra", [0, 1])
     async def test_body_of_an_error_is_cut_off(self, extra: int) -> None:
-        exchange = await start_exchange(ok(b"x" * (MAX_ERROR_BYTES + extra), status=b"500 Error"))
+        exchange = await start_exchange(ok(b"x" * (MAX_ERROR_BODY_BYTES + extra), status=b"500 Error"))
         response = await exchange.finish()
-        assert (response.status, len(response.body)) == (500, MAX_ERROR_BYTES)
+        assert (response.status, len(response.body)) == (500, MAX_ERROR_BODY_BYTES)
         assert exchange.connection.is_reusable == (extra == 0)
 
     @pytest.mark.parametrize("extra", [0, 1])
