@@ -15,7 +15,7 @@ from antiphon.app.encoders.pairs import read_rerank_request, read_score_request
 from antiphon.app.encoders.replies import embeddings_body, rerank_body, score_body
 from antiphon.app.errors import report_engine_errors
 from antiphon.app.http.body_parsing import parse_body, run_parser
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.models.status import blocked_reason
 from antiphon.app.registry.model_registry import ModelRegistry
@@ -27,7 +27,7 @@ from antiphon.engine.embeddings.repository import EncoderKind
 T = TypeVar("T")
 
 
-@endpoint(Endpoint("POST", "/v1/embeddings", body=EmbeddingsBody, counts=True, batch=True))
+@endpoint("POST", "/v1/embeddings", body=EmbeddingsBody, counts=True, batch=True)
 async def create_embeddings(request: AnyRequest) -> Response[Any]:
     """Returns a vector for each input."""
     body, parsed = await _read_request(request, "embedding", read_embeddings_request)
@@ -36,7 +36,7 @@ async def create_embeddings(request: AnyRequest) -> Response[Any]:
     return json_reply(await embeddings_body(result, parsed.model.names[0], as_base64=as_base64))
 
 
-@endpoint(Endpoint("POST", "/v1/rerank", aliases=("/rerank", "/v2/rerank"), body=RerankBody, counts=True))
+@endpoint("POST", "/v1/rerank", aliases=("/rerank", "/v2/rerank"), body=RerankBody, counts=True)
 async def rerank_documents(request: AnyRequest) -> Response[Any]:
     """Returns documents in the order of their relevance to a query."""
     body, (parsed, texts) = await _read_request(request, "rerank", read_rerank_request)
@@ -46,7 +46,7 @@ async def rerank_documents(request: AnyRequest) -> Response[Any]:
     return json_reply(rerank_body(result, parsed.model.names[0], request_id, shown, body.get("top_n") or 0))
 
 
-@endpoint(Endpoint("POST", "/v1/score", aliases=("/score",), body=ScoreBody, counts=True))
+@endpoint("POST", "/v1/score", aliases=("/score",), body=ScoreBody, counts=True)
 async def score_pairs(request: AnyRequest) -> Response[Any]:
     """Returns a score for each pair of texts."""
     _, parsed = await _read_request(request, "rerank", read_score_request)

@@ -7,14 +7,12 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import missing_field
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.fields.adapters import LoadAdapterBody, UnloadAdapterBody
 
 
-@endpoint(
-    Endpoint("POST", "/v1/load_lora_adapter", body=LoadAdapterBody, audit="load_adapter", media_types=("text/plain",))
-)
+@endpoint("POST", "/v1/load_lora_adapter", body=LoadAdapterBody, audit="load_adapter", media_types=("text/plain",))
 async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Loads an adapter from a folder of `--lora-dir`. Requires `--allow-lora-updates`."""
     body = decode_body(LoadAdapterBody, await parse_body(await request.body()))
@@ -25,9 +23,7 @@ async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
 
 
 @endpoint(
-    Endpoint(
-        "POST", "/v1/unload_lora_adapter", body=UnloadAdapterBody, audit="unload_adapter", media_types=("text/plain",)
-    )
+    "POST", "/v1/unload_lora_adapter", body=UnloadAdapterBody, audit="unload_adapter", media_types=("text/plain",)
 )
 async def unload_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Unloads an adapter. Turns that use it run to their end. Requires `--allow-lora-updates`."""

@@ -9,7 +9,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, endpoint_table, request_owner, request_query, server_context
 from antiphon.app.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.batches import batch_body
 from antiphon.app.projections.item_lists import build_list
@@ -37,7 +37,7 @@ async def prepare_batches(request: AnyRequest) -> None:
     await prepare_read(request)
 
 
-@endpoint(Endpoint("POST", "/v1/batches", body=BatchBody, prepare=prepare_batches))
+@endpoint("POST", "/v1/batches", body=BatchBody, prepare=prepare_batches)
 async def create_batch(request: AnyRequest) -> Response[Any]:
     """Starts a batch: every line of its input file is a request to one endpoint."""
     context, owner = server_context(request), request_owner(request)
@@ -70,7 +70,7 @@ async def create_batch(request: AnyRequest) -> Response[Any]:
     return json_reply(batch_body(batch))
 
 
-@endpoint(Endpoint("GET", "/v1/batches", query=BatchesQuery, prepare=prepare_batches))
+@endpoint("GET", "/v1/batches", query=BatchesQuery, prepare=prepare_batches)
 async def list_batches(request: AnyRequest) -> Response[Any]:
     """Lists batches, latest first."""
     store, owner = server_context(request).store, request_owner(request)
@@ -84,13 +84,13 @@ async def list_batches(request: AnyRequest) -> Response[Any]:
     return json_reply(build_list([batch_body(batch) for batch in batches[:limit]], has_more=len(batches) > limit))
 
 
-@endpoint(Endpoint("GET", "/v1/batches/{batch_id}", prepare=prepare_batches))
+@endpoint("GET", "/v1/batches/{batch_id}", prepare=prepare_batches)
 async def retrieve_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[Any]:
     """Returns a batch as it is now."""
     return json_reply(batch_body(await _require_batch(request, batch_id)))
 
 
-@endpoint(Endpoint("POST", "/v1/batches/{batch_id}/cancel", prepare=prepare_batches))
+@endpoint("POST", "/v1/batches/{batch_id}/cancel", prepare=prepare_batches)
 async def cancel_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[Any]:
     """Cancels a batch. Lines that have a result keep it. A batch that has ended is returned unchanged."""
     context, batch = server_context(request), await _require_batch(request, batch_id)

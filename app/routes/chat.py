@@ -6,7 +6,7 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.chat.schema import ChatCompletion
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
@@ -16,7 +16,7 @@ from antiphon.app.route_helpers.engine_ready import wait_until_ready
 from antiphon.app.route_helpers.http_replies import final_reply, json_reply, start_turns, stream_reply
 
 
-@endpoint(Endpoint("POST", "/v1/chat/completions", body=ChatBody, starts="chat", batch=True, reply=ChatCompletion))
+@endpoint("POST", "/v1/chat/completions", body=ChatBody, starts="chat", batch=True, reply=ChatCompletion)
 async def create_chat_completion(request: AnyRequest) -> Response[Any]:
     """Generates the next message of a chat, in one or more choices, and returns it as a stream or in one piece."""
     context = server_context(request)

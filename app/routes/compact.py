@@ -7,7 +7,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.errors import SERVER_ERROR, ApiError
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.requests.fields import decode_body
 from antiphon.app.requests.responses.body import CompactBody
@@ -23,7 +23,7 @@ from antiphon.events.inputs import InputMessage
 from antiphon.events.response import Response as ResponseObject
 
 
-@endpoint(Endpoint("POST", "/v1/responses/compact", body=CompactBody, starts="compact"))
+@endpoint("POST", "/v1/responses/compact", body=CompactBody, starts="compact")
 async def compact_conversation(request: AnyRequest) -> Response[Any]:
     """Returns items that the client sends in place of the compacted conversation. Nothing is stored."""
     context, body = server_context(request), await parse_body(await request.body())

@@ -6,7 +6,7 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.http.body_parsing import parse_body, run_parser
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.completions.schema import TextCompletion
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
@@ -16,9 +16,7 @@ from antiphon.app.route_helpers.engine_ready import wait_until_ready
 from antiphon.app.route_helpers.http_replies import final_reply, json_reply, start_prompts, stream_reply
 
 
-@endpoint(
-    Endpoint("POST", "/v1/completions", body=TextCompletionBody, starts="completions", batch=True, reply=TextCompletion)
-)
+@endpoint("POST", "/v1/completions", body=TextCompletionBody, starts="completions", batch=True, reply=TextCompletion)
 async def create_completion(request: AnyRequest) -> Response[Any]:
     """Continues one or more raw prompts, and returns the texts as a stream or in one piece."""
     context = server_context(request)

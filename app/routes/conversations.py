@@ -10,7 +10,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
 from antiphon.app.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.body_parsing import parse_body, run_parser
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.requests.fields import AnyBody, decode_body
 from antiphon.app.requests.fields.checks import require_value
@@ -33,7 +33,7 @@ from antiphon.events.inputs import AnyInput
 from antiphon.harmony.prompt.hosted_items import find_newest_answers
 
 
-@endpoint(Endpoint("POST", "/v1/conversations", body=NewConversationBody, prepare=prepare_read))
+@endpoint("POST", "/v1/conversations", body=NewConversationBody, prepare=prepare_read)
 async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
     context, body = server_context(request), await _read_body(request, NewConversationBody)
@@ -46,13 +46,13 @@ async def create_conversation(request: AnyRequest) -> Response[Any]:
     return _conversation_json(conversation)
 
 
-@endpoint(Endpoint("GET", "/v1/conversations/{conversation_id}", prepare=prepare_read))
+@endpoint("GET", "/v1/conversations/{conversation_id}", prepare=prepare_read)
 async def retrieve_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Returns a conversation without its items."""
     return _conversation_json(_find_conversation(request, conversation_id))
 
 
-@endpoint(Endpoint("POST", "/v1/conversations/{conversation_id}", body=ConversationBody, prepare=prepare_read))
+@endpoint("POST", "/v1/conversations/{conversation_id}", body=ConversationBody, prepare=prepare_read)
 async def update_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a conversation."""
     conversation, body = (
@@ -66,7 +66,7 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
     return _conversation_json(msgspec.structs.replace(conversation, metadata=metadata))
 
 
-@endpoint(Endpoint("DELETE", "/v1/conversations/{conversation_id}", prepare=prepare_read))
+@endpoint("DELETE", "/v1/conversations/{conversation_id}", prepare=prepare_read)
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Deletes a conversation and its items, but not its responses."""
     conversation, owner = _find_conversation(request, conversation_id), request_owner(request)
@@ -77,9 +77,7 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
 
 
 @endpoint(
-    Endpoint(
-        "POST", "/v1/conversations/{conversation_id}/items", body=NewItemsBody, query=IncludeQuery, prepare=prepare_read
-    )
+    "POST", "/v1/conversations/{conversation_id}/items", body=NewItemsBody, query=IncludeQuery, prepare=prepare_read
 )
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
@@ -93,7 +91,7 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     )
 
 
-@endpoint(Endpoint("GET", "/v1/conversations/{conversation_id}/items", query=ItemPageQuery, prepare=prepare_read))
+@endpoint("GET", "/v1/conversations/{conversation_id}/items", query=ItemPageQuery, prepare=prepare_read)
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
     conversation, query = _find_conversation(request, conversation_id), request_query(request, ItemPageQuery)
@@ -106,9 +104,7 @@ async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Res
     return await listed_page_reply(request, page.items, query.include, has_more=page.has_more)
 
 
-@endpoint(
-    Endpoint("GET", "/v1/conversations/{conversation_id}/items/{item_id}", query=IncludeQuery, prepare=prepare_read)
-)
+@endpoint("GET", "/v1/conversations/{conversation_id}/items/{item_id}", query=IncludeQuery, prepare=prepare_read)
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Returns an item of a conversation."""
     include = request_query(request, IncludeQuery).include
@@ -119,7 +115,7 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
     return await item_reply(request, item, include)
 
 
-@endpoint(Endpoint("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", prepare=prepare_read))
+@endpoint("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", prepare=prepare_read)
 async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Deletes an item and returns the conversation."""
     conversation, owner = _find_conversation(request, conversation_id), request_owner(request)

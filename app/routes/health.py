@@ -6,7 +6,7 @@ from typing import Any
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
-from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
+from antiphon.app.http.endpoints.endpoint import Key, endpoint
 from antiphon.app.models.status import loaded_info
 from antiphon.app.registry.model_registry import NamedModel
 from antiphon.app.requests.query_fields import AnyQuery
@@ -15,24 +15,20 @@ from antiphon.app.route_helpers.http_replies import json_reply
 from antiphon.engine.fallbacks import list_kinds
 
 
-@endpoint(Endpoint("GET", "/health", query=AnyQuery, key=Key.NONE, traced=False))
+@endpoint("GET", "/health", query=AnyQuery, key=Key.NONE, traced=False)
 async def get_health() -> Response[Any]:
     """Returns 200 as long as the event loop runs."""
     return json_reply(b'{"status":"ok"}')
 
 
-@endpoint(
-    Endpoint(
-        "GET", "/metrics", query=AnyQuery, traced=False, media_types=("text/plain", "application/openmetrics-text")
-    )
-)
+@endpoint("GET", "/metrics", query=AnyQuery, traced=False, media_types=("text/plain", "application/openmetrics-text"))
 async def get_metrics(request: AnyRequest) -> Response[Any]:
     """Returns all metrics in the text format of Prometheus, or as OpenMetrics to clients that accept it."""
     page, media_type = server_context(request).metrics.render_page(request.headers.get("accept", ""))
     return Response(page, media_type=media_type)
 
 
-@endpoint(Endpoint("GET", "/ready", query=AnyQuery, key=Key.NONE, traced=False))
+@endpoint("GET", "/ready", query=AnyQuery, key=Key.NONE, traced=False)
 async def get_ready(request: AnyRequest) -> Response[Any]:
     """Returns 200, with the models that are not ready beside others and the fallbacks of all, or 503 with the reason.
 

@@ -8,7 +8,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.errors import ApiError, invalid_value
 from antiphon.app.http.body_parsing import parse_body, run_parser
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.messages.schema import AnthropicMessage
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
@@ -35,15 +35,13 @@ CLAUDE_CODE = "claude-cli/"
 
 
 @endpoint(
-    Endpoint(
-        "POST",
-        "/v1/messages",
-        body=MessagesBody,
-        query=BetaQuery,
-        starts="messages",
-        shape="anthropic",
-        reply=AnthropicMessage,
-    )
+    "POST",
+    "/v1/messages",
+    body=MessagesBody,
+    query=BetaQuery,
+    starts="messages",
+    shape="anthropic",
+    reply=AnthropicMessage,
 )
 async def create_message(request: AnyRequest) -> Response[Any]:
     """Generates the next message of a conversation, and returns it as a stream or in one piece."""
@@ -60,7 +58,7 @@ async def create_message(request: AnyRequest) -> Response[Any]:
     return _name_dropped(reply, parsed.form)
 
 
-@endpoint(Endpoint("POST", "/v1/messages/count_tokens", body=CountTokensBody, query=BetaQuery, shape="anthropic"))
+@endpoint("POST", "/v1/messages/count_tokens", body=CountTokensBody, query=BetaQuery, shape="anthropic")
 async def count_message_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of tokens in the prompt of a request. Nothing is generated."""
     parsed = await _read_request(request, count_only=True)

@@ -8,7 +8,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_models, server_context
 from antiphon.app.errors import ANTHROPIC_HEADER, ApiError, clip_text
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.projections.codex_models import codex_model
 from antiphon.app.projections.models import anthropic_model, context_length, ollama_model, ollama_tag, openai_model
 from antiphon.app.registry.model_registry import ModelRegistry
@@ -27,7 +27,7 @@ class ModelsQuery(BetaQuery, frozen=True, kw_only=True):
     """Version of Codex, which sends it. Changes nothing."""
 
 
-@endpoint(Endpoint("GET", "/v1/models", query=ModelsQuery, shape="by_header"))
+@endpoint("GET", "/v1/models", query=ModelsQuery, shape="by_header")
 async def list_models(request: AnyRequest) -> Response[Any]:
     """Lists all models, with an entry for each alias, because clients look for the name that they will request.
 
@@ -55,7 +55,7 @@ def _anthropic_page(models: ModelRegistry) -> dict[str, Any]:
     return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
 
 
-@endpoint(Endpoint("GET", "/v1/models/{name:path}", query=BetaQuery, shape="by_header"))
+@endpoint("GET", "/v1/models/{name:path}", query=BetaQuery, shape="by_header")
 async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[Any]:
     """Returns one model. The name is a path parameter because hub ids contain a slash."""
     name = name.removeprefix("/")
@@ -69,20 +69,20 @@ async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[A
     return json_reply(openai_model(name, model, context.settings))
 
 
-@endpoint(Endpoint("GET", "/api/version", shape="ollama"))
+@endpoint("GET", "/api/version", shape="ollama")
 async def get_version() -> Response[Any]:
     """Returns the Ollama version, which `codex --oss` requests first."""
     return json_reply({"version": OLLAMA_VERSION})
 
 
-@endpoint(Endpoint("GET", "/api/tags", shape="ollama"))
+@endpoint("GET", "/api/tags", shape="ollama")
 async def list_ollama_tags(request: AnyRequest) -> Response[Any]:
     """Lists the models in Ollama's format."""
     models = [ollama_tag(name, model) for name, model in request_models(request)]
     return json_reply({"models": models})
 
 
-@endpoint(Endpoint("POST", "/api/show", shape="ollama"))
+@endpoint("POST", "/api/show", shape="ollama")
 async def show_ollama_model(request: AnyRequest) -> Response[Any]:
     """Describes the model that `model`, or `name` in older clients, names."""
     body = await parse_body(await request.body())

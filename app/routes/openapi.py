@@ -9,12 +9,12 @@ from litestar import Litestar
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
-from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
+from antiphon.app.http.endpoints.endpoint import Key, endpoint
 from antiphon.app.openapi.document import build_document
 from antiphon.app.route_helpers.http_replies import json_reply
 
 
-@endpoint(Endpoint("GET", "/openapi.json", key=Key.NONE, traced=False))
+@endpoint("GET", "/openapi.json", key=Key.NONE, traced=False)
 async def get_openapi_document(request: AnyRequest) -> Response[Any]:
     """Returns the OpenAPI document of this server."""
     needs_key = server_context(request).settings.requires_key

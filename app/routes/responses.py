@@ -10,7 +10,7 @@ from msgspec import Meta
 from antiphon.app.context import AnyRequest, request_models, request_owner, request_query, server_context
 from antiphon.app.errors import ApiError, clip_text, not_found
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.projections.included_outputs import shown_response
@@ -53,7 +53,7 @@ class ResumeQuery(IncludeQuery, frozen=True, kw_only=True):
     """With `stream`: the last event that is known already."""
 
 
-@endpoint(Endpoint("POST", "/v1/responses", body=ResponsesBody, starts="responses", batch=True, reply=ResponseObject))
+@endpoint("POST", "/v1/responses", body=ResponsesBody, starts="responses", batch=True, reply=ResponseObject)
 async def create_response(request: AnyRequest) -> Response[Any]:
     """Runs one turn of a model. Returns it as a stream or in one piece; a background turn, before it has run."""
     context, parsed = server_context(request), await _read_request(request)
@@ -66,7 +66,7 @@ async def create_response(request: AnyRequest) -> Response[Any]:
     return json_reply(await final_reply(request, responses.final_response(logs[0], form.include), logs))
 
 
-@endpoint(Endpoint("POST", "/v1/responses/input_tokens", body=ResponsesBody))
+@endpoint("POST", "/v1/responses/input_tokens", body=ResponsesBody)
 async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of input tokens of a Responses request. Nothing is generated or stored."""
     parsed = await _read_request(request, generates=False)
@@ -77,9 +77,7 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
 
 
 @endpoint(
-    Endpoint(
-        "GET", "/v1/responses/{response_id}", query=ResumeQuery, head=False, prepare=prepare_read, reply=ResponseObject
-    )
+    "GET", "/v1/responses/{response_id}", query=ResumeQuery, head=False, prepare=prepare_read, reply=ResponseObject
 )
 async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Returns a stored response as it is now or, with `stream=true`, streams its events after `starting_after`."""
@@ -91,7 +89,7 @@ async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> 
     return stream_reply(responses.ResponsesStream(log, start, form), server_context(request))
 
 
-@endpoint(Endpoint("DELETE", "/v1/responses/{response_id}", prepare=prepare_read))
+@endpoint("DELETE", "/v1/responses/{response_id}", prepare=prepare_read)
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored response. A background response that is still running is cancelled."""
     context, log = server_context(request), await _find_log(request, response_id)
@@ -102,7 +100,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     return json_reply({"id": log.id, "object": "response", "deleted": True})
 
 
-@endpoint(Endpoint("POST", "/v1/responses/{response_id}/cancel", prepare=prepare_read, reply=ResponseObject))
+@endpoint("POST", "/v1/responses/{response_id}/cancel", prepare=prepare_read, reply=ResponseObject)
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Cancels a background response and returns it; a response that has ended is returned unchanged.
 
@@ -123,9 +121,7 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
         raise ApiError(503, "cancel_pending", CANCEL_PENDING_MESSAGE, headers=(("retry-after", "1"),)) from None
 
 
-@endpoint(
-    Endpoint("GET", "/v1/responses/{response_id}/input_items", query=ItemPageQuery, head=False, prepare=prepare_read)
-)
+@endpoint("GET", "/v1/responses/{response_id}/input_items", query=ItemPageQuery, head=False, prepare=prepare_read)
 async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Lists the input items of a stored response, latest first by default."""
     log = await _find_log(request, response_id)

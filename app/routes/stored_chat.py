@@ -10,7 +10,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
 from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.projections.chat.stored import stored_completion, stored_messages
 from antiphon.app.projections.chat.stream import chat_id
 from antiphon.app.projections.item_lists import build_list
@@ -25,7 +25,7 @@ from antiphon.app.route_helpers.stored_reads import prepare_read
 from antiphon.app.store.base import StoredCompletion
 
 
-@endpoint(Endpoint("GET", "/v1/chat/completions", query=CompletionsQuery, prepare=prepare_read))
+@endpoint("GET", "/v1/chat/completions", query=CompletionsQuery, prepare=prepare_read)
 async def list_completions(request: AnyRequest) -> Response[Any]:
     """Lists the stored completions that have the `model` and `metadata` of the query, earliest first by default."""
     store, owner = server_context(request).store, request_owner(request)
@@ -48,14 +48,14 @@ async def list_completions(request: AnyRequest) -> Response[Any]:
     return json_reply(build_list(data[: query.limit], has_more=len(data) > query.limit))
 
 
-@endpoint(Endpoint("GET", "/v1/chat/completions/{completion_id}", prepare=prepare_read))
+@endpoint("GET", "/v1/chat/completions/{completion_id}", prepare=prepare_read)
 async def retrieve_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Returns a stored completion."""
     _, found = await _find_completion(request, completion_id)
     return json_reply(found)
 
 
-@endpoint(Endpoint("POST", "/v1/chat/completions/{completion_id}", body=StoredCompletionBody, prepare=prepare_read))
+@endpoint("POST", "/v1/chat/completions/{completion_id}", body=StoredCompletionBody, prepare=prepare_read)
 async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a stored completion."""
     completion, found = await _find_completion(request, completion_id)
@@ -69,7 +69,7 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
     return json_reply({**found, "metadata": metadata})
 
 
-@endpoint(Endpoint("DELETE", "/v1/chat/completions/{completion_id}", prepare=prepare_read))
+@endpoint("DELETE", "/v1/chat/completions/{completion_id}", prepare=prepare_read)
 async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored completion with all its choices and its messages."""
     completion, _ = await _find_completion(request, completion_id)
@@ -80,7 +80,7 @@ async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -
     return json_reply({"id": chat_id(completion.id), "object": "chat.completion.deleted", "deleted": True})
 
 
-@endpoint(Endpoint("GET", "/v1/chat/completions/{completion_id}/messages", query=PageQuery, prepare=prepare_read))
+@endpoint("GET", "/v1/chat/completions/{completion_id}/messages", query=PageQuery, prepare=prepare_read)
 async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Lists the messages that the client sent for a stored completion, earliest first by default."""
     completion, _ = await _find_completion(request, completion_id)

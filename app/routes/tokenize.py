@@ -10,7 +10,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_models, request_owner, server_context
 from antiphon.app.errors import ApiError, invalid_value, missing_field, report_engine_errors
 from antiphon.app.http.body_parsing import parse_body, run_parser
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry, NamedModel, ServedModel
 from antiphon.app.requests.chat.body import CHAT_PROMPT_FIELDS, ChatBody, DetokenizeBody, TokenizeBody
@@ -28,7 +28,7 @@ _CPU_LIMIT_S = TurnTimeouts().render_cpu_limit_s
 _SHARED_NAMES = set(TokenizeBody.__struct_fields__) & set(ChatBody.__struct_fields__)
 
 
-@endpoint(Endpoint("POST", "/tokenize", body=TokenizeBody))
+@endpoint("POST", "/tokenize", body=TokenizeBody)
 async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     """Returns the token ids of a text, or of the prompt for a chat."""
     models, sent = request_models(request), await parse_body(await request.body())
@@ -56,7 +56,7 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     return json_reply({**reply, "token_strs": texts})
 
 
-@endpoint(Endpoint("POST", "/detokenize", body=DetokenizeBody))
+@endpoint("POST", "/detokenize", body=DetokenizeBody)
 async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the text of token ids, control tokens included."""
     models, sent = request_models(request), await parse_body(await request.body())
@@ -78,13 +78,13 @@ async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     return json_reply({"prompt": text})
 
 
-@endpoint(Endpoint("GET", "/version"))
+@endpoint("GET", "/version")
 async def get_server_version() -> Response[Any]:
     """Returns the version of this server."""
     return json_reply({"version": version("antiphon")})
 
 
-@endpoint(Endpoint("GET", "/load"))
+@endpoint("GET", "/load")
 async def get_server_load(request: AnyRequest) -> Response[Any]:
     """Returns the number of turns and encoder jobs that have started and not ended."""
     context = server_context(request)

@@ -7,7 +7,7 @@ the documentation read declarations; none of them compares paths.
 import enum
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from msgspec import Struct
 
@@ -108,17 +108,30 @@ UNKNOWN_ENDPOINT = Endpoint("GET", "")
 """Rights and shape of requests to paths that no endpoint has: their 404 needs a key, too."""
 
 
-def endpoint(declared: Endpoint) -> Callable[[Callable[..., Any]], "HTTPRouteHandler"]:
-    """Declares the decorated function to be the handler of an endpoint. Its replies have the status 200."""
-    from litestar.handlers import HTTPRouteHandler  # noqa: PLC0415  fast start of the command line
+Fields = ParamSpec("Fields")
 
-    return HTTPRouteHandler(
-        [re.sub(r"{(\w+)}", r"{\1:str}", path) for path in declared.paths],
-        http_method=declared.method,  # type: ignore[arg-type]  # a WebSocket has no handler of Litestar
-        status_code=200,
-        before_request=declared.prepare,
-        opt={OPTION: declared},
-    )
+
+def _declare_with(
+    create: Callable[Fields, Endpoint],
+) -> Callable[Fields, Callable[[Callable[..., Any]], "HTTPRouteHandler"]]:
+    def declare(*args: Fields.args, **fields: Fields.kwargs) -> Callable[[Callable[..., Any]], "HTTPRouteHandler"]:
+        from litestar.handlers import HTTPRouteHandler  # noqa: PLC0415  fast start of the command line
+
+        declared = create(*args, **fields)
+        return HTTPRouteHandler(
+            [re.sub(r"{(\w+)}", r"{\1:str}", path) for path in declared.paths],
+            http_method=declared.method,  # type: ignore[arg-type]  # a WebSocket has no handler of Litestar
+            status_code=200,
+            before_request=declared.prepare,
+            opt={OPTION: declared},
+        )
+
+    return declare
+
+
+endpoint = _declare_with(Endpoint)
+"""Declares the decorated function to be the handler of an endpoint: it takes the fields of `Endpoint`. Replies have the
+status 200."""
 
 
 def declared_endpoint(handler: Any) -> Endpoint | None:

@@ -13,7 +13,7 @@ from litestar.response import Response, Stream
 from antiphon.app.batches.stored_files import FileWriter, new_file_id, read_pieces
 from antiphon.app.context import AnyRequest, request_owner, request_query, server_context
 from antiphon.app.errors import ANTHROPIC_HEADER, NO_RETRY, ApiError, clip_text, invalid_value, not_found
-from antiphon.app.http.endpoints.endpoint import Endpoint, Form, endpoint
+from antiphon.app.http.endpoints.endpoint import Form, endpoint
 from antiphon.app.projections.files import anthropic_file_body, anthropic_file_id, file_body
 from antiphon.app.projections.item_lists import build_list
 from antiphon.app.requests.batches.body import MAX_BATCH_FILE_BYTES, read_file_id
@@ -34,9 +34,7 @@ from antiphon.app.turn_types.ids import new_id
 
 
 @endpoint(
-    Endpoint(
-        "POST", "/v1/files", body=Form(MAX_BATCH_FILE_BYTES), query=BetaQuery, shape="by_header", prepare=prepare_read
-    )
+    "POST", "/v1/files", body=Form(MAX_BATCH_FILE_BYTES), query=BetaQuery, shape="by_header", prepare=prepare_read
 )
 async def upload_file(request: AnyRequest) -> Response[Any]:
     """Stores a file: a multipart form with the fields "file", "purpose" and, optionally, "expires_after".
@@ -62,14 +60,7 @@ async def upload_file(request: AnyRequest) -> Response[Any]:
 
 
 @endpoint(
-    Endpoint(
-        "GET",
-        "/v1/files",
-        query=FilesQuery,
-        anthropic_query=AnthropicFilesQuery,
-        shape="by_header",
-        prepare=prepare_read,
-    )
+    "GET", "/v1/files", query=FilesQuery, anthropic_query=AnthropicFilesQuery, shape="by_header", prepare=prepare_read
 )
 async def list_files(request: AnyRequest) -> Response[Any]:
     """Lists files, latest first by default."""
@@ -83,21 +74,19 @@ async def list_files(request: AnyRequest) -> Response[Any]:
     return json_reply(build_list([file_body(file) for file in files[:limit]], has_more=len(files) > limit))
 
 
-@endpoint(Endpoint("GET", "/v1/files/{file_id}", query=BetaQuery, shape="by_header", prepare=prepare_read))
+@endpoint("GET", "/v1/files/{file_id}", query=BetaQuery, shape="by_header", prepare=prepare_read)
 async def retrieve_file(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Returns a file without its content."""
     return _file_reply(request, await _require_file(request, file_id))
 
 
 @endpoint(
-    Endpoint(
-        "GET",
-        "/v1/files/{file_id}/content",
-        query=BetaQuery,
-        shape="by_header",
-        prepare=prepare_read,
-        media_types=("application/octet-stream",),
-    )
+    "GET",
+    "/v1/files/{file_id}/content",
+    query=BetaQuery,
+    shape="by_header",
+    prepare=prepare_read,
+    media_types=("application/octet-stream",),
 )
 async def retrieve_content(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Returns the content of a file."""
@@ -107,7 +96,7 @@ async def retrieve_content(request: AnyRequest, file_id: FromPath[str]) -> Respo
     return Stream(content, media_type="application/octet-stream", headers=headers)
 
 
-@endpoint(Endpoint("DELETE", "/v1/files/{file_id}", query=BetaQuery, shape="by_header", prepare=prepare_read))
+@endpoint("DELETE", "/v1/files/{file_id}", query=BetaQuery, shape="by_header", prepare=prepare_read)
 async def delete_file(request: AnyRequest, file_id: FromPath[str]) -> Response[Any]:
     """Deletes a file, unless a batch reads it."""
     store, file = server_context(request).store, await _require_file(request, file_id)

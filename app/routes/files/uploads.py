@@ -13,7 +13,7 @@ from antiphon.app.batches.stored_files import FileGoneError, FileWriter, new_fil
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import ApiError, clip_text, invalid_value, not_found
 from antiphon.app.http.body_parsing import parse_body
-from antiphon.app.http.endpoints.endpoint import Endpoint, Form, endpoint
+from antiphon.app.http.endpoints.endpoint import Form, endpoint
 from antiphon.app.projections.files import DEFAULT_MEDIA_TYPE, part_body, upload_body
 from antiphon.app.requests.batches.body import (
     BATCH_FILE_LIFETIME_S,
@@ -40,7 +40,7 @@ MAX_KEPT_UPLOADS = 10_000
 """Uploads of an owner that are known. One is forgotten a day after it could take its last part."""
 
 
-@endpoint(Endpoint("POST", "/v1/uploads", body=NewUploadBody, prepare=prepare_read))
+@endpoint("POST", "/v1/uploads", body=NewUploadBody, prepare=prepare_read)
 async def create_upload(request: AnyRequest) -> Response[Any]:
     """Begins a file that arrives in parts, within an hour."""
     context, owner = server_context(request), request_owner(request)
@@ -66,7 +66,7 @@ async def create_upload(request: AnyRequest) -> Response[Any]:
     return json_reply(upload_body(upload, now))
 
 
-@endpoint(Endpoint("POST", "/v1/uploads/{upload_id}/parts", body=Form(), prepare=prepare_read))
+@endpoint("POST", "/v1/uploads/{upload_id}/parts", body=Form(), prepare=prepare_read)
 async def add_upload_part(request: AnyRequest, upload_id: FromPath[str]) -> Response[Any]:
     """Stores a part of an upload: a multipart form with the field "data"."""
     context, owner = server_context(request), request_owner(request)
@@ -93,7 +93,7 @@ async def add_upload_part(request: AnyRequest, upload_id: FromPath[str]) -> Resp
     return json_reply(part_body(part))
 
 
-@endpoint(Endpoint("POST", "/v1/uploads/{upload_id}/complete", body=CompleteUploadBody, prepare=prepare_read))
+@endpoint("POST", "/v1/uploads/{upload_id}/complete", body=CompleteUploadBody, prepare=prepare_read)
 async def complete_upload(request: AnyRequest, upload_id: FromPath[str]) -> Response[Any]:
     """Makes a file of the parts of an upload. A repeated request gets the same reply."""
     context, owner = server_context(request), request_owner(request)
@@ -128,7 +128,7 @@ async def complete_upload(request: AnyRequest, upload_id: FromPath[str]) -> Resp
     return json_reply(upload_body(ended, now))
 
 
-@endpoint(Endpoint("POST", "/v1/uploads/{upload_id}/cancel", prepare=prepare_read))
+@endpoint("POST", "/v1/uploads/{upload_id}/cancel", prepare=prepare_read)
 async def cancel_upload(request: AnyRequest, upload_id: FromPath[str]) -> Response[Any]:
     """Ends an upload without a file, and deletes its parts. A repeated request gets the same reply."""
     context, owner = server_context(request), request_owner(request)

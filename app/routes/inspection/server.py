@@ -13,7 +13,7 @@ from litestar.params import FromPath
 from litestar.response import Response, Stream
 
 from antiphon.app.context import AnyRequest, ServerContext, request_owner, server_context
-from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
+from antiphon.app.http.endpoints.endpoint import Key, endpoint
 from antiphon.app.inspection.process_memory import read_resident_bytes
 from antiphon.app.inspection.record import TurnRecord
 from antiphon.app.inspection.server_figures import decode_figures
@@ -45,7 +45,7 @@ FRAME_INTERVAL_S = 1.0
 """Time between two frames of the live view."""
 
 
-@endpoint(Endpoint("GET", "/v1/inspect", key=Key.INSPECTION))
+@endpoint("GET", "/v1/inspect", key=Key.INSPECTION)
 async def describe_inspection(request: AnyRequest) -> Response[bytes]:
     """Returns what this server records, and where to find it."""
     context = server_context(request)
@@ -63,13 +63,13 @@ async def describe_inspection(request: AnyRequest) -> Response[bytes]:
     )
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/table", key=Key.INSPECTION))
+@endpoint("GET", "/v1/inspect/table", key=Key.INSPECTION)
 async def retrieve_table() -> Response[bytes]:
     """Returns the states, inputs and cells of the state machine."""
     return json_page(build_table())
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/servers", key=Key.INSPECTION))
+@endpoint("GET", "/v1/inspect/servers", key=Key.INSPECTION)
 async def list_servers(request: AnyRequest) -> Response[bytes]:
     """Lists the servers of the store with the figures of their latest heartbeats: this one, the others alive, the dead.
 
@@ -95,7 +95,7 @@ def _describe_server(store: ResponseStore, name: str, age_s: float, data: str) -
     }
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/findings", key=Key.INSPECTION))
+@endpoint("GET", "/v1/inspect/turns/{turn_id}/findings", key=Key.INSPECTION)
 async def list_findings(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Checks the events of a turn as `antiphon check` would, and whether its tokens give them."""
     turn = await find_turn(request, turn_id)
@@ -143,7 +143,7 @@ def _describe(finding: Finding) -> dict[str, Any]:
     }
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/live", key=Key.INSPECTION, media_types=("text/event-stream",)))
+@endpoint("GET", "/v1/inspect/live", key=Key.INSPECTION, media_types=("text/event-stream",))
 async def watch_live(request: AnyRequest) -> Stream:
     """Streams the running turns of the owner and the figures of the engines, one frame a second."""
     headers = {**HEADERS, "x-accel-buffering": "no"}

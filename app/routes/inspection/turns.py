@@ -9,7 +9,7 @@ from litestar.response import Response, Stream
 
 from antiphon.app.context import AnyRequest, endpoint_table, request_owner, request_query, server_context
 from antiphon.app.errors import ApiError, clip_text
-from antiphon.app.http.endpoints.endpoint import JSON, Endpoint, Key, endpoint
+from antiphon.app.http.endpoints.endpoint import JSON, Key, endpoint
 from antiphon.app.projections.inspection.exports import EXPORT_FORMS, FILE_NAMES, export_turn
 from antiphon.app.projections.inspection.prompts import encode_prompt
 from antiphon.app.projections.inspection.readings import encode_reading
@@ -32,7 +32,7 @@ PING_INTERVAL_S = 15.0
 """Silence of a turn that is followed, after which an empty line is sent: proxies close silent streams."""
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns", query=TurnsQuery, key=Key.INSPECTION))
+@endpoint("GET", "/v1/inspect/turns", query=TurnsQuery, key=Key.INSPECTION)
 async def list_turns(request: AnyRequest) -> Response[bytes]:
     """Lists summaries of the owner's turns, latest first.
 
@@ -51,7 +51,7 @@ async def list_turns(request: AnyRequest) -> Response[bytes]:
     return json_page({"object": "list", "data": data, "has_more": len(shown) > limit} | searched)
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION))
+@endpoint("GET", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION)
 async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Returns what is known of a turn: its ending, times and sizes, and where its parts are."""
     turn = await find_turn(request, turn_id)
@@ -70,7 +70,7 @@ async def retrieve_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response
     return json_page(summary | counts | details)
 
 
-@endpoint(Endpoint("DELETE", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION))
+@endpoint("DELETE", "/v1/inspect/turns/{turn_id}", key=Key.INSPECTION)
 async def delete_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[bytes]:
     """Forgets the record of a turn. Its response stays where it is."""
     turn = await find_turn(request, turn_id)
@@ -78,9 +78,7 @@ async def delete_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[b
     return json_page({"id": turn.log.id, "object": "inspect.turn", "deleted": is_deleted})
 
 
-@endpoint(
-    Endpoint("GET", "/v1/inspect/turns/{turn_id}/events", query=EventsQuery, key=Key.INSPECTION, media_types=(LINES,))
-)
+@endpoint("GET", "/v1/inspect/turns/{turn_id}/events", query=EventsQuery, key=Key.INSPECTION, media_types=(LINES,))
 async def list_events(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the events of a turn as JSON lines. With `follow`, goes on while the turn runs."""
     query, turn = request_query(request, EventsQuery), await find_turn(request, turn_id)
@@ -113,11 +111,7 @@ async def _follow_events(log: EventLog, after: int) -> AsyncIterator[bytes]:
                     yield b"\n"
 
 
-@endpoint(
-    Endpoint(
-        "GET", "/v1/inspect/turns/{turn_id}/prompt", query=PromptQuery, key=Key.INSPECTION, media_types=(LINES, JSON)
-    )
-)
+@endpoint("GET", "/v1/inspect/turns/{turn_id}/prompt", query=PromptQuery, key=Key.INSPECTION, media_types=(LINES, JSON))
 async def retrieve_prompt(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the prompts of a turn as JSON lines: runs of tokens with their texts."""
     query, turn = request_query(request, PromptQuery), await find_turn(request, turn_id)
@@ -135,7 +129,7 @@ def _find_model(request: AnyRequest, turn: InspectedTurn) -> ServedModel | None:
     return next((model for model in models if turn.stats.model in model.names), None)
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/grammar", key=Key.INSPECTION, media_types=("text/plain", JSON)))
+@endpoint("GET", "/v1/inspect/turns/{turn_id}/grammar", key=Key.INSPECTION, media_types=("text/plain", JSON))
 async def retrieve_grammar(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the grammar that constrained the first round; empty if there was none."""
     turn = await find_turn(request, turn_id)
@@ -145,7 +139,7 @@ async def retrieve_grammar(request: AnyRequest, turn_id: FromPath[str]) -> Respo
     return text_page(rounds[0].grammar.encode() if rounds else b"")
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/request", key=Key.INSPECTION))
+@endpoint("GET", "/v1/inspect/turns/{turn_id}/request", key=Key.INSPECTION)
 async def retrieve_request(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
     """Returns the body of the request, without secrets."""
     turn = await find_turn(request, turn_id)
@@ -155,7 +149,7 @@ async def retrieve_request(request: AnyRequest, turn_id: FromPath[str]) -> Respo
     return text_page(body, "application/json") if body else missing_page(REQUEST_TOO_LONG_TEXT)
 
 
-@endpoint(Endpoint("GET", "/v1/inspect/turns/{turn_id}/readings/{api}", key=Key.INSPECTION, media_types=(LINES,)))
+@endpoint("GET", "/v1/inspect/turns/{turn_id}/readings/{api}", key=Key.INSPECTION, media_types=(LINES,))
 async def retrieve_reading(request: AnyRequest, turn_id: FromPath[str], api: FromPath[str]) -> Response[Any]:
     """Returns what an API would have sent for the turn, as JSON lines."""
     turn = await find_turn(request, turn_id)
@@ -165,13 +159,11 @@ async def retrieve_reading(request: AnyRequest, turn_id: FromPath[str], api: Fro
 
 
 @endpoint(
-    Endpoint(
-        "GET",
-        "/v1/inspect/turns/{turn_id}/export/{form}",
-        key=Key.INSPECTION,
-        audit="export",
-        media_types=("application/octet-stream", JSON),
-    )
+    "GET",
+    "/v1/inspect/turns/{turn_id}/export/{form}",
+    key=Key.INSPECTION,
+    audit="export",
+    media_types=("application/octet-stream", JSON),
 )
 async def export(request: AnyRequest, turn_id: FromPath[str], form: FromPath[str]) -> Response[Any]:
     """Returns a turn as a file: a script, a cassette, a test, or its request for curl or Python."""

@@ -6,18 +6,18 @@ import msgspec
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
-from antiphon.app.http.endpoints.endpoint import Endpoint, Key, endpoint
+from antiphon.app.http.endpoints.endpoint import Key, endpoint
 from antiphon.app.route_helpers.http_replies import json_reply
 
 
-@endpoint(Endpoint("POST", "/v1/admin/reload", key=Key.OPERATOR, audit="reload"))
+@endpoint("POST", "/v1/admin/reload", key=Key.OPERATOR, audit="reload")
 async def reload_files(request: AnyRequest) -> Response[Any]:
     """Reads the file of API keys and the TLS certificate again. What cannot be used is in `faults`."""
     report = await server_context(request).reloader.reload()
     return json_reply({"object": "reload", **msgspec.to_builtins(report)})
 
 
-@endpoint(Endpoint("POST", "/v1/admin/drain", key=Key.OPERATOR, audit="drain"))
+@endpoint("POST", "/v1/admin/drain", key=Key.OPERATOR, audit="drain")
 async def drain_server(request: AnyRequest) -> Response[Any]:
     """Begins a graceful shutdown, as SIGTERM does."""
     context = server_context(request)

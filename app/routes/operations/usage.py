@@ -13,7 +13,7 @@ from antiphon.app.errors import (
     ApiError,
     invalid_value,
 )
-from antiphon.app.http.endpoints.endpoint import Endpoint, endpoint
+from antiphon.app.http.endpoints.endpoint import endpoint
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.usage import DIMENSIONS, UsagePage, build_usage_page, is_selected
 from antiphon.app.requests.fields.checks import require_value
@@ -56,7 +56,7 @@ class CompletionsUsageQuery(Query, frozen=True, kw_only=True):
     """Only these."""
 
 
-@endpoint(Endpoint("GET", "/v1/organization/usage/completions", query=CompletionsUsageQuery))
+@endpoint("GET", "/v1/organization/usage/completions", query=CompletionsUsageQuery)
 async def list_usage(request: AnyRequest) -> Response[Any]:
     """Returns what keys have used. The key of an operator sees all owners, any other key its own owner only."""
     context, key = server_context(request), request_state(request.scope).key
