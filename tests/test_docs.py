@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tomllib
 from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,9 +13,8 @@ import pytest
 from antiphon.app.observability.startup import CODEX_CONFIG
 from antiphon.engine.scripted.engine import parse_script
 from antiphon.harmony.dialect import Dialect
-from tests import package_pages
 from tests.serving import RunningServer, scripted_registry, serve
-from tests.syntax import PACKAGES, ROOT, list_source_modules
+from tests.syntax import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = ("docs/requests.md", "docs/agents.md", "docs/serving.md", "docs/scripted-replies.md")
@@ -118,15 +116,6 @@ def test_list_of_pages_names_each_page_once() -> None:
     assert sorted(listed) == sorted(pages)
 
 
-def test_make_targets_named_in_the_docs_exist() -> None:
-    named_targets = set(
-        re.findall(r"\bmake ([a-z][a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-    )
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
-    assert named_targets - {"sure"} <= targets
-
-
 def test_make_test_runs_every_test_that_reads_snapshots() -> None:
     """Otherwise it takes their files for unused ones, and fails."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -138,75 +127,6 @@ def test_make_test_runs_every_test_that_reads_snapshots() -> None:
         str(path.relative_to(ROOT)) for path in readers if any(path.is_relative_to(ROOT / each) for each in elsewhere)
     }
     assert not found, "move them to tests/snapshots"
-
-
-PACKAGE_PAGES = [page for package in PACKAGES for page in (ROOT / package).rglob("README.md")]
-DOC_PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("samples/*/README.md"),
-        *PACKAGE_PAGES,
-        *(ROOT / f"{folder}/README.md" for folder in ("tests", "training")),
-    ]
-)
-MAX_PAGE_BYTES = {"ARCHITECTURE.md": 9 * 1024}
-MAX_PACKAGE_PAGE_BYTES = 5 * 1024
-
-
-@pytest.mark.parametrize("page", DOC_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_paths_named_on_a_page_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    folders = "app|bench|console|engine|events|harmony|kit|samples|state|tests|training|docs|snapshots"
-    root = page.parent if page.is_relative_to(ROOT / "samples") else ROOT
-    for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text):
-        assert (root / path).exists(), f"{page.name} names {path}"
-    packages = "antiphon.(?:app|console|engine|events|harmony|kit|state|web)"  # antiphon.request_id is an attribute of spans
-    modules = re.findall(rf"`(?:python -m )?((?:{packages}|tests)\.[a-z_.]+)`", text)
-    for path in (ROOT / module.removeprefix("antiphon.").replace(".", "/") for module in modules):
-        assert path.exists() or path.with_suffix(".py").exists(), f"{page.name} names {path}"
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_has_a_page(package: str) -> None:
-    assert (ROOT / package / "README.md").exists(), "write one, with the two marks of tests/package_pages.py"
-
-
-@pytest.mark.parametrize("page", package_pages.list_pages(), ids=lambda page: page.parent.name)
-def test_pages_of_packages_list_their_rooms(page: Path) -> None:
-    assert page.read_text(encoding="utf-8") == package_pages.render_page(page), "run: python -m tests.package_pages"
-
-
-@pytest.mark.parametrize(
-    "page", [ROOT / "ARCHITECTURE.md", *PACKAGE_PAGES], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_pages_of_the_code_can_be_read_at_once(page: Path) -> None:
-    assert len(page.read_bytes()) <= MAX_PAGE_BYTES.get(page.name, MAX_PACKAGE_PAGE_BYTES)
-
-
-def test_every_task_names_its_first_file() -> None:
-    rows = re.findall(r"^\| ([^|]+) \| (.+) \|$", (ROOT / "docs/tasks.md").read_text(encoding="utf-8"), re.MULTILINE)
-    tasks = [task for task, _ in rows[1:]]
-    assert len(tasks) > 60 and len(tasks) == len(set(tasks))
-    unclear = [
-        path
-        for _, files in rows[1:]
-        for path in re.findall(r"`([\w./-]+[./][\w./-]*)`", files)
-        if not (ROOT / path).exists()
-    ]
-    assert not unclear, "give the whole path"
-
-
-def test_names_on_the_pages_of_the_code_exist() -> None:
-    pages = [ROOT / "ARCHITECTURE.md", ROOT / "docs/tasks.md", *PACKAGE_PAGES]
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    source = "\n".join((ROOT / module).read_text(encoding="utf-8") for module in list_source_modules())
-    for name in re.findall(r"`([A-Z]\w+[a-z](?:\.\w+)?)`", text):
-        class_name, _, member = name.partition(".")
-        assert re.search(rf"^\s*(class {class_name}\b|{class_name} = )", source, re.MULTILINE), f"no class {class_name}"
-        assert not member or re.search(rf"(def {member}\b|^    {member}:)", source, re.MULTILINE), f"no member {name}"
 
 
 def test_dialect_example_defines_a_dialect() -> None:
