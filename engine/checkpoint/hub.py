@@ -68,7 +68,7 @@ def fetch_checkpoint(
             ignore_patterns=list(MODULE_PATTERNS if with_modules else IGNORED_PATTERNS),
             local_files_only=offline,
         )
-    except Exception as error:
+    except Exception as error:  # the hub's client raises errors of its HTTP library, too
         name = source if revision is None else f"{source} (revision {revision})"
         raise LoadError(_describe_failure(name, error, offline=offline)) from error
     return Path(folder)

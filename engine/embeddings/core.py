@@ -137,7 +137,7 @@ class EncoderCore:
         self._steps += 1
         try:
             vectors = self._encode_batch(inputs, [job.vector_options for job in jobs])
-        except Exception:
+        except Exception:  # any failure fails the jobs of this pass alone
             log.exception("a pass over %d inputs failed", len(inputs))
             for job_id in dict.fromkeys(job_id for job_id, _ in batch):
                 self._failed += 1

@@ -148,7 +148,7 @@ def load_encoder(
         model = model.eval().to(chosen)
     except LoadError:
         raise
-    except Exception as error:
+    except Exception as error:  # what a model's own code raises is unknown
         if is_out_of_memory(error):
             raise LoadError(f"{modules.transformer} does not fit into the memory of {chosen}") from error
         log.debug("loading %s failed", modules.transformer, exc_info=True)

@@ -53,7 +53,7 @@ class DryRun:
             for name, probe in probes.items():
                 self._model.set_submodule(name, probe)
             reason = run()
-        except Exception as failure:
+        except Exception as failure:  # a model that fails in the dry run is not packed
             log.debug("the dry run failed", exc_info=True)
             reason = one_line(failure)
         finally:

@@ -27,7 +27,7 @@ def remove_unused_towers(model: PreTrainedModel, run: Callable[[], object]) -> d
         return {}
     try:
         called = _find_called_children(body, run)
-    except Exception as error:
+    except Exception as error:  # a tower that needs other inputs stays unchanged
         refuse_out_of_memory(error)
         raise LoadError(
             f"{type(model).__name__} does not run on text alone ({one_line(error)}); choose a text generation model"
@@ -36,7 +36,7 @@ def remove_unused_towers(model: PreTrainedModel, run: Callable[[], object]) -> d
     _set_children(body, dict.fromkeys(unused))
     try:
         is_same = _find_called_children(body, run) == called
-    except Exception as error:
+    except Exception as error:  # a tower that needs the other modules gets them back
         _set_children(body, unused)
         refuse_out_of_memory(error)
         log.debug("%s does not run without %s", type(model).__name__, ", ".join(unused), exc_info=True)

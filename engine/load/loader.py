@@ -63,7 +63,7 @@ def load_model(
         model, missing = _load_as_planned(model_class, checkpoint, plan)
     except LoadError:
         raise
-    except Exception as error:
+    except Exception as error:  # transformers and a model's own code can raise anything
         log.debug("loading %s failed", path, exc_info=True)
         raise _explain_failure(path, plan.device, error) from error
     warn_about_ignored_settings(checkpoint.generation_config)

@@ -96,7 +96,7 @@ class PictureDesk:
         is_soft = np.isin(np.array(job.tokens), self._soft_ids)
         try:
             positions = find_positions(self._model, job, is_soft) if self._has_grids else None
-        except Exception as failure:
+        except Exception as failure:  # a model's own code fails its job alone
             log.debug("positions of pictures", exc_info=True)
             raise EngineError("invalid_request", "the grids of the pictures do not fit their tokens") from failure
         return SequencePictures(job, is_soft, positions, two_way=self._two_way)

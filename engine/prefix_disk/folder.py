@@ -110,7 +110,7 @@ class PageFolder:
             if used_ns is not None:
                 os.utime(unfinished, ns=(used_ns, used_ns))
             unfinished.replace(self._path / name)
-        except BaseException:
+        except BaseException:  # the file is removed for a cancellation, too, and the error is raised again
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise

@@ -58,7 +58,7 @@ class PageLoader:
     def _run(self, load: PageLoad) -> None:
         try:
             self._read_pages(load)
-        except Exception:
+        except Exception:  # a page that cannot be read is computed again
             log.exception("reading prefix pages failed")
         finally:
             load.done.set()

@@ -22,7 +22,7 @@ def apply_adapter_command(core: Any, command: LoadAdapter | UnloadAdapter) -> Ad
             adapters.load(command.name, command.path, command.root)
     except EngineError as error:
         return AdapterReport(command.request, error.code, error.message)
-    except Exception as error:
+    except Exception as error:  # an adapter's fault is reported, and the worker serves on
         log.exception("a command about the adapter %s failed", command.name)
         return AdapterReport(command.request, "server_error", one_line(error))
     return AdapterReport(command.request)

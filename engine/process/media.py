@@ -47,7 +47,7 @@ class WorkerMedia:
         except MediaUnavailable as error:
             connection.send(MediaMissing(need.job_id, need.key, str(error)))
             return
-        except Exception:
+        except Exception:  # a picture's fault ends its job alone
             log.exception("a picture could not be loaded")
             connection.send(MediaMissing(need.job_id, need.key, "The picture could not be loaded. See the server log."))
             return

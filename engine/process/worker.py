@@ -81,7 +81,7 @@ def serve_parent(parent: ParentConnection, load: Callable[[StartCommand], Engine
         try:
             with _report_progress(parent), gc_paused():
                 core = load(start)
-        except Exception as error:
+        except Exception as error:  # the server gets the fault of any load
             if not isinstance(error, EngineError):
                 log.exception("the engine could not start")
             parent.send(WorkerFailed(str(error) if isinstance(error, EngineError) else _describe_error(error)))
@@ -150,7 +150,7 @@ class _WorkerLoop:
             self._core.add(job)
         except EngineError as error:
             fault = Fault(error.code, error.message, error.retryable)
-        except Exception:
+        except Exception:  # a fault of one job must not end the others
             log.exception("adding a job failed")
             fault = ENGINE_FAILED
         else:
@@ -167,7 +167,7 @@ class _WorkerLoop:
         try:
             if self._core.has_work:
                 chunks += self._core.step()
-        except Exception as error:
+        except Exception as error:  # the jobs of the step end with the fault
             log.exception("engine step failed")
             reason = _describe_error(error)
         stats = self._gpu_memory.add_to(self._core.stats())
@@ -284,7 +284,7 @@ def run_worker(descriptor: int, parent: int, preload: str = "") -> None:
     try:
         serve_parent(ParentConnection(connection), load_core)
         code = 0
-    except Exception:
+    except Exception:  # the exit status tells the server that the worker failed
         log.exception("the worker process failed")
     finally:
         sys.stderr.flush()

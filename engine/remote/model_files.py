@@ -41,7 +41,7 @@ def describe_model(
         raise LoadError(f"{folder}: no tokenizer.json; give the model's folder or hub id with --tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:
+    except Exception as error:  # tokenizers raises plain Exception
         raise LoadError(f"{file} cannot be read ({error}); fetch it again") from error
     config, generation = _read_object(folder / "config.json"), _read_object(folder / "generation_config.json")
     nested = config.get("text_config")

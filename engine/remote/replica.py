@@ -103,7 +103,7 @@ class Replica:
             self.mismatch = str(error) if error.is_permanent else None
             self._set_state(None, str(error))
             return False
-        except Exception:
+        except Exception:  # the handshake is tried again
             log.exception("engine %s: the handshake failed", self.name)
             self._set_state(None, f"the handshake with {self.name} failed")
             return False

@@ -187,7 +187,7 @@ class Core:
         for sequence in self._scheduler.admit_waiting(self._find_leader):
             try:
                 cached_tokens = self._cache_manager.allocate(sequence, self._scheduler.running)
-            except Exception as failure:
+            except Exception as failure:  # the sequence ends with the fault, and others are served
                 log.exception("allocating a cache for %d tokens failed", len(sequence.tokens))
                 self._fail_sequence(sequence, failure)
                 continue
@@ -223,7 +223,7 @@ class Core:
             with torch.inference_mode():
                 logits = self._forward.run([entry.model_input for entry in scheduled])
                 outputs = process_logits(scheduled, logits, self._kernels)
-        except Exception as failure:
+        except Exception as failure:  # the sequences of the step end with the fault
             log.exception("a step of %d sequences failed", len(scheduled))
             for entry in scheduled:
                 self._fail_sequence(entry.sequence, failure)

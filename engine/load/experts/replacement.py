@@ -110,7 +110,7 @@ def _check_input_scaling(block: nn.Module, stored: StoredExperts) -> None:
         own._modules = {**block._modules, **parts, "experts": _FactorsOfAllRows(stored.num_experts)}
         results = InputScalingMixture(own, _Factors())(x)
         errors = [relative_error(result, expected) for result, expected in zip(results, own(x), strict=True)]
-    except Exception as failure:
+    except Exception as failure:  # a block of unknown code can raise anything
         raise UnknownExpertsError(f"its block fails with other experts: {failure}") from failure
     if not max(errors) <= STORED_EXPERTS_RTOL:
         raise UnknownExpertsError(f"the results of its block differ by {max(errors):.2g}")

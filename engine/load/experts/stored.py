@@ -120,7 +120,7 @@ def check_stored_experts(stored: StoredExperts, original: nn.Module) -> None:
     weights = torch.linspace(0.5, 1.5, EXPERT_PROBE_ROWS * choices).view(EXPERT_PROBE_ROWS, choices)
     try:
         expected = _run_own_code(stored, original, x, weights)
-    except Exception as failure:
+    except Exception as failure:  # a block of unknown code can raise anything
         raise UnknownExpertsError(f"its own code fails with one expert: {failure}") from failure
     indices = torch.tensor([0, stored.num_experts])[:choices].expand(EXPERT_PROBE_ROWS, -1)
     error = relative_error(stored(x, indices, weights), expected)

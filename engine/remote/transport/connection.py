@@ -98,7 +98,7 @@ class HttpConnection(asyncio.Protocol):
         self._silence = self._loop.call_later(silence_timeout_s, self._check_silence, silence_timeout_s)
         try:
             await done
-        except BaseException:
+        except BaseException:  # a cancelled request closes its connection, and the error is raised again
             self.close()
             raise
         finally:

@@ -64,7 +64,7 @@ class Drafting:
         if self._model is not None:
             try:
                 self._model.add([entry for entry in entries if not entry.draft], len(running))
-            except Exception:
+            except Exception:  # sequences are decoded without drafts
                 log.exception("the draft model failed: there are no more drafts of it")
                 self._model = None
         return entries
