@@ -115,7 +115,7 @@ def _load_first_key(path: Path) -> str:
         raise ServerAddressError(f"{path}: cannot read the API key: {reason}") from None
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not keys:
-        raise ServerAddressError(f"{path}: contains no API key; write one in a line")
+        raise ServerAddressError(f"{path}: contains no API key; write one per line")
     return keys[0]
 
 

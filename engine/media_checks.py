@@ -57,7 +57,7 @@ def _check_spans(job: Job, info: EngineInfo) -> None:
 
 
 def check_arrays(media: MediaArrays) -> None:
-    """Raises `InvalidArrays` unless the file is as large as told, cannot change, and holds each array whole."""
+    """Raises `InvalidArrays` unless the file has the declared size, cannot change, and holds each array whole."""
     if not 0 < len(media.arrays) <= MAX_ARRAYS:
         raise InvalidArrays(f"{len(media.arrays)} arrays")
     end = 0

@@ -87,5 +87,5 @@ class AuditLog:
 
 
 def find_action(request: AccessRecord) -> str:
-    """Returns the act of a request, such as `delete`; `refused` for an act that its key has no right to, or empty."""
+    """Returns the audited action, such as `delete`; `refused` without the right to it, empty if it is not audited."""
     return "refused" if request.error_code == "insufficient_permissions" else request.action

@@ -42,7 +42,7 @@ class ImageEncoder:
         """Returns the features. Raises `ValueError` if the arrays give another number of `rows`."""
         unknown = set(arrays) - self._names
         if unknown or not set(MAIN_NAMES) & set(arrays):
-            raise ValueError(f"arrays {sorted(arrays)} instead of some of {sorted(self._names)}")
+            raise ValueError(f"the encoder takes the arrays {sorted(self._names)}, not {sorted(arrays)}")
         arguments = {
             name: array.to(self._device, self._dtype if array.is_floating_point() else None)
             for name, array in arrays.items()
@@ -57,6 +57,6 @@ class ImageEncoder:
         return ImageFeatures(pooled, deepstack, type(output), is_list)
 
     def _flatten(self, features: Tensor | Iterable[Tensor]) -> Tensor:
-        """Returns the rows of one or several tensors in a tensor that holds nothing else."""
+        """Returns the rows of one or several tensors as one tensor."""
         joined = torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
         return joined.to(self._features_dtype)

@@ -56,7 +56,7 @@ class TokenizerChecks:
         text = check.decode(ours[place])
         raise self._queries.mismatch(
             f"has another tokenizer: {text!r} (token {place} of the check) is {ours[place]} in --tokenizer "
-            f"and {theirs[place]} there"
+            f"and {theirs[place]} on the server"
         )
 
     async def compare_vocabulary(self, max_model_len: int) -> list[str]:
@@ -79,6 +79,6 @@ class TokenizerChecks:
         if mismatch is not None:
             raise self._queries.mismatch(
                 f"has another tokenizer: token {mismatch.token} is {mismatch.ours!r} in --tokenizer "
-                f"and {mismatch.theirs!r} there"
+                f"and {mismatch.theirs!r} on the server"
             )
         return []

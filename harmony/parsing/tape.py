@@ -66,8 +66,8 @@ def _prefix_pattern(literal: str) -> str:
 class Tape:
     """Text of one answer, and a position in it.
 
-    `shown` counts the characters taken, `spent` those skipped, `read` all that the model wrote. This is a ledger: at
-    the end, `shown` + `spent` = `read`.
+    `num_taken` counts the characters taken, `num_skipped` those skipped, `read` all that the model generated. This is a
+    ledger: at the end, `num_taken` + `num_skipped` = `read`.
     """
 
     def __init__(self, alphabet: MarkerAlphabet) -> None:

@@ -74,8 +74,7 @@ class BlobTables:
     def delete_references(self, holder_id: str, item_key: str | None = None) -> int:
         """Deletes the references of a holder, or of one of its items, and the blobs that no other row refers to.
 
-        `item_key` is the last value of `BlobHolder.key`. Returns by how many bytes the size decreases that
-        `count_bytes` returns, if the holder is of an evicted kind.
+        `item_key` is the last value of `BlobHolder.key`. Returns the freed bytes; 0 for holders that are never evicted.
         """
         condition, values = "holder = ?", [holder_id]
         if item_key is not None:

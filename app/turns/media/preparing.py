@@ -92,7 +92,7 @@ class ImagePreparation:
         sha256, preparer = reference.sha256, self._preparer
         is_checked = media is not None and media.place.api == "messages"
         known = preparer.find(self._owner, sha256, folder=folder, detail=detail, num_images=self._num_images)
-        if known is not None and not is_checked:  # the engine may ask for its bytes, which a deletion has taken away
+        if known is not None and not is_checked:  # the engine may ask for its bytes, but they were deleted
             return known if await self._reading.has(reference) else None
         data = await self._reading.load(reference)
         if data is None:
