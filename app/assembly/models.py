@@ -14,7 +14,7 @@ from antiphon.app.adapters.registration import check_adapter_options, describe_a
 from antiphon.app.assembly.draft_models import check_draft_options, estimate_with_draft, fetch_draft_model
 from antiphon.app.assembly.encoders import create_encoders
 from antiphon.app.media.processor_files import can_prepare_images
-from antiphon.app.models.expected_info import expect_info
+from antiphon.app.models.static_info import read_static_info
 from antiphon.app.models.memory import (
     MemoryEstimate,
     check_fits,
@@ -58,7 +58,7 @@ class _ModelPlan(Struct, frozen=True, kw_only=True):
     loaded: LoadedFormat
     build_engine: Callable[[EngineOptions], Engine]
     estimate: MemoryEstimate = MemoryEstimate(0, 0)
-    expected_info: EngineInfo | None = None
+    static_info: EngineInfo | None = None
 
 
 async def create_models(
@@ -115,7 +115,7 @@ def _create_model(plan: _ModelPlan, pool: ModelMemoryPool, engine_options: Engin
     cache_gib = engine_options.kv_cache_gib or 0.0
     return ServedModel(
         names=tuple(dict.fromkeys((plan.name, *options.served_model_names))),
-        engine=_create_on_demand_engine(engine, plan.name, pool, options, plan.estimate, cache_gib, plan.expected_info),
+        engine=_create_on_demand_engine(engine, plan.name, pool, options, plan.estimate, cache_gib, plan.static_info),
         format=plan.loaded.format,
         created=int(time.time()),
         folder=plan.loaded.folder,
@@ -129,7 +129,7 @@ def _create_on_demand_engine(
     options: ServeOptions,
     estimate: MemoryEstimate,
     cache_gib: float = 0.0,
-    expected_info: EngineInfo | None = None,
+    static_info: EngineInfo | None = None,
 ) -> OnDemandEngine:
     return OnDemandEngine(
         engine,
@@ -140,7 +140,7 @@ def _create_on_demand_engine(
         memory=ModelMemory(
             needed_bytes(estimate, cache_gib), int(cache_gib * GIB), partial(measure_engine, engine, estimate)
         ),
-        expected_info=expected_info,
+        static_info=static_info,
     )
 
 
@@ -245,7 +245,7 @@ async def _plan_torch_model(
             folder, engine_options, timeouts=timeouts, spawn=spawn, on_status=partial(on_status, name)
         ),
         estimate=estimate_with_draft(checkpoint, options.engine_options),
-        expected_info=expect_info(checkpoint, options.engine_options),
+        static_info=read_static_info(checkpoint, options.engine_options),
     )
 
 

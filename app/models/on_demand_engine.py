@@ -14,7 +14,7 @@ import structlog
 from msgspec import structs
 
 from antiphon.app.models.memory_pool import ModelMemory, ModelMemoryPool
-from antiphon.app.models.usage import UseCounter, add_totals
+from antiphon.app.models.use_count import UseCounter, add_totals
 from antiphon.app.registry.engine_wrapper import EngineWrapper
 from antiphon.engine.errors import LoadError
 from antiphon.engine.process.jobs.pending import unavailable_error
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 class OnDemandEngine(EngineWrapper):
     """Loads `inner` at the start or, with `on_demand`, at its first use. Its memory belongs to `pool`.
 
-    `idle_unload_s` is the time after the last use after which it is unloaded; None: it stays. `expected_info` holds the
+    `idle_unload_s` is the time after the last use after which it is unloaded; None: it stays. `static_info` holds the
     properties that are known before it is loaded.
     """
 
@@ -53,7 +53,7 @@ class OnDemandEngine(EngineWrapper):
         on_demand: bool = False,
         idle_unload_s: float | None = None,
         memory: ModelMemory = ModelMemory(),  # noqa: B008  # it is frozen
-        expected_info: EngineInfo | None = None,
+        static_info: EngineInfo | None = None,
     ) -> None:
         self.inner, self.name, self.memory, self.needed_bytes = inner, name, memory, memory.needed
         self._pool, self._on_demand, self._idle_unload_s = pool, on_demand, idle_unload_s
@@ -66,7 +66,7 @@ class OnDemandEngine(EngineWrapper):
         """True if the model is being loaded at the start of the server."""
         self._num_batch_jobs = 0
         self._uses = UseCounter(pool.timeouts.min_stay_s, idle_unload_s, pool.notify_change, self._on_idle)
-        self._info = expected_info
+        self._info = static_info
         self._past = EngineStats()
         self._load_task: asyncio.Task[None] | None = None
         self._has_room: asyncio.Future[None] | None = None

@@ -20,7 +20,7 @@ from antiphon.engine.remote.faults import (
     refuse_media,
 )
 from antiphon.engine.remote.grammars.follower import PreparedGrammar
-from antiphon.engine.remote.grammars.seam import GrammarMode, mask_next_token
+from antiphon.engine.remote.grammars.continuation_mask import GrammarMode, mask_next_token
 from antiphon.engine.remote.handshake import ServerProfile
 from antiphon.engine.remote.job_stream import JobStream, StreamStart
 from antiphon.engine.remote.options import RemoteSetup

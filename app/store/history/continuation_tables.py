@@ -11,7 +11,7 @@ MAX_CONTINUATIONS = 3
 
 
 class StoredContinuation(NamedTuple):
-    """A row: `position` grows with the responses' arrival, `attempts` counts the processes that tried to continue it."""
+    """A row: `position` grows with the responses' arrival, `attempts` counts processes that tried to continue it."""
 
     content: Continuation
     position: int

@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.app.assembly import models as assembly
 from antiphon.app.assembly.models import create_models
-from antiphon.app.models.expected_info import expect_info
+from antiphon.app.models.static_info import read_static_info
 from antiphon.app.models.memory import (
     HEADROOM,
     MIN_CACHE_BYTES,
@@ -164,7 +164,7 @@ async def test_files_tell_what_the_engine_will_report() -> None:
 )  # fmt: skip
 def test_context_is_read_from_every_kind_of_configuration(config: dict[str, Any], context: int | None) -> None:
     checkpoint = Checkpoint(Path(), {"model_type": "x", "vocab_size": 10, **config}, {}, {})
-    info = expect_info(checkpoint, EngineOptions())
+    info = read_static_info(checkpoint, EngineOptions())
     assert (info and info.max_model_len) == context
 
 

@@ -227,7 +227,7 @@ async def test_job_of_a_known_model_is_accepted_before_its_load_has_ended() -> N
 
 
 async def test_first_job_of_a_model_with_known_files_is_accepted_before_its_load() -> None:
-    engine = hosted(expected_info=EngineInfo(max_model_len=4000, vocab_size=256))
+    engine = hosted(static_info=EngineInfo(max_model_len=4000, vocab_size=256))
     inner(engine).may_start.clear()
     assert engine.info.max_model_len == 4000
     async with asyncio.timeout(HANG_TIMEOUT_S):

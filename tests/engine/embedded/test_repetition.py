@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.models.expected_info import expect_info
+from antiphon.app.models.static_info import read_static_info
 from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
@@ -26,7 +26,7 @@ def core() -> Core:
 
 
 def test_embedded_model_has_the_limit(core: Core) -> None:
-    expected = expect_info(inspect_checkpoint(MODEL_DIR), EngineOptions())
+    expected = read_static_info(inspect_checkpoint(MODEL_DIR), EngineOptions())
     assert expected is not None
     assert core.info.max_repetition_tokens == expected.max_repetition_tokens == MAX_REPETITION_TOKENS
 

@@ -10,7 +10,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineInfo
 
 
-def expect_info(checkpoint: Checkpoint, options: EngineOptions) -> EngineInfo | None:
+def read_static_info(checkpoint: Checkpoint, options: EngineOptions) -> EngineInfo | None:
     """Returns the properties that the engine will report; None if the files do not have them all.
 
     The engine may shorten the context if its KV cache is too small.
