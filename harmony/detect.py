@@ -24,7 +24,7 @@ from antiphon.harmony.dialects.glm import HY3, create_hy3, find_hy3_suffix
 from antiphon.harmony.dialects.headers import HARMONY
 from antiphon.harmony.dialects.plain import PLAIN
 from antiphon.harmony.format import ModelFormat, PromptInput
-from antiphon.harmony.images import read_image_tokens
+from antiphon.harmony.image_tokens import read_image_tokens
 from antiphon.harmony.model_files import (
     MAX_TEMPLATE_BYTES,
     MAX_TOKENIZER_BYTES,

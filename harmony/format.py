@@ -14,7 +14,7 @@ from antiphon.events.inputs import AnyInput
 from antiphon.events.items import Logprob
 from antiphon.events.tools import GrammarFormat
 from antiphon.harmony.grammar import AnswerConstraints, OutputConstraint
-from antiphon.harmony.images import PromptImage
+from antiphon.harmony.image_tokens import PromptImage
 from antiphon.harmony.passthrough import Passthrough
 from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt
 from antiphon.harmony.tokens.detokenizer import TokenVocabulary

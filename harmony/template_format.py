@@ -19,7 +19,7 @@ from antiphon.harmony.format import (
     VocabularyCodec,
     answer_constraints,
 )
-from antiphon.harmony.images import ImageExpander, ImageTokens, PromptImage, can_repeat, find_spans
+from antiphon.harmony.image_tokens import ImageExpander, ImageTokens, PromptImage, can_repeat, find_spans
 from antiphon.harmony.passthrough import Passthrough, SpelledVocabulary
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.shown_items import show_items

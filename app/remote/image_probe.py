@@ -3,7 +3,7 @@
 from antiphon.engine.remote.images.pictures import ImageProbe
 from antiphon.events.inputs import InputImage, InputMessage, InputText
 from antiphon.harmony.format import ModelFormat, PromptInput
-from antiphon.harmony.images import ImageForm, PromptImage
+from antiphon.harmony.image_tokens import ImageForm, PromptImage
 from antiphon.harmony.prompt.template_renderer import PROBE_TIME
 from antiphon.harmony.rendered_prompt import RenderedPrompt, RenderError
 

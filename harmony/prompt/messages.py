@@ -26,7 +26,7 @@ from antiphon.events.inputs import (
 )
 from antiphon.harmony.format import ImageRole, PromptInput
 from antiphon.harmony.prompt.call_arguments import read_arguments
-from antiphon.harmony.prompt.images import ImageMarks
+from antiphon.harmony.prompt.image_messages import ImageMarks
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, REASONING, ChatMessage
 from antiphon.harmony.prompt.tool_instructions import WriteCalls
 from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec, ToolTable

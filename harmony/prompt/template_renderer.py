@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import PromptInput, RequestTemplate, TemplateOptions
-from antiphon.harmony.images import ImageTokens, PromptImage
+from antiphon.harmony.image_tokens import ImageTokens, PromptImage
 from antiphon.harmony.prompt import request_options, tool_instructions
 from antiphon.harmony.prompt.call_arguments import read_arguments
-from antiphon.harmony.prompt.images import TEXT_SHAPE, ImageMarks, ImageSearch, ImageShape
+from antiphon.harmony.prompt.image_messages import TEXT_SHAPE, ImageMarks, ImageSearch, ImageShape
 from antiphon.harmony.prompt.jinja import RefusedError
 from antiphon.harmony.prompt.message_shape import PARAGRAPH_BREAK, ChatMessage, MessageShape, apply_shape
 from antiphon.harmony.prompt.messages import MessageBuilder

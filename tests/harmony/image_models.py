@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from antiphon.events.inputs import InputImage
 from antiphon.harmony.detect import load_format
 from antiphon.harmony.format import ModelFormat
-from antiphon.harmony.images import PromptImage
+from antiphon.harmony.image_tokens import PromptImage
 from tests.harmony.template_models import TEMPLATES_FOLDER
 
 IMAGE_TEMPLATES_FOLDER = TEMPLATES_FOLDER.parent / "image_templates"

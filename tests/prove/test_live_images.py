@@ -19,7 +19,7 @@ from antiphon.engine.remote.transport.endpoint import parse_endpoint
 from antiphon.events.inputs import InputImage, InputMessage, InputText
 from antiphon.harmony.detect import load_format
 from antiphon.harmony.format import ModelFormat, PromptInput
-from antiphon.harmony.images import PromptImage
+from antiphon.harmony.image_tokens import PromptImage
 from antiphon.harmony.rendered_prompt import RenderError
 from tests.app.media.pictures import make_png
 from tests.harmony.image_models import IMAGE_TEMPLATES_FOLDER

@@ -14,7 +14,7 @@ from antiphon.app.turn_types.blob_urls import BlobReference, parse_blob_url
 from antiphon.app.turns.media.faults import check_messages_size, explain_image_fault
 from antiphon.app.turns.media.image_source import ImageRecipe, ImageSource
 from antiphon.app.turns.media.reading import MediaReading
-from antiphon.harmony.images import ImageForm, PromptImage
+from antiphon.harmony.image_tokens import ImageForm, PromptImage
 
 ImageKey = tuple[str, str | None]
 """Blob URL and `detail` of an image."""

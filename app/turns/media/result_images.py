@@ -24,7 +24,7 @@ from antiphon.events.hosted_inputs import InputMcpCall
 from antiphon.events.inputs import AnyInput
 from antiphon.events.media_parts import list_media
 from antiphon.events.result_images import hide_images
-from antiphon.harmony.images import PromptImage
+from antiphon.harmony.image_tokens import PromptImage
 
 _logger = structlog.get_logger(__name__)
 

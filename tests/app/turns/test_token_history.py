@@ -47,7 +47,7 @@ from antiphon.events.response import OutputItem
 from antiphon.events.tools import FunctionTool, PatchTool, ShellTool
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, PromptInput, TextOnlyFormat
-from antiphon.harmony.images import find_spans
+from antiphon.harmony.image_tokens import find_spans
 from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt
 from antiphon.harmony.tools import ToolTable
 from tests.harmony.image_models import IMAGE_MODELS, list_pictures, load_image_model, picture

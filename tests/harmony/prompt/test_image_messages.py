@@ -23,7 +23,7 @@ from antiphon.events.inputs import (
 from antiphon.events.tools import FunctionTool
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import PromptInput, TemplateOptions
-from antiphon.harmony.images import ImageTokens, PromptImage, find_spans, read_image_tokens
+from antiphon.harmony.image_tokens import ImageTokens, PromptImage, find_spans, read_image_tokens
 from antiphon.harmony.prompt.shown_items import list_images
 from antiphon.harmony.rendered_prompt import ImageSpan, RenderedPrompt, RenderError
 from antiphon.harmony.tools import ToolTable

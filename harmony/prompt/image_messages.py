@@ -25,7 +25,7 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.tools import FunctionTool
 from antiphon.harmony.format import ImageRole, PromptInput
-from antiphon.harmony.images import ImageTokens, PromptImage
+from antiphon.harmony.image_tokens import ImageTokens, PromptImage
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper
 from antiphon.harmony.tools import ToolTable
 
