@@ -19,7 +19,7 @@ from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.load.decoded_checkpoint import keeps_stored_form
 from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.malloc_tuning import map_large_blocks, return_freed_memory
-from antiphon.engine.media.assembly import create_desk, describe_images
+from antiphon.engine.media.assembly import create_image_scheduler, describe_images
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.prefix_disk.opening import open_prefix_disk
 from antiphon.engine.protocol import EngineInfo
@@ -119,8 +119,8 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
     """Sizes the KV cache for the finished model and creates its core."""
     model, checkpoint, options, forward = build.model, build.checkpoint, build.options, build.forward
     info = describe_images(engine_info(model, checkpoint), model, build.tower, build.image_refusal)
-    desk = None if build.tower is None else create_desk(model, forward, build.tower, options.image_cache_mib << 20)
-    reserved = 0 if desk is None else options.image_cache_mib << 20
+    scheduler = None if build.tower is None else create_image_scheduler(model, forward, build.tower, options.image_cache_mib << 20)
+    reserved = 0 if scheduler is None else options.image_cache_mib << 20
     cache = size_cache(forward, str(model.device), options, reserved, None if draft is None else draft.forward)
     cache_tokens = None if cache is None else cache.tokens
     default_tokens = GPU_BATCHED_TOKENS if model.device.type == "cuda" else CPU_BATCHED_TOKENS
@@ -140,7 +140,7 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
         kernels=build.kernels,
         before_pass=adapt_threads(model, options),
         adapters=build.adapters,
-        pictures=desk,
+        pictures=scheduler,
         prefix_disk=open_prefix_disk(checkpoint, options, forward, build.kernels),
         grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )

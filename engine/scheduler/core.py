@@ -14,7 +14,7 @@ import torch
 from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.media.desk import PictureDesk
+from antiphon.engine.media.image_scheduler import ImageScheduler
 from antiphon.engine.prefix_disk.prefix_disk import PrefixDisk
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager
@@ -69,7 +69,7 @@ class Core:
         grammars: CompilerFactory = lambda: None,
         kernels: Kernels | None = None,
         adapters: AdapterRegistry | None = None,
-        pictures: PictureDesk | None = None,
+        pictures: ImageScheduler | None = None,
         prefix_disk: PrefixDisk | None = None,
         before_pass: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from antiphon.engine.adapters.registry import AdapterRegistry, adapter_not_found
 from antiphon.engine.forward.adapter_weights import LoadedAdapter
-from antiphon.engine.media.desk import PictureDesk
+from antiphon.engine.media.image_scheduler import ImageScheduler
 from antiphon.engine.media_checks import check_media
 from antiphon.engine.protocol import EngineError, EngineInfo, Job
 from antiphon.engine.scheduler.grammar import CompilerFactory, GrammarMatcher
@@ -20,7 +20,7 @@ class JobIntake:
         info: EngineInfo,
         grammars: CompilerFactory,
         adapters: AdapterRegistry | None,
-        pictures: PictureDesk | None,
+        pictures: ImageScheduler | None,
         clock: Callable[[], float],
     ) -> None:
         self._info, self._grammars, self._adapters, self._pictures = info, grammars, adapters, pictures
@@ -53,7 +53,7 @@ class JobIntake:
             max_repetition_tokens=0 if sampling.ignore_eos or sampling.min_tokens else info.max_repetition_tokens,
             deadline_at=None if job.deadline is None else self._clock() + job.deadline,
             adapter=self._find_adapter(job),
-            pictures=None if self._pictures is None else self._pictures.lay_out(job),
+            pictures=None if self._pictures is None else self._pictures.place_images(job),
         )
 
     def _find_adapter(self, job: Job) -> LoadedAdapter | None:

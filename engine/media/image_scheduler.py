@@ -46,7 +46,7 @@ class PictureUser(Protocol):
         ...
 
 
-class PictureDesk:
+class ImageScheduler:
     """Pictures of all sequences of a core.
 
     `soft_ids` are the tokens that stand for pictures. `two_way`: the tokens of a picture see all of it.
@@ -89,7 +89,7 @@ class PictureDesk:
         """Descriptor that becomes readable when a picture has been encoded."""
         return self._wake_read
 
-    def lay_out(self, job: Job) -> SequencePictures | None:
+    def place_images(self, job: Job) -> SequencePictures | None:
         """Returns the pictures of a job; None if it has none. Raises `EngineError` if they do not fit its tokens."""
         if not job.media:
             return None
