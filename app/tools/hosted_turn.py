@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from antiphon.app.tools.runners import CallOutcome, FitOutput, Runners, WebSearchRunner, fail_invented_call
+from antiphon.app.tools.runners import CallOutcome, Runners, ShortenOutput, WebSearchRunner, fail_invented_call
 from antiphon.app.tools.search.citations import SourceList
 from antiphon.app.tools.tool_search import ToolSearch
 from antiphon.app.turn_types.tracing.turn_trace import TurnTrace
@@ -98,7 +98,7 @@ class HostedTurn:
         item = ToolSearchOutput(id="", call_id=call.call_id, execution="server", status="completed", tools=found)
         return FoundTools(item, describe_loaded_tools(found, self._search.table))
 
-    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+    async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
         """Runs a call. A failure is an outcome, too: the model reads it, and the turn goes on."""
         if call.is_invented:
             return fail_invented_call(call)
@@ -108,9 +108,9 @@ class HostedTurn:
         started_at = asyncio.get_running_loop().time()
         try:
             if self.trace is None:
-                return await self._runners[kind].run_call(call, arguments, fit_output)
+                return await self._runners[kind].run_call(call, arguments, shorten_output)
             with self.trace.note_call(kind, call.name, call.call_id or "", call.server_label or "") as noted:
-                outcome = await self._runners[kind].run_call(call, arguments, fit_output)
+                outcome = await self._runners[kind].run_call(call, arguments, shorten_output)
                 noted.error = _find_error(outcome)
                 return outcome
         finally:

@@ -31,7 +31,7 @@ OPEN_PAGE = "open_page"
 """Name of the tool that reads a page. Its calls are items of a web search."""
 
 
-class FitOutput(Protocol):
+class ShortenOutput(Protocol):
     """Shortens the output of a call to the room that is left for it."""
 
     async def __call__(self, text: str, images: Sequence[ResultImage] = ()) -> str:
@@ -55,7 +55,7 @@ class CallOutcome(Struct, frozen=True):
 class ToolRunner(Protocol):
     """Runs calls of one kind."""
 
-    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+    async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
         """Returns the outcome, also of a failed call. `arguments` is what the model wrote."""
 
 
@@ -86,7 +86,7 @@ class McpRunner:
     def __init__(self, call_tool: CallTool) -> None:
         self._call_tool = call_tool
 
-    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+    async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
         """Returns the outcome, also of a failed call."""
         parsed = parse_arguments(arguments)
         if parsed is None:
@@ -95,9 +95,9 @@ class McpRunner:
             outcome = await self._call_tool(call.server_label, call.name, parsed)
         error = outcome.error
         if error is None:
-            output = await fit_output(outcome.marked_text or outcome.text, outcome.images)
+            output = await shorten_output(outcome.marked_text or outcome.text, outcome.images)
             return CallOutcome(McpResult(output=output), output)
-        output = await fit_output(outcome.text)
+        output = await shorten_output(outcome.text)
         if isinstance(error, McpExecutionError) and output != outcome.text:
             # Later turns show the error in the same words: their prompts have this output again.
             error = McpExecutionError(content=[{"type": "text", "text": output.removeprefix(FAILURE_PREFIX)}])
@@ -130,7 +130,7 @@ class WebSearchRunner:
         self.sources = sources
         self._max_uses, self._num_uses = max_uses, 0
 
-    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+    async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
         """Returns the outcome, also of a failed call."""
         parsed, is_page = parse_arguments(arguments) or {}, call.name == OPEN_PAGE
         target = self._open_page if is_page and self._open_page is not None else self._search
@@ -146,15 +146,15 @@ class WebSearchRunner:
         self._num_uses += 1
         outcome = await self._call_tool(target.label, target.name, {target.argument: subject})
         if outcome.error is not None:
-            return CallOutcome(WebSearchResult(action, is_failed=True), await fit_output(outcome.text))
+            return CallOutcome(WebSearchResult(action, is_failed=True), await shorten_output(outcome.text))
         found = SourceList.from_outcome(outcome.text, outcome.structured, outcome.links)
         if is_page:
             self.sources = self.sources.join(SourceList.from_outcome("", None, (subject,)))
-            return CallOutcome(WebSearchResult(action), await fit_output(outcome.text))
+            return CallOutcome(WebSearchResult(action), await shorten_output(outcome.text))
         self.sources = self.sources.join(found)
         action |= {"queries": [subject], "sources": [{"type": "url", "url": each.url} for each in found.sources]}
         listed = found.as_text()
-        output = await fit_output(f"{outcome.text}\n\nSources:\n{listed}" if listed else outcome.text)
+        output = await shorten_output(f"{outcome.text}\n\nSources:\n{listed}" if listed else outcome.text)
         return CallOutcome(WebSearchResult(action), output)
 
 
@@ -164,10 +164,10 @@ class SandboxedCodeRunner:
     def __init__(self, runner: CodeRunner, owner: str, *, may_create: bool) -> None:
         self._runner, self._owner, self._may_create = runner, owner, may_create
 
-    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:
+    async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
         """Returns what the code printed. `arguments` is the code."""
         outcome = await self._runner.run(self._owner, call.container_id, arguments, may_create=self._may_create)
-        output = await fit_output(outcome.as_text())
+        output = await shorten_output(outcome.as_text())
         return CallOutcome(CodeResult(output, is_failed=outcome.error is not None), output)
 
 
@@ -177,10 +177,10 @@ class MappedCodeRunner:
     def __init__(self, call_tool: CallTool, target: MappedTool) -> None:
         self._call_tool, self._target = call_tool, target
 
-    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:  # noqa: ARG002  # its code is all
+    async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:  # noqa: ARG002  # its code is all
         """Returns what the tool returned. `arguments` is the code."""
         outcome = await self._call_tool(self._target.label, self._target.name, {self._target.argument: arguments})
-        output = await fit_output(outcome.text)
+        output = await shorten_output(outcome.text)
         return CallOutcome(CodeResult(output, is_failed=outcome.error is not None), output)
 
 
@@ -199,7 +199,7 @@ class FileSearchRunner:
         self._search, self._store_ids = search, store_ids
         self._max_num_results, self._filters, self._score_threshold = max_num_results, filters, score_threshold
 
-    async def run_call(self, call: Call, arguments: str, fit_output: FitOutput) -> CallOutcome:  # noqa: ARG002  # its arguments are all
+    async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:  # noqa: ARG002  # its arguments are all
         """Returns the passages that were found."""
         parsed = parse_arguments(arguments) or {}
         sent = parsed.get("queries") or parsed.get("query")
@@ -214,4 +214,4 @@ class FileSearchRunner:
         except FileSearchError as error:
             return CallOutcome(FileSearchResult(queries, is_failed=True), f"{FAILURE_PREFIX}{error}")
         results = tuple(msgspec.to_builtins(each) for each in found)
-        return CallOutcome(FileSearchResult(queries, results), await fit_output(results_as_text(found)))
+        return CallOutcome(FileSearchResult(queries, results), await shorten_output(results_as_text(found)))

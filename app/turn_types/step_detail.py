@@ -17,7 +17,7 @@ class ScoredToken(Struct, frozen=True, gc=False):
     """Id, text and log-probability of the most likely tokens, most likely first."""
 
 
-def spell_token(data: bytes) -> str:
+def token_text(data: bytes) -> str:
     """Returns the text of a token; the bytes of one that is only part of a character, in hexadecimal."""
     try:
         return data.decode()

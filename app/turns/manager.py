@@ -34,11 +34,11 @@ from antiphon.app.turns.media.resolver import MediaResolver
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.preparation import Choice, TurnPreparer
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
-from antiphon.app.turns.recording import TurnTracing, create_record, describe_finished
 from antiphon.app.turns.rounds import RoundPlanner
 from antiphon.app.turns.stored_history import identify_turn
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.app.turns.turn import Turn
+from antiphon.app.turns.turn_descriptions import TurnTracing, create_record, describe_finished
 from antiphon.app.turns.turn_groups import Preparations, abort_turns, end_turns
 from antiphon.app.usage.meter import UsageMeter
 from antiphon.engine.protocol import Engine

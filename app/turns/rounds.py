@@ -291,7 +291,7 @@ class RoundPlanner:
             return not self.tools.can_call
         return tool.execution == "server" and not self.tools.can_search
 
-    async def fit_output(self, current: Round, text: str, images: Sequence[ResultImage] = ()) -> str:
+    async def shorten_output(self, current: Round, text: str, images: Sequence[ResultImage] = ()) -> str:
         """Returns the output of a call, shortened to its share of the room that is left in the context.
 
         Its pictures have a share of their own. Those that the model does not see are placeholders that tell why.

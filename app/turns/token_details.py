@@ -10,7 +10,7 @@ from itertools import repeat
 from msgspec import structs
 
 from antiphon.app.requests.turn_spec import TokenDetailRequest
-from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
+from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, token_text
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.harmony.format import ModelFormat
@@ -95,7 +95,7 @@ class DetailCollector:
         return ScoredToken(entry.id, self._token_text(entry.id), min(entry.logprob, 0.0), offset, top)
 
     def _token_text(self, token: int) -> str:
-        return spell_token(self._format.decode_token(token)[1])
+        return token_text(self._format.decode_token(token)[1])
 
 
 def decode_logprob(form: ModelFormat, entry: TokenLogprob) -> Logprob:

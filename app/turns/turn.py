@@ -171,8 +171,8 @@ class Turn:
             if not await self._is_kept():
                 processor.fail("server_error", UNKEPT_MESSAGE, Ending("store_unavailable"))
                 break
-            fit_output = partial(rounds.fit_output, processor.round)
-            outcome = await rounds.tools.run_call(due.call, due.arguments, fit_output)
+            shorten_output = partial(rounds.shorten_output, processor.round)
+            outcome = await rounds.tools.run_call(due.call, due.arguments, shorten_output)
             processor.end_call(outcome.result, outcome.output)
             self._write_events()
         self._stop_engine()

@@ -13,7 +13,7 @@ from antiphon.app.projections.chat.fold import ChatFold
 from antiphon.app.projections.chat.schema import ChatDelta, ChatLogprobs, ChunkChoice
 from antiphon.app.turn_types.event_log import LogEntry
 from antiphon.app.turn_types.reply_form import ChatForm
-from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, spell_token
+from antiphon.app.turn_types.step_detail import PromptDetail, ScoredToken, TokenDetail, token_text
 from antiphon.events.items import Logprob
 from antiphon.events.response import Response
 
@@ -92,7 +92,7 @@ class ChoiceFold:
 
     def _name_by_id(self, entry: Logprob) -> Logprob:
         """Returns the entry with ids in place of texts. Its token is the next one of the details that equals it."""
-        text = spell_token(bytes(entry.bytes))
+        text = token_text(bytes(entry.bytes))
         while self._scored:
             token = self._scored.popleft()
             if token.logprob == entry.logprob and token.text == text:

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from antiphon.app.inspection.record import RoundRecord
-from antiphon.app.turn_types.step_detail import spell_token
+from antiphon.app.turn_types.step_detail import token_text
 from antiphon.events.json_lines import encode_json_line
 from antiphon.harmony.format import ModelFormat
 
@@ -42,5 +42,5 @@ def _list_runs(each: RoundRecord, form: ModelFormat | None, start: int, end: int
             ids = [each.prompt[position] for position in part]
             run: dict[str, Any] = {"at": part[0], "ids": ids}
             if form is not None:
-                run["texts"] = [spell_token(form.decode_token(token)[1]) for token in ids]
+                run["texts"] = [token_text(form.decode_token(token)[1]) for token in ids]
             yield run | {"control": control, "cached": cached, "restored": restored}

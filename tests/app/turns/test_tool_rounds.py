@@ -33,7 +33,7 @@ async def test_call_whose_end_fails_is_not_executed_again(monkeypatch: pytest.Mo
 
     async with run_tools() as run:
         run.seen.methods.clear()
-        monkeypatch.setattr(RoundPlanner, "fit_output", fail)
+        monkeypatch.setattr(RoundPlanner, "shorten_output", fail)
         reply = await asyncio.wait_for(run.post(**body("Please talk.")), 30)
     response = reply.json()
     assert run.seen.methods.count("tools/call") == 1
