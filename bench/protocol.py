@@ -22,7 +22,7 @@ import uvloop
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.output_processor import OutputProcessor
-from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory
+from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse
 from bench import scripted_server
@@ -68,7 +68,7 @@ class StageTimer:
         return [chunk async for chunk in stream_chunks(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
 
     def _create_processor(self) -> OutputProcessor:
-        turn_prompt = TokenHistory().render(self.model_format, "", self.spec.prompt_input, PROMPT_TIME)
+        turn_prompt = PromptTokenCache().render(self.model_format, "", self.spec.prompt_input, PROMPT_TIME)
         processor = OutputProcessor(self.spec, turn_prompt, self.model_format, new_id=numbered_ids(), clock=lambda: 0)
         processor.on_admitted(Chunk())
         return processor

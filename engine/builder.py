@@ -119,7 +119,11 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
     """Sizes the KV cache for the finished model and creates its core."""
     model, checkpoint, options, forward = build.model, build.checkpoint, build.options, build.forward
     info = describe_images(engine_info(model, checkpoint), model, build.tower, build.image_refusal)
-    scheduler = None if build.tower is None else create_image_scheduler(model, forward, build.tower, options.image_cache_mib << 20)
+    scheduler = (
+        None
+        if build.tower is None
+        else create_image_scheduler(model, forward, build.tower, options.image_cache_mib << 20)
+    )
     reserved = 0 if scheduler is None else options.image_cache_mib << 20
     cache = size_cache(forward, str(model.device), options, reserved, None if draft is None else draft.forward)
     cache_tokens = None if cache is None else cache.tokens

@@ -14,7 +14,6 @@ from antiphon.app.adapters.registration import check_adapter_options, describe_a
 from antiphon.app.assembly.draft_models import check_draft_options, estimate_with_draft, fetch_draft_model
 from antiphon.app.assembly.encoders import create_encoders
 from antiphon.app.media.processor_files import can_prepare_images
-from antiphon.app.models.static_info import read_static_info
 from antiphon.app.models.memory import (
     MemoryEstimate,
     check_fits,
@@ -26,6 +25,7 @@ from antiphon.app.models.memory import (
 from antiphon.app.models.memory_pool import GIB, ModelMemory, ModelMemoryPool, PoolTimeouts
 from antiphon.app.models.on_demand_engine import OnDemandEngine
 from antiphon.app.models.options import default_name, split_models
+from antiphon.app.models.static_info import read_static_info
 from antiphon.app.options.serve_options import ServeError, ServeOptions
 from antiphon.app.options.settings import Settings
 from antiphon.app.registry.model_registry import EncoderModel, ModelRegistry, ServedModel

@@ -312,4 +312,4 @@ class TurnManager:
         is_known = processor.has_dialect and not turn.is_continued  # else its conversation is not here
         if response.status in ("completed", "incomplete") and is_known:
             finished = describe_finished(turn.log, processor, response, model.names[0])
-            self._renderer.token_history.add_turn(finished)
+            self._renderer.prompt_token_cache.add_turn(finished)

@@ -228,7 +228,7 @@ class RoundPlanner:
         """
         self.tools.num_rounds += 1
         if done.is_admitted:
-            self._renderer.token_history.add_turn(
+            self._renderer.prompt_token_cache.add_turn(
                 FinishedTurn(done.prompt, tuple(done.generated_tokens), done.list_spoken(output))
             )
         sampling = self._spec.sampling

@@ -9,8 +9,8 @@ from antiphon.engine.checkpoint.vision_families import find_two_way_layers, read
 from antiphon.engine.fallbacks import report_fallback
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.varlen import VarlenForward
-from antiphon.engine.media.image_scheduler import ImageScheduler
 from antiphon.engine.media.encoder import ImageEncoder
+from antiphon.engine.media.image_scheduler import ImageScheduler
 from antiphon.engine.media.vision_tower import VisionTower
 from antiphon.engine.protocol import EngineInfo
 
@@ -28,7 +28,9 @@ def describe_images(info: EngineInfo, model: PreTrainedModel, tower: VisionTower
     return msgspec.structs.replace(info, image_form="expanded", soft_ids=soft_ids, suppressed_ids=suppressed)
 
 
-def create_image_scheduler(model: PreTrainedModel, forward: ForwardPass, tower: VisionTower, max_bytes: int) -> ImageScheduler:
+def create_image_scheduler(
+    model: PreTrainedModel, forward: ForwardPass, tower: VisionTower, max_bytes: int
+) -> ImageScheduler:
     """Returns what gets the features of pictures. The tower must be attached."""
     assert isinstance(forward, VarlenForward)
     two_way = forward.two_way_layers = find_two_way_layers(model.config)

@@ -9,8 +9,8 @@ import msgspec
 from antiphon.engine.protocol import Chunk, Fault, FinishReason, Job, OnChunk, TokenLogprob
 from antiphon.engine.remote.backend_apis.base import Decoder, Finish, JobTarget, RemoteFailure, RemoteOutput
 from antiphon.engine.remote.faults import GRAMMAR_LEFT
-from antiphon.engine.remote.grammars.follower import GrammarFollower
 from antiphon.engine.remote.grammars.continuation_mask import GrammarMode
+from antiphon.engine.remote.grammars.follower import GrammarFollower
 from antiphon.engine.remote.transport.sse import MAX_EVENT_BYTES, OversizedEventError, SseSplitter
 
 EVENTS_PER_PASS = 64

@@ -25,7 +25,7 @@ from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
 from antiphon.app.turns.prompts.cache_diagnostics import compare_prompt, list_settings
 from antiphon.app.turns.prompts.kept_items import KeptItems
-from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory, TurnPrompt
+from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache, TurnPrompt
 from antiphon.app.turns.prompts.truncation import truncate_input
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.rendered_prompt import RenderError, UnsupportedOptionError
@@ -53,7 +53,7 @@ class PromptRenderer:
 
     def __init__(self, cpu_limit_s: float) -> None:
         self._cpu_limit_s = cpu_limit_s
-        self.token_history = TokenHistory()
+        self.prompt_token_cache = PromptTokenCache()
 
     async def render_and_check(
         self, model: ServedModel, spec: TurnSpec, owner: str, now: float, *, is_large: bool = False
@@ -117,7 +117,7 @@ class PromptRenderer:
     def _render_prompt(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
         if spec.text_completion is not None:
             return self._render_completion(model, spec.text_completion, owner, now)
-        prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)
+        prompt = self.prompt_token_cache.render(model.format, owner, spec.prompt_input, now)
         prompt = self._fit_context(model, spec, prompt)
         if spec.max_prompt_tokens is not None:
             prompt = _keep_last_tokens(prompt, spec.max_prompt_tokens)
@@ -129,7 +129,7 @@ class PromptRenderer:
     def _render_summary(self, model: ServedModel, prompt: TurnPrompt) -> TurnPrompt | None:
         """Returns the prompt of a summary; None if the context has no room for it."""
         asking = ask_for_summary(prompt.prompt_input)
-        summary = self.token_history.render(model.format, prompt.owner, asking, prompt.now)
+        summary = self.prompt_token_cache.render(model.format, prompt.owner, asking, prompt.now)
         if summary.prompt.num_tokens + MIN_SUMMARY_TOKENS > model.engine.info.max_model_len:
             return None
         return _add_grammar(model, summary)
@@ -147,7 +147,7 @@ class PromptRenderer:
         if not summary:
             return content, msgspec.structs.replace(prompt, summary=None)
         compacted = msgspec.structs.replace(prompt.prompt_input, items=expand_compacted(content, ()))
-        rendered = self.token_history.render(model.format, prompt.owner, compacted, prompt.now)
+        rendered = self.prompt_token_cache.render(model.format, prompt.owner, compacted, prompt.now)
         rendered = self._fit_context(model, spec, rendered)
         if rendered.prompt.num_tokens >= context:
             message = (
@@ -161,7 +161,7 @@ class PromptRenderer:
         """Adds the diagnosis of the prompt cache, if the request names a response that is remembered."""
         if spec.comparison_id is None:
             return prompt
-        earlier = self.token_history.find_turn(prompt.owner, spec.comparison_id)
+        earlier = self.prompt_token_cache.find_turn(prompt.owner, spec.comparison_id)
         if earlier is None:
             return prompt
         return compare_prompt(prompt, list_settings(model.names[0], spec.base_response.text), earlier)
@@ -187,7 +187,7 @@ class PromptRenderer:
         max_prompt = context - min(spec.sampling.max_tokens or context, context // 4)
 
         def render(prompt_input: PromptInput) -> TurnPrompt:
-            return self.token_history.render(model.format, prompt.owner, prompt_input, prompt.now)
+            return self.prompt_token_cache.render(model.format, prompt.owner, prompt_input, prompt.now)
 
         def fits(prompt_input: PromptInput) -> bool:
             try:

@@ -94,7 +94,7 @@ class _ReplayPrefix(Struct, frozen=True):
     original: bytes
 
 
-class TokenHistory:
+class PromptTokenCache:
     """Remembers the latest turns of all owners, within the memory of `bound` tokens in total."""
 
     def __init__(self, bound: int = 2_000_000) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from antiphon.app.assembly import models as assembly
 from antiphon.app.assembly.models import create_models
-from antiphon.app.models.static_info import read_static_info
 from antiphon.app.models.memory import (
     HEADROOM,
     MIN_CACHE_BYTES,
@@ -23,6 +22,7 @@ from antiphon.app.models.memory import (
 )
 from antiphon.app.models.memory_pool import GIB
 from antiphon.app.models.on_demand_engine import OnDemandEngine
+from antiphon.app.models.static_info import read_static_info
 from antiphon.app.observability.startup import create_console, show_banner
 from antiphon.app.options.serve_options import ModelOption, ServeError, ServeOptions
 from antiphon.app.options.settings import Settings

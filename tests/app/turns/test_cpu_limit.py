@@ -13,7 +13,7 @@ from antiphon.app.http.body_parsing import LARGE_BYTES
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.sandbox.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.prompts.prompt_renderer import PromptRenderer
-from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory, TurnPrompt
+from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache, TurnPrompt
 from antiphon.app.turns.timeouts import TurnTimeouts
 from tests.clients.sdk_helpers import wait_until
 from tests.serving import serve
@@ -58,13 +58,13 @@ async def test_work_above_the_cpu_limit_times_out() -> None:
 
 
 def test_prompt_above_the_cpu_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    render = TokenHistory.render
+    render = PromptTokenCache.render
 
     def render_slowly(*args: object) -> object:
         use_cpu(0.5)
         return render(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(TokenHistory, "render", render_slowly)
+    monkeypatch.setattr(PromptTokenCache, "render", render_slowly)
     with serve([{"name": "x", "output": ["x"]}], timeouts=TurnTimeouts(render_cpu_limit_s=0.05)) as server:
         reply = httpx.post(f"{server.url}/responses", json={"model": "scripted", "input": "Hi"})
     assert reply.status_code == 400

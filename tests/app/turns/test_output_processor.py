@@ -13,7 +13,7 @@ import pytest
 
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.output_processor import OutputProcessor
-from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory
+from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.sse import encode_event
 from tests.counts import FULL_COUNTS
@@ -40,7 +40,7 @@ class CaseProcessor:
         self.format = request.model.format
         base_response = msgspec.structs.replace(request.spec.base_response, id="resp_1", created_at=1)
         self.spec = msgspec.structs.replace(request.spec, base_response=base_response)
-        self.prompt = TokenHistory().render(self.format, "", self.spec.prompt_input, NOW)
+        self.prompt = PromptTokenCache().render(self.format, "", self.spec.prompt_input, NOW)
 
     def process_tokens(self, cuts: Sequence[Sequence[int]], finish: str) -> list[dict[str, object]]:
         """Returns the events of an output whose chunks have these tokens."""

@@ -5,7 +5,7 @@ import pytest
 from antiphon.app.turns.prompts.prompt_token_cache import (
     MAX_OMITTED_TOKENS,
     FinishedTurn,
-    TokenHistory,
+    PromptTokenCache,
     TurnPrompt,
     common_length,
 )
@@ -36,13 +36,13 @@ MODELS = {model.name: model for model in TEMPLATE_MODELS}
 SINGLE_CALL_MODELS = {"llama-3.1", "gigachat-3.0", "llm-jp-4"}
 
 
-def render(history: TokenHistory, model: TemplateModel, *items: AnyInput) -> TurnPrompt:
+def render(history: PromptTokenCache, model: TemplateModel, *items: AnyInput) -> TurnPrompt:
     return history.render(load_model(model), "me", PromptInput(items=items, tools=TOOLS), NOW)
 
 
 def render_two_turns(model: TemplateModel) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Returns the first prompt, the tokens generated for it, and the second prompt."""
-    history, generated = TokenHistory(), tuple(load_model(model).encode(model.output))
+    history, generated = PromptTokenCache(), tuple(load_model(model).encode(model.output))
     first = render(history, model, QUESTION)
     history.add_turn(FinishedTurn(first, generated, OUTPUT))
     second = render(history, model, QUESTION, *CALL_ITEMS, *OUTPUT_ITEMS)
@@ -54,7 +54,7 @@ def test_second_prompt_shares_the_first_up_to_the_answer(model: TemplateModel) -
     """The start of the answer, such as an opened reasoning, is a part of the prompt that history may leave out."""
     first, _, second = render_two_turns(model)
     assert common_length(first, second) >= len(first) - MAX_OMITTED_TOKENS
-    third = render(TokenHistory(), model, QUESTION, *CALL_ITEMS, *OUTPUT_ITEMS, ANSWER, QUESTION).prompt.tokens
+    third = render(PromptTokenCache(), model, QUESTION, *CALL_ITEMS, *OUTPUT_ITEMS, ANSWER, QUESTION).prompt.tokens
     assert common_length(second, third) >= len(first) - MAX_OMITTED_TOKENS
 
 

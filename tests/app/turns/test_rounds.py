@@ -16,7 +16,7 @@ from antiphon.app.requests.responses import request as responses
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.hosted_turn import MAX_ROUNDS, HostedTurn
 from antiphon.app.turns.output_processor import OutputProcessor
-from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory
+from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.app.turns.rounds import OUTPUT_SHARE
 from antiphon.engine.protocol import Chunk, Fault
 from antiphon.events.sse import encode_event
@@ -93,7 +93,7 @@ class RoundProcessor:
         base_response = msgspec.structs.replace(spec.base_response, id="resp_1", created_at=1)
         self.format = request.model.format
         self.spec = msgspec.structs.replace(spec, base_response=base_response)
-        self.prompt = TokenHistory().render(self.format, "", self.spec.prompt_input, NOW)
+        self.prompt = PromptTokenCache().render(self.format, "", self.spec.prompt_input, NOW)
         self.tokens = self.format.encode(self.case.text)
         return self
 

@@ -13,7 +13,7 @@ from antiphon.app.errors import ApiError
 from antiphon.app.requests.responses import request as responses
 from antiphon.app.turns.jobs import build_job
 from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.prompts.prompt_token_cache import TokenHistory
+from antiphon.app.turns.prompts.prompt_token_cache import PromptTokenCache
 from antiphon.app.turns.timeouts import TurnTimeouts
 from antiphon.app.turns.turn import BROKEN_MESSAGE, SHUTTING_DOWN_MESSAGE
 from antiphon.engine.protocol import EngineInfo
@@ -130,14 +130,18 @@ async def test_rejected_choice_cancels_the_others() -> None:
 async def test_excess_turns_are_rejected_before_their_prompts_are_rendered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scripted, render, calls = ScriptedTurns([{"stall": True}], max_num_seqs=2, max_waiting=3), TokenHistory.render, []
+    scripted, render, calls = (
+        ScriptedTurns([{"stall": True}], max_num_seqs=2, max_waiting=3),
+        PromptTokenCache.render,
+        [],
+    )
 
     def render_slowly(*args: Any) -> Any:
         calls.append(args)
         time.sleep(0.05)
         return render(*args)
 
-    monkeypatch.setattr(TokenHistory, "render", render_slowly)
+    monkeypatch.setattr(PromptTokenCache, "render", render_slowly)
     starting = [asyncio.create_task(scripted.start_turn()) for _ in range(40)]
     rejected, _ = await asyncio.wait(starting, timeout=0.02)
     assert len(rejected) == 35 and all(isinstance(task.exception(), ApiError) for task in rejected)
@@ -233,7 +237,7 @@ async def test_concurrent_turns_do_not_mix() -> None:
 async def test_each_choice_has_its_own_seed() -> None:
     scripted = ScriptedTurns(["Hi"])
     request = responses.read_responses_request({"model": "scripted", "input": "Hi", "seed": 5}, scripted.registry)
-    turn_prompt = TokenHistory().render(
+    turn_prompt = PromptTokenCache().render(
         scripted.model.format, "", request.spec.prompt_input, datetime(2026, 1, 1, tzinfo=UTC)
     )
     jobs = [build_job(scripted.model, request.spec, turn_prompt, number, ()) for number in range(3)]

@@ -16,7 +16,7 @@ from antiphon.app.turns.prompts.prompt_token_cache import (
     MAX_OMITTED_TOKENS,
     TURN_OVERHEAD_TOKENS,
     FinishedTurn,
-    TokenHistory,
+    PromptTokenCache,
     TurnPrompt,
     _last_message_end,
     _prefix_keys,
@@ -71,19 +71,21 @@ CALL_TEXTS = {
 }
 
 
-def render_prompt(history: TokenHistory, model_format: ModelFormat, *items: AnyInput, owner: str = "me") -> TurnPrompt:
+def render_prompt(
+    history: PromptTokenCache, model_format: ModelFormat, *items: AnyInput, owner: str = "me"
+) -> TurnPrompt:
     return history.render(model_format, owner, PromptInput(items=items, tools=TOOLS), NOW)
 
 
-def add_answer(history: TokenHistory, model_format: ModelFormat, output: str) -> TurnPrompt:
+def add_answer(history: PromptTokenCache, model_format: ModelFormat, output: str) -> TurnPrompt:
     turn_prompt = render_prompt(history, model_format, QUESTION)
     history.add_turn(FinishedTurn(turn_prompt, tuple(model_format.encode(output)), ANSWER_ITEMS))
     return turn_prompt
 
 
-def start_with_call(dialect: str) -> tuple[ModelFormat, TokenHistory, tuple[int, ...]]:
+def start_with_call(dialect: str) -> tuple[ModelFormat, PromptTokenCache, tuple[int, ...]]:
     """Returns a format, a history with one tool-calling turn, and the tokens of that turn's prompt and output."""
-    model_format, history = bytes_format(dialect), TokenHistory()
+    model_format, history = bytes_format(dialect), PromptTokenCache()
     turn_prompt = render_prompt(history, model_format, QUESTION)
     output = tuple(model_format.encode(CALL_TEXTS[dialect]))
     history.add_turn(FinishedTurn(turn_prompt, output, CALL_ITEMS))
@@ -137,7 +139,7 @@ def test_builtin_call_is_rendered_with_its_generated_tokens(dialect: str, name: 
             "shell",
         ): f"<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{arguments}<|call|>",
     }
-    model_format, history = bytes_format(dialect), TokenHistory()
+    model_format, history = bytes_format(dialect), PromptTokenCache()
     tools = ToolTable.from_request([ShellTool(), PatchTool()])
 
     def render(*items: AnyInput) -> TurnPrompt:
@@ -184,7 +186,7 @@ def test_turns_of_other_owners_or_models_are_not_used() -> None:
 
 
 def test_reasoning_that_the_template_drops_is_not_restored() -> None:
-    model_format, history = bytes_format("gpt-oss"), TokenHistory()
+    model_format, history = bytes_format("gpt-oss"), PromptTokenCache()
     output = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>"
     turn_prompt = render_prompt(history, model_format, QUESTION)
     items = (CALL_ITEMS[0], *ANSWER_ITEMS)
@@ -195,7 +197,7 @@ def test_reasoning_that_the_template_drops_is_not_restored() -> None:
 
 
 def test_final_answer_keeps_its_text_and_gets_the_end_of_history() -> None:
-    model_format, history = bytes_format("gpt-oss"), TokenHistory()
+    model_format, history = bytes_format("gpt-oss"), PromptTokenCache()
     add_answer(history, model_format, "<|channel|>final<|message|>Two. <|return|>")
     following = render_prompt(history, model_format, QUESTION, ANSWER, QUESTION)
     assert "Two. <|end|>" in model_format.decode(following.prompt.tokens)
@@ -203,7 +205,7 @@ def test_final_answer_keeps_its_text_and_gets_the_end_of_history() -> None:
 
 
 def test_unfinished_turn_gets_the_end_of_history() -> None:
-    model_format, history = bytes_format("hermes"), TokenHistory()
+    model_format, history = bytes_format("hermes"), PromptTokenCache()
     add_answer(history, model_format, "Two. ")
     following = render_prompt(history, model_format, QUESTION, ANSWER, QUESTION)
     assert "Two. <|im_end|>" in model_format.decode(following.prompt.tokens)
@@ -211,7 +213,7 @@ def test_unfinished_turn_gets_the_end_of_history() -> None:
 
 def test_oldest_turns_are_evicted() -> None:
     model_format, history, tokens = start_with_call("hermes")
-    history = TokenHistory(bound=3 * len(tokens) + TURN_OVERHEAD_TOKENS)
+    history = PromptTokenCache(bound=3 * len(tokens) + TURN_OVERHEAD_TOKENS)
     turn_prompt = render_prompt(history, model_format, QUESTION)
     history.add_turn(FinishedTurn(turn_prompt, tokens[len(turn_prompt.rendered_tokens) :], CALL_ITEMS))
     following = render_prompt(history, model_format, QUESTION, REASONING, CALL, CALL_OUTPUT)
@@ -223,14 +225,14 @@ def test_oldest_turns_are_evicted() -> None:
 
 
 def test_number_of_short_turns_is_limited() -> None:
-    model_format, history = bytes_format("hermes"), TokenHistory(bound=10 * TURN_OVERHEAD_TOKENS)
+    model_format, history = bytes_format("hermes"), PromptTokenCache(bound=10 * TURN_OVERHEAD_TOKENS)
     for _ in range(20):
         add_answer(history, model_format, "Two.<|im_end|>")
     assert 0 < len(history._turns) < 10
 
 
 def test_indexed_lookup_agrees_with_a_search_of_all_turns() -> None:
-    dice, history = Random(7), TokenHistory(bound=60 * TURN_OVERHEAD_TOKENS)
+    dice, history = Random(7), PromptTokenCache(bound=60 * TURN_OVERHEAD_TOKENS)
     formats = [bytes_format("hermes"), bytes_format("hermes")]
     messages = [InputMessage(role="user", content=text) for text in ("a", "b", "ab")]
 
@@ -258,7 +260,7 @@ def test_indexed_lookup_agrees_with_a_search_of_all_turns() -> None:
     assert all(history._by_start.values())
 
 
-def remember(history: TokenHistory, *, num_tokens: int = 1, request_bytes: int = 0) -> FinishedTurn:
+def remember(history: PromptTokenCache, *, num_tokens: int = 1, request_bytes: int = 0) -> FinishedTurn:
     model_format = bytes_format("hermes")
     turn_prompt = render_prompt(history, model_format, QUESTION)
     turn = FinishedTurn(turn_prompt, (65,) * num_tokens, ANSWER_ITEMS, request_bytes)
@@ -267,7 +269,7 @@ def remember(history: TokenHistory, *, num_tokens: int = 1, request_bytes: int =
 
 
 def test_long_turn_evicts_as_many_short_ones_as_it_needs() -> None:
-    history = TokenHistory(bound=10_000)
+    history = PromptTokenCache(bound=10_000)
     for _ in range(10):
         short = remember(history)
     num_tokens = 10_000 - 3 * _size_tokens(short)
@@ -278,15 +280,15 @@ def test_long_turn_evicts_as_many_short_ones_as_it_needs() -> None:
 
 @pytest.mark.parametrize(("room", "num_kept"), [(0, 3), (-1, 2), (1, 3)])
 def test_turns_are_kept_up_to_the_bound_itself(room: int, num_kept: int) -> None:
-    size = _size_tokens(remember(TokenHistory()))
-    history = TokenHistory(bound=3 * size + room)
+    size = _size_tokens(remember(PromptTokenCache()))
+    history = PromptTokenCache(bound=3 * size + room)
     for _ in range(5):
         remember(history)
     assert len(history._turns) == num_kept
 
 
 def test_size_of_a_turn_counts_prompt_output_and_request() -> None:
-    turn = remember(TokenHistory(), num_tokens=5, request_bytes=3 * BYTES_PER_TOKEN)
+    turn = remember(PromptTokenCache(), num_tokens=5, request_bytes=3 * BYTES_PER_TOKEN)
     num_prompt_tokens = len(turn.turn_prompt.rendered_tokens)
     assert _size_tokens(turn) == TURN_OVERHEAD_TOKENS + 2 * num_prompt_tokens + 5 + 3
 
@@ -319,13 +321,13 @@ def say(text: str) -> tuple[Message, ...]:
     return (Message(id="msg_1", status="completed", content=(OutputText(text=text),)),)
 
 
-def add_spaced_answer(history: TokenHistory, model_format: Any, text: str, *items: AnyInput) -> FinishedTurn:
+def add_spaced_answer(history: PromptTokenCache, model_format: Any, text: str, *items: AnyInput) -> FinishedTurn:
     """Adds a turn whose answer was generated with other white space than its item has."""
     prompt = render_prompt(history, model_format, *items)
     return FinishedTurn(prompt, (*map(ord, f" {text} "), END), say(text))
 
 
-def read_following(history: TokenHistory, model_format: Any, *items: AnyInput) -> str:
+def read_following(history: PromptTokenCache, model_format: Any, *items: AnyInput) -> str:
     """Returns the prompt of a following turn, with a bar for each end and without the start of the answer."""
     return "".join(map(chr, render_prompt(history, model_format, *items).prompt.tokens)).replace(chr(END), "|")
 
@@ -337,7 +339,7 @@ Q, A, R = (InputMessage(role=role, content=text) for role, text in [("user", "q"
     ("num_start_tokens", "is_replayed"), [(MAX_OMITTED_TOKENS, True), (MAX_OMITTED_TOKENS + 1, False)]
 )
 def test_tokens_that_history_leaves_out_are_limited(num_start_tokens: int, *, is_replayed: bool) -> None:
-    model_format, history = CharacterFormat(num_start_tokens), TokenHistory()
+    model_format, history = CharacterFormat(num_start_tokens), PromptTokenCache()
     history.add_turn(add_spaced_answer(history, model_format, "a", Q))
     start = chr(START) * num_start_tokens
     expected = f"q|{start} a |r|{start}" if is_replayed else f"q|a|r|{start}"
@@ -347,7 +349,7 @@ def test_tokens_that_history_leaves_out_are_limited(num_start_tokens: int, *, is
 def test_longest_turn_is_replayed_whenever_it_was_added() -> None:
     model_format = CharacterFormat()
     for order in (1, -1):
-        history = TokenHistory()
+        history = PromptTokenCache()
         first = add_spaced_answer(history, model_format, "a", Q)
         second = add_spaced_answer(history, model_format, "b", Q, A, R)
         for turn in (first, second)[::order]:
@@ -357,7 +359,7 @@ def test_longest_turn_is_replayed_whenever_it_was_added() -> None:
 
 
 def test_latest_of_two_equal_turns_is_replayed() -> None:
-    model_format, history = CharacterFormat(), TokenHistory()
+    model_format, history = CharacterFormat(), PromptTokenCache()
     turn = add_spaced_answer(history, model_format, "a", Q)
     history.add_turn(turn)
     history.add_turn(msgspec.structs.replace(turn, generated_tokens=(*map(ord, "a  "), END)))
@@ -366,7 +368,7 @@ def test_latest_of_two_equal_turns_is_replayed() -> None:
 
 @pytest.mark.parametrize("output", [(), say("")])
 def test_turn_that_left_nothing_in_the_history_is_not_replayed(output: tuple[Message, ...]) -> None:
-    model_format, history = CharacterFormat(), TokenHistory()
+    model_format, history = CharacterFormat(), PromptTokenCache()
     turn = add_spaced_answer(history, model_format, "", Q)
     history.add_turn(msgspec.structs.replace(turn, output=output))
     empty = [InputMessage(role="assistant", content="")] if output else []
@@ -375,7 +377,7 @@ def test_turn_that_left_nothing_in_the_history_is_not_replayed(output: tuple[Mes
 
 
 def test_turn_without_output_or_without_a_message_end_is_not_remembered() -> None:
-    history, without_ends = TokenHistory(), CharacterFormat(end_of_message=())
+    history, without_ends = PromptTokenCache(), CharacterFormat(end_of_message=())
     for model_format, tokens in [(CharacterFormat(), ()), (without_ends, (ord("a"), END))]:
         prompt = render_prompt(history, cast("Any", model_format), Q)
         history.add_turn(FinishedTurn(prompt, tokens, say("a")))
@@ -385,7 +387,7 @@ def test_turn_without_output_or_without_a_message_end_is_not_remembered() -> Non
 def test_pictures_are_found_again_after_generated_tokens() -> None:
     """The picture of a later turn moves when an earlier answer has more tokens than its rendering."""
     model = IMAGE_MODELS[1]
-    model_format, images, history = load_image_model(model), list_pictures(model), TokenHistory()
+    model_format, images, history = load_image_model(model), list_pictures(model), PromptTokenCache()
     question = InputMessage(role="user", content=(picture(3), InputText(text="What is it?")))
     answer = (Message(id="msg_1", status="completed", content=(OutputText(text="A\n\ncat."),)),)
 
@@ -409,7 +411,7 @@ def test_pictures_are_found_again_after_generated_tokens() -> None:
 
 def test_generated_token_of_a_picture_is_not_restored() -> None:
     """An engine on another server may generate one. The next prompt would have a picture too many."""
-    model_format, history = load_image_model(IMAGE_MODELS[1]), TokenHistory()
+    model_format, history = load_image_model(IMAGE_MODELS[1]), PromptTokenCache()
     first = render_prompt(history, model_format, QUESTION)
     text = f"Two.{IMAGE_MODELS[1].soft}"
     items = (Message(id="msg_1", status="completed", content=(OutputText(text=text),)),)
