@@ -119,12 +119,12 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
     """Sizes the KV cache for the finished model and creates its core."""
     model, checkpoint, options, forward = build.model, build.checkpoint, build.options, build.forward
     info = describe_images(engine_info(model, checkpoint), model, build.tower, build.image_refusal)
-    scheduler = (
+    pictures = (
         None
         if build.tower is None
         else create_image_scheduler(model, forward, build.tower, options.image_cache_mib << 20)
     )
-    reserved = 0 if scheduler is None else options.image_cache_mib << 20
+    reserved = 0 if pictures is None else options.image_cache_mib << 20
     cache = size_cache(forward, str(model.device), options, reserved, None if draft is None else draft.forward)
     cache_tokens = None if cache is None else cache.tokens
     default_tokens = GPU_BATCHED_TOKENS if model.device.type == "cuda" else CPU_BATCHED_TOKENS
@@ -144,7 +144,7 @@ def _create_core(build: ModelBuild, draft: ModelBuild | None) -> Core:
         kernels=build.kernels,
         before_pass=adapt_threads(model, options),
         adapters=build.adapters,
-        pictures=scheduler,
+        pictures=pictures,
         prefix_disk=open_prefix_disk(checkpoint, options, forward, build.kernels),
         grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )

@@ -54,7 +54,7 @@ calm can cap captain car card care careful carrot case catch cause center centur
 cheese chest chicken chief child choice choose circle class clean clear clever climb clock cloth cloud coast coat
 collect color comb come common company compare complete condition connect consider contain continue control cook cool
 copper copy corner correct cotton could count country couple courage cousin cover cow crash create cross crowd cry cup
-cut daily damage dance danger daughter deal dear death decide deep degree delay deliver depend desert design scheduler
+cut daily damage dance danger daughter deal dear death decide deep degree delay deliver depend desert design desk
 detail develop different difficult direct dirty discover discuss distant divide double doubt dream dress drive drop
 dry dust duty each earth east easy edge education effect egg eight electric elephant eleven empty end enemy enjoy
 enough enter equal error even exact example except excite exercise exist expect expensive explain express extra eye

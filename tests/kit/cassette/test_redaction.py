@@ -157,7 +157,7 @@ def test_secret_of_a_known_form_is_removed_from_a_prompt(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a scheduler-lamp, a task-force-of-twenty-people and risk-assessment-documents",
+        "a desk-lamp, a task-force-of-twenty-people and risk-assessment-documents",
         "gAAAAABp4W-sk-QG0E9NNg0EX06Ei2scR4A0R2QPfZzvD5T5pYAMLnYDssmY3_sk-RYVZTKHkbzOxp-yMDAB",
         "mail me@example.org: the ratio is 3:2 @ noon",
         "https://host.example/path?q=token&limit=2",
