@@ -37,7 +37,7 @@ PROCESS_TESTS = tests/app/batches/test_batch_command.py tests/app/batches/test_b
 	tests/app/observability/test_log_sink.py tests/app/remote/test_launch.py tests/app/sandbox \
 	tests/app/store/test_approvals.py tests/app/store/test_blob_kills.py tests/app/store/test_continued_responses.py \
 	tests/app/store/test_durable_changes.py tests/app/store/test_failover_time.py tests/app/store/test_kill.py \
-	tests/app/store/test_maintenance.py tests/app/store/test_migration_kills.py \
+	tests/app/store/test_maintenance.py tests/app/store/test_creation_kills.py \
 	tests/app/store/test_postgres_outage.py tests/app/store/test_record_kills.py \
 	tests/app/store/test_summaries.py tests/app/store/test_tool_kills.py tests/app/store/test_usage_kills.py \
 	tests/app/test_engine_process.py tests/app/test_exit.py tests/app/test_lost_workers_served.py \

@@ -17,7 +17,7 @@ import structlog
 from antiphon.app.store.base import ClaimedResponse
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.event_tables import StoredNews
-from antiphon.app.store.recent_logs import RecentLogs
+from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.write_ops import AppendEvents, OpQueue, StoreChange, WriteOp
 from antiphon.app.turn_types.blob_urls import NO_BLOBS
 from antiphon.app.turn_types.event_log import EventLog, LogEntry, is_terminal

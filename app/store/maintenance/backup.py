@@ -1,18 +1,16 @@
-"""Copies of a store file: while servers write to it, before its schema changes, and back in its place."""
+"""Copies of a store file: while servers write to it, and back in its place."""
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from antiphon.app.store.base import StoreError
-from antiphon.app.store.sqlite.schema import SCHEMA_VERSION, check_schema
+from antiphon.app.store.sqlite.schema import require_schema
 from antiphon.app.store.writer_lease import is_recent
 from antiphon.app.turn_types.encryption import open_sealer
 
@@ -24,7 +22,6 @@ STEP_PAUSE_S = 0.002
 """Time between two steps, which leaves the disk to the servers."""
 LEASE_S = 7.0
 """Time without a heartbeat after which a server that uses a file counts as gone."""
-_log = structlog.get_logger(__name__)
 SIDE_FILES = ("-wal", "-shm", "-journal")
 
 
@@ -101,31 +98,6 @@ def restore(backup: Path, target: Path, key_file: Path | None = None) -> tuple[P
     return kept, _compare_keys(backup, key_file)
 
 
-def keep_copy(path: Path, version: int) -> None:
-    """Copies a file of an older version before its schema changes, and logs where the copy is.
-
-    The copy is left out if the disk would be nearly full with it: serving goes on, and the change is a transaction.
-    """
-    copy = path.with_name(f"{path.name}.version-{version}")
-    partial = path.with_name(f".{copy.name}.{os.getpid()}.part")
-    try:
-        size = sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
-        if shutil.disk_usage(path.parent).free < 2 * size:
-            _log.warning("no copy of the store is kept before its schema changes: the disk is nearly full")
-            return
-        with _open_source(path) as reader:
-            _copy(reader, partial)
-        partial.replace(copy)
-    except (sqlite3.Error, OSError) as error:
-        _log.warning("no copy of the store is kept before its schema changes", reason=_explain(error))
-        return
-    finally:
-        partial.unlink(missing_ok=True)
-    _log.info(
-        "a copy of the store is kept, since its schema changes; delete it when you do not need it", path=str(copy)
-    )
-
-
 def list_live_writers(path: Path) -> list[str]:
     """Returns the names of the servers that use a file. Raises `StoreError`."""
     try:
@@ -177,9 +149,7 @@ def _copy(source: sqlite3.Connection, target: Path, on_progress: Callable[[int, 
 
 def _describe(path: Path, key_file: Path | None) -> BackupNote:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        [(result,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
-        if result != "ok":
-            raise StoreError(f"the copy is damaged: {result}")
+        _check_pages(connection)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         num_responses = connection.execute("SELECT count(*) FROM responses").fetchone()[0]
     return BackupNote(
@@ -203,29 +173,20 @@ def _write_note(target: Path, note: BackupNote) -> None:
         os.fsync(file.fileno())
 
 
+def _check_pages(connection: sqlite3.Connection) -> None:
+    [(result,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
+    if result != "ok":
+        raise StoreError(f"the copy is damaged: {result}")
+
+
 def _check_backup(backup: Path) -> None:
     """Raises `StoreError` for a file that no store can be restored from."""
     try:
-        with _open_source(backup) as connection, contextlib.closing(_open_scratch()) as scratch:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA_VERSION:
-                remedy = f"this version of Antiphon knows up to {SCHEMA_VERSION}: upgrade Antiphon"
-                raise StoreError(f"{backup} has schema version {version}; {remedy}")
-            [(result,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
-            if result != "ok":
-                raise StoreError(f"{backup} is damaged: {result}")
-            for (statement,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"):
-                scratch.execute(statement)
-            scratch.execute(f"PRAGMA user_version = {version}")
-            if not version:
-                raise StoreError(f"{backup} is no backup of a store: it has no version")
-            check_schema(scratch)
-    except sqlite3.Error as error:
-        raise StoreError(f"{backup} is no backup of a store: {error}") from None
-
-
-def _open_scratch() -> sqlite3.Connection:
-    return sqlite3.connect(":memory:", isolation_level=None)
+        with _open_source(backup) as connection:
+            _check_pages(connection)
+            require_schema(connection)
+    except (sqlite3.Error, StoreError) as error:
+        raise StoreError(f"{backup} is no backup of a store of this Antiphon: {error}") from None
 
 
 def _forget_writers(path: Path) -> None:

@@ -11,7 +11,7 @@ from antiphon.app.store.postgres.address import DatabaseAddress, parse_address
 from antiphon.app.store.postgres.connection import BoundedConnection
 from antiphon.app.store.postgres.database import PostgresDatabase, PostgresReads
 from antiphon.app.store.postgres.follower import Follower
-from antiphon.app.store.postgres.schema import migrate_database
+from antiphon.app.store.postgres.schema import create_tables
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import NOT_WRITABLE, StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
@@ -35,7 +35,7 @@ class PostgresStore(ResponseStore):
         max_bytes: int = 4 * 2**30,
     ) -> None:
         address = parse_address(url)
-        migrate_database(address)
+        create_tables(address)
         name = writer_lease.create_name()
         with ExitStack() as undo:
             self._written = PostgresDatabase(address, name, encryption_key, timings.lease_s)

@@ -3,14 +3,12 @@
 import asyncio
 import sqlite3
 from contextlib import ExitStack, closing
-from functools import partial
 from math import inf
 from pathlib import Path
 
 import structlog
 
 from antiphon.app.store import writer_lease
-from antiphon.app.store.maintenance.backup import keep_copy
 from antiphon.app.store.sqlite.database import MemoryDatabase, SharedConnection, SqliteDatabase
 from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
 from antiphon.app.store.sqlite.schema import open_connection
@@ -48,7 +46,7 @@ class SqliteStore(ResponseStore):
         quarantine_if_corrupt(path)
         self._polls: set[asyncio.Task[None]] = set()
         with ExitStack() as undo:
-            connections = (open_connection(path, partial(keep_copy, path)), open_connection(path))
+            connections = (open_connection(path), open_connection(path))
             written, reads = (undo.enter_context(closing(SqliteDatabase(each))) for each in connections)
             # Several threads read the history at once.
             history = undo.enter_context(closing(SqliteDatabase(SharedConnection(open_connection(path)))))

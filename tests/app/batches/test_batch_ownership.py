@@ -24,7 +24,7 @@ from antiphon.app.store.batches.records import BatchLine, LineResult, StoredBatc
 from antiphon.app.store.database import Database
 from antiphon.app.store.postgres.address import parse_address
 from antiphon.app.store.postgres.database import PostgresDatabase
-from antiphon.app.store.postgres.schema import migrate_database
+from antiphon.app.store.postgres.schema import create_tables
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turn_types.ids import new_id
 from tests.app.store.store_helpers import PostgresPlace, SqlitePlace, StorePlace
@@ -228,7 +228,7 @@ async def test_batch_does_not_end_without_its_files(store: ResponseStore, monkey
 def test_batch_is_not_taken_over_in_the_middle_of_a_transaction(postgres_server: PostgresServer) -> None:
     """SQLite has one transaction at a time; in PostgreSQL the row of the batch must be locked first."""
     place = PostgresPlace(postgres_server.create_database())
-    migrate_database(parse_address(place.url))
+    create_tables(parse_address(place.url))
     first, second = place.open_database(), place.open_database()
     line = BatchLine(number=1, rank=1, start=0, length=1, custom_id="c0", model=None)
     result = LineResult(number=1, custom_id="c0", status=200, body=b"{}")
@@ -259,7 +259,7 @@ def test_batch_is_not_taken_over_in_the_middle_of_a_transaction(postgres_server:
 
 def test_input_that_a_batch_begins_to_read_is_not_deleted_by_another_server(postgres_server: PostgresServer) -> None:
     place = PostgresPlace(postgres_server.create_database())
-    migrate_database(parse_address(place.url))
+    create_tables(parse_address(place.url))
     first, second = place.open_database(), place.open_database()
     file = StoredFile(id="file-in", created_at=1, expires_at=None, filename="in.jsonl", purpose="batch")
     first.begin(sync=True)
@@ -283,7 +283,7 @@ def test_input_that_a_batch_begins_to_read_is_not_deleted_by_another_server(post
 def test_batch_of_a_server_that_is_paused_in_a_transaction_is_taken_over(postgres_server: PostgresServer) -> None:
     place = PostgresPlace(postgres_server.create_database())
     address = parse_address(place.url)
-    migrate_database(address)
+    create_tables(address)
     paused, other = PostgresDatabase(address, lease_s=0.2), place.open_database()
     paused.begin(sync=True)
     paused.batches.insert_batch("me", BATCH, "paused")

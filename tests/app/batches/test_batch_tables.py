@@ -10,7 +10,7 @@ from msgspec import structs
 from antiphon.app.store.batches.records import BatchLine, LineResult, StoredBatch, StoredFile, TokenCounts
 from antiphon.app.store.database import Database
 from antiphon.app.store.postgres.address import parse_address
-from antiphon.app.store.postgres.schema import migrate_database
+from antiphon.app.store.postgres.schema import create_tables
 from tests.app.store.store_helpers import PostgresPlace, SqlitePlace, StorePlace
 from tests.postgres_server import PostgresServer
 
@@ -25,7 +25,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Database
     else:
         server: PostgresServer = request.getfixturevalue("postgres_server")
         place = PostgresPlace(server.create_database())
-        migrate_database(parse_address(place.name))
+        create_tables(parse_address(place.name))
     found = place.open_database()
     found.begin(sync=False)
     yield found

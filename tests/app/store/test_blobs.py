@@ -2,25 +2,22 @@
 
 import itertools
 import random
-import sqlite3
 import threading
 from pathlib import Path
 
-import pytest
-from msgspec import json, structs
+from msgspec import structs
 
 from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.blobs.blob_tables import BLOB_PIECE_BYTES, BlobHolder
-from antiphon.app.store.recent_logs import RecentLogs
+from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.sqlite.schema import open_memory
-from antiphon.app.store.sqlite.versions import MIGRATIONS
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turn_types.blob_urls import find_blobs, format_blob_url, refer_to
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turn_types.reply_form import ChatForm
 from antiphon.app.turns.stored_history import with_ids
-from antiphon.events.inputs import InputFile, InputImage, InputMessage
+from antiphon.events.inputs import InputFile, InputMessage
 from tests.app.store.store_helpers import (
     AnyPlace,
     StorePlace,
@@ -29,7 +26,6 @@ from tests.app.store.store_helpers import (
     open_test_store,
 )
 from tests.app.store.stored_blobs import PICTURE, add_picture_log, contents_of, find_faults, picture_message
-from tests.app.store.test_sqlite import VERSION_2_SQL
 
 DOCUMENT = b"%PDF of a letter " * 1000
 TABLES = ("blobs", "blob_pieces", "blob_references")
@@ -245,25 +241,6 @@ def test_tables_without_row_ids_begin_with_their_primary_keys() -> None:
         assert keys[:num_keys] == list(range(1, num_keys + 1)), table
     assert tables
     connection.close()
-
-
-@pytest.mark.parametrize("version", [6])
-async def test_data_url_in_a_row_of_an_older_version_is_read(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "responses.db"
-    item = InputMessage(role="user", content=(InputImage(image_url="data:image/png;base64,iVBORw0KGgo="),), id="msg_1")
-    with sqlite3.connect(path) as connection:
-        connection.executescript(VERSION_2_SQL + ";".join(MIGRATIONS[1 : version - 1]))
-        connection.execute("UPDATE responses SET input_items = ?", (json.encode((item,)),))
-        connection.execute("UPDATE conversation_items SET data = ?", (json.encode(item),))
-        connection.execute(f"PRAGMA user_version = {version}")
-    connection.close()
-    async with open_test_store(path) as store:
-        found = await store.read_log("me", "resp_old")
-        assert found is not None and found.input_items == (item,)
-        assert set(store.history.load_conversation("me", "conv_1")) == {item}
-        await add_picture_log(store, "a", PICTURE)
-        assert count_rows(store) == (1, 1, 1)
-        assert await store.delete_response("me", "resp_old") and not find_faults(store._database)
 
 
 async def test_two_servers_add_and_delete_the_same_blobs(place: StorePlace) -> None:

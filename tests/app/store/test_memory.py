@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from antiphon.app.requests.chat.stored import CompletionQuery
+from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.history.step_rows import NewStep
-from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.sqlite.database import MemoryDatabase, SqliteDatabase
 from antiphon.app.store.sqlite.store import MemoryStore
 from tests.app.store.store_helpers import add_completion, add_log, make_steps

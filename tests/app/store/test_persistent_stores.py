@@ -10,8 +10,8 @@ import pytest
 
 from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.store.database import Database
+from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.history.step_rows import NewStep
-from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
 from tests.app.store.store_helpers import (

@@ -4,7 +4,6 @@ written."""
 import asyncio
 import contextlib
 import random
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from antiphon.app.store.database import Database
 from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.turn_types.continuation import RecordBlock, RecordRow
 from tests.app.inspection.inspector import SCRIPT, TOOLS, Inspector
-from tests.app.store.store_helpers import PostgresPlace, SqlitePlace, StorePlace, open_test_store, read_uses
+from tests.app.store.store_helpers import PostgresPlace, StorePlace, read_uses
 from tests.postgres_server import PostgresServer
 from tests.progress import wait_with_progress
 from tests.serving import RunningServer, scripted_registry, serve
@@ -332,21 +331,3 @@ async def test_servers_that_change_the_same_blocks_never_wait_for_each_other(
 
     await asyncio.gather(*(asyncio.to_thread(work, writer) for writer in range(4)))
     assert bool(read_uses(postgres_place)) is (seed == 0)
-
-
-async def test_file_of_version_9_gets_the_tables(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    async with open_test_store(path):
-        pass
-    with sqlite3.connect(path) as connection:
-        connection.executescript(
-            "DROP TABLE deleted_entries; DROP TRIGGER files_position; DROP TRIGGER batches_position; "
-            "DROP TRIGGER chat_completions_position; DROP TRIGGER conversation_items_position; "
-            "DROP TABLE usage_hours; DROP INDEX by_owner; DROP TABLE turn_records; DROP TABLE prompt_blocks; ALTER TABLE writers DROP COLUMN stats; "
-            "PRAGMA user_version = 9"
-        )
-    connection.close()
-    place = SqlitePlace(path)
-    with serve(SCRIPT, inspect="store", store_file=path) as server, Inspector(server) as inspector:
-        inspector.ask(store=True)
-    assert len(read_uses(place)) == 1

@@ -1,24 +1,24 @@
 """The SQLite store: durability before publication, recovery, and the writer lease between two processes."""
 
 import sqlite3
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from antiphon.app.requests.chat.stored import CompletionQuery
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.database import Database
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sqlite.database import SqliteDatabase
-from antiphon.app.store.sqlite.schema import SCHEMA_VERSION, open_connection
+from antiphon.app.store.sqlite.schema import list_statements, open_connection, open_existing
 from antiphon.app.store.sqlite.store import SqliteStore
-from antiphon.app.store.sqlite.versions import MIGRATIONS, split_script
+from antiphon.app.store.tables import SCHEMA_VERSION
 from antiphon.app.store.writer import StoreWriter
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.events.inputs import InputMessage
-from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
+from tests.app.store.store_helpers import add_log, make_response, make_steps, open_test_store
 from tests.counts import FULL_COUNTS
 
 SYNCHRONOUS_FULL = 2
@@ -55,78 +55,45 @@ async def test_damaged_file_is_renamed_and_replaced(path: Path) -> None:
     assert file_size(damaged) == size
 
 
-async def test_file_of_a_newer_version_is_rejected(path: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, SCHEMA_VERSION + 11])
+async def test_file_of_another_version_is_refused_and_kept(path: Path, version: int) -> None:
     async with open_test_store(path):
         pass
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(StoreError, match="newer Antiphon"):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    message = f"{path}: it has schema version {version}, .* version {SCHEMA_VERSION} only. Use the Antiphon that wrote"
+    with pytest.raises(StoreError, match=message):
+        SqliteStore(path)
+    with pytest.raises(StoreError, match=f"schema version {version}, .* or move it away"):
+        open_existing(path)
+    assert [file.name for file in list_folder(path.parent)] == ["responses.db"]
+
+
+async def test_file_that_lacks_a_column_is_refused(path: Path) -> None:
+    """As one that a build before the first version with this number has written."""
+    async with open_test_store(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE writers DROP COLUMN stats")
+    with pytest.raises(
+        StoreError, match=r"missing columns: writers\.stats\)\. Use the Antiphon that wrote it, or move"
+    ):
         SqliteStore(path)
 
 
-VERSION_2_SQL = Path(__file__).with_name("version_2.sql").read_text(encoding="utf-8")
-CHANGES = {
-    "version 1": "ALTER TABLE responses DROP COLUMN asked; PRAGMA user_version = 1;",
-    "version 2": "",
-    "version 3": """
-        ALTER TABLE responses RENAME COLUMN head TO base_response;
-        ALTER TABLE responses RENAME COLUMN given TO input_items;
-        ALTER TABLE responses RENAME COLUMN asked TO cancel_requested;
-        ALTER TABLE talk RENAME TO conversation_items;
-        ALTER TABLE conversation_items RENAME COLUMN place TO position;
-        ALTER TABLE writers RENAME COLUMN beat TO heartbeat;
-        PRAGMA user_version = 3;
-    """,
-    "version 5": ";".join((*MIGRATIONS[1:4], "PRAGMA user_version = 5")),
-    "version 6": ";".join((*MIGRATIONS[1:5], "PRAGMA user_version = 6")),
-    "version 8": ";".join((*MIGRATIONS[1:7], "PRAGMA user_version = 8")),
-    "version 9": ";".join((*MIGRATIONS[1:8], "PRAGMA user_version = 9")),
-    "version 10": ";".join((*MIGRATIONS[1:9], "PRAGMA user_version = 10")),
-    "version 11": ";".join((*MIGRATIONS[1:10], "PRAGMA user_version = 11")),
-}
-"""Statements that make a file of version 2 one of another version."""
-
-
-@pytest.mark.parametrize("version", CHANGES)
-async def test_file_of_an_older_version_is_migrated(path: Path, version: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with sqlite3.connect(path) as connection:
-        connection.executescript(VERSION_2_SQL + CHANGES[version])
-    connection.close()
-    async with open_test_store(path) as store:
-        found = await store.read_log("me", "resp_old")
-        assert found is not None and found.response.status == "completed" and len(found.entries) == 10
-        assert [item.id for item in found.input_items] == ["msg_old0000"]
-        assert [item.id for item in store.history.load_conversation("me", "conv_1")] == ["msg_old0000", "msg_0"]
-        await store.request_cancel(found)
-        await add_log(store, "new", background=True).wait_finished()
-        assert store.list_completions("me", CompletionQuery(limit=1)) == []
-        completion = await add_completion(store, "chat")
-        assert store.find_completion("me", completion.id) == completion
-        assert [await store.use_approvals("me", ["0" * 32]) for _ in range(2)] == [True, False]
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-    connection.close()
-
-
-MIGRATION_STATEMENTS = [text for migration in MIGRATIONS[1:] for text in split_script(migration)]
-
-
-@pytest.mark.parametrize("number", range(0, len(MIGRATION_STATEMENTS), 1 if FULL_COUNTS else 6))
-async def test_migration_that_the_disk_interrupts_changes_nothing(path: Path, number: int) -> None:
+@pytest.mark.parametrize("number", range(0, len(list_statements()), 1 if FULL_COUNTS else 8))
+async def test_creation_that_the_disk_interrupts_changes_nothing(path: Path, number: int) -> None:
     """It fails at the statement with this number, as on a full disk."""
-    path.parent.mkdir(exist_ok=True)
-    with sqlite3.connect(path) as connection:
-        connection.executescript(VERSION_2_SQL)
-    connection.close()
-    for statement in (MIGRATION_STATEMENTS[number], f"PRAGMA user_version = {SCHEMA_VERSION}"):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=failing_connection(statement)))
-            with pytest.raises(StoreError, match=r"cannot open the store .*: database or disk is full"):
-                SqliteStore(path)
+    with pytest.MonkeyPatch.context() as patched:
+        connection_class = failing_connection(list_statements()[number])
+        patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=connection_class))
+        with pytest.raises(StoreError, match=r"cannot open the store .*: database or disk is full"):
+            SqliteStore(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
     async with open_test_store(path) as store:
-        assert await store.read_log("me", "resp_old") is not None
-    assert {file.name for file in list_folder(path.parent)} == {"responses.db", "responses.db.version-2"}
+        await add_log(store, "new").wait_published()
+    assert [file.name for file in list_folder(path.parent)] == ["responses.db"]
 
 
 def failing_connection(statement: str) -> type[sqlite3.Connection]:
