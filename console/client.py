@@ -1,7 +1,8 @@
-"""The HTTP client of a conversation: the list of models, and replies as they arrive."""
+"""The HTTP client of the commands: bodies, lines and events of a server as they arrive."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,9 +37,23 @@ class ChatClient:
         # A proxy of the environment is not for a server on this machine.
         self._uses_environment = not is_loopback(urlsplit(address.base_url).hostname)
 
-    def _open_http(self, read_timeout_s: float | None) -> httpx2.AsyncClient:
+    @asynccontextmanager
+    async def _open_reply(
+        self, method: str, path: str, read_timeout_s: float | None = READ_TIMEOUT_S, **sent: Any
+    ) -> AsyncGenerator[httpx2.Response, None]:
+        """Sends a request, and yields its reply, of which the body is not read. Raises `ReplyFailedError`."""
         timeout = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
-        return httpx2.AsyncClient(timeout=timeout, trust_env=self._uses_environment)
+        sent.setdefault("headers", self._headers)
+        try:
+            async with (
+                httpx2.AsyncClient(timeout=timeout, trust_env=self._uses_environment) as http,
+                http.stream(method, self.address.base_url + path, **sent) as reply,
+            ):
+                if reply.status_code >= 400:
+                    raise ReplyFailedError(_describe_refusal(reply.status_code, await _read_start(reply)))
+                yield reply
+        except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
+            raise self._explain(error) from None
 
     async def list_models(self) -> list[str]:
         """Returns the names of the server's models. Raises `ReplyFailedError`."""
@@ -47,35 +62,17 @@ class ChatClient:
 
     async def fetch(self, path: str) -> bytes:
         """Returns the body of a GET, whose path may have a query. Raises `ReplyFailedError`."""
-        try:
-            async with self._open_http(READ_TIMEOUT_S) as http:
-                reply = await http.get(self.address.base_url + path, headers=self._headers)
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            raise self._explain(error) from None
-        except httpx2.DecodingError as error:
-            raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
-        if reply.status_code >= 400:
-            raise ReplyFailedError(self._describe_refusal(reply.status_code, reply.content))
-        return reply.content
+        async with self._open_reply("GET", path) as reply:
+            return await reply.aread()
 
     async def read_lines(self, path: str) -> AsyncGenerator[bytes, None]:
         """Yields the lines of a GET as they arrive, without empty ones, which servers send while nothing happens.
 
         Closing the iterator closes the connection. Raises `ReplyFailedError`.
         """
-        try:
-            async with (
-                self._open_http(READ_TIMEOUT_S) as http,
-                http.stream("GET", self.address.base_url + path, headers=self._headers) as reply,
-            ):
-                if reply.status_code >= 400:
-                    raise ReplyFailedError(self._describe_refusal(reply.status_code, await _read_start(reply)))
-                async for line in _split_lines(reply.aiter_bytes()):
-                    yield line
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            raise self._explain(error) from None
-        except httpx2.DecodingError as error:
-            raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
+        async with self._open_reply("GET", path) as reply:
+            async for line in _split_lines(reply.aiter_bytes()):
+                yield line
 
     async def read_frames(
         self, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None
@@ -92,35 +89,14 @@ class ChatClient:
             content = None if body is None else json.dumps(body).encode()  # ASCII, for surrogates
         except RecursionError:
             raise ReplyFailedError("an item of the conversation is nested too deeply: /clear it") from None
-        try:
-            async with (
-                self._open_http(None) as http,
-                http.stream(method, self.address.base_url + path, content=content, headers=sent) as reply,
-            ):
-                await self._check_head(reply)
-                async for frame in _split_frames(reply.aiter_bytes()):
-                    yield frame
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            raise self._explain(error) from None
-        except httpx2.DecodingError as error:
-            raise ReplyFailedError(f"the reply cannot be decoded: {error}") from None
-
-    async def _check_head(self, reply: httpx2.Response) -> None:
-        kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if reply.status_code == 200 and kind == "text/event-stream":
-            return
-        content = await _read_start(reply)
-        if reply.status_code == 200:
-            raise ReplyFailedError(f"the server sent {kind or 'a reply without a content type'}, not a stream")
-        raise ReplyFailedError(self._describe_refusal(reply.status_code, content))
-
-    def _describe_refusal(self, status: int, content: bytes) -> str:
-        found = decode_object(content)
-        message = describe_error(found) if found is not None else content.decode(errors="replace").strip()
-        if status == UNAUTHORIZED:
-            hint = "set ANTIPHON_API_KEY or OPENAI_API_KEY, or name a file with --api-key-file"
-            return f"{status}: {message or 'an API key is required'} ({hint})"
-        return f"{status}: {message or 'without a message'}"
+        async with self._open_reply(method, path, None, content=content, headers=sent) as reply:
+            kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if reply.status_code != 200:
+                raise ReplyFailedError(_describe_refusal(reply.status_code, await _read_start(reply)))
+            if kind != "text/event-stream":
+                raise ReplyFailedError(f"the server sent {kind or 'a reply without a content type'}, not a stream")
+            async for frame in _split_frames(reply.aiter_bytes()):
+                yield frame
 
     def _explain(self, error: Exception) -> ReplyFailedError:
         reason = str(error) or type(error).__name__
@@ -132,7 +108,18 @@ class ChatClient:
             return ReplyFailedError(f"no server answers at {place}: {reason}; {hint}")
         if isinstance(error, httpx2.TimeoutException):
             return ReplyFailedError(f"the server did not answer within {READ_TIMEOUT_S:g} s")
+        if isinstance(error, httpx2.DecodingError):
+            return ReplyFailedError(f"the reply cannot be decoded: {error}")
         return ReplyFailedError(f"the connection to the server broke: {reason}")
+
+
+def _describe_refusal(status: int, content: bytes) -> str:
+    found = decode_object(content)
+    message = describe_error(found) if found is not None else content.decode(errors="replace").strip()
+    if status == UNAUTHORIZED:
+        hint = "set ANTIPHON_API_KEY or OPENAI_API_KEY, or name a file with --api-key-file"
+        return f"{status}: {message or 'an API key is required'} ({hint})"
+    return f"{status}: {message or 'without a message'}"
 
 
 async def _read_start(reply: httpx2.Response) -> bytes:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from antiphon.console.server_options import operator_key_option, url_option
+from antiphon.console.server_options import find_target, operator_key_option, url_option
 
 TIMEOUT_S = 60.0
 """Time for the whole reload: the server waits while a file still changes."""
@@ -34,18 +34,9 @@ def post_to_admin(url: str | None, api_key_file: Path | None, action: str) -> di
     """Sends a request to `/v1/admin/ACTION` of a server, and returns its reply. Raises `ClickException`."""
     import httpx2  # noqa: PLC0415  the command line starts fast
 
-    from antiphon.console.server_address import (  # noqa: PLC0415
-        ServerAddressError,
-        find_api_key,
-        find_control_key,
-        find_server,
-    )
+    from antiphon.kit.checker.schema import as_table, as_text, decode_object  # noqa: PLC0415
 
-    try:
-        address = find_server(url)
-        key = (find_control_key(address) if api_key_file is None else None) or find_api_key(api_key_file)
-    except ServerAddressError as error:
-        raise click.UsageError(str(error)) from None
+    address, key = find_target(url, api_key_file, "control_key")
     if key is None:
         raise click.ClickException(f"{address.shown_url} is no server of this user: name a file with --api-key-file")
     try:
@@ -54,14 +45,10 @@ def post_to_admin(url: str | None, api_key_file: Path | None, action: str) -> di
         )
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise click.ClickException(f"{address.shown_url} does not answer: {_show(str(error))}") from None
-    try:
-        body = reply.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict) or reply.status_code != 200:
-        sent = body.get("error") if isinstance(body, dict) else None
-        message = sent.get("message") if isinstance(sent, dict) else None
-        raise click.ClickException(f"{address.shown_url}: {_show(str(message or f'status {reply.status_code}'))}")
+    body = decode_object(reply.content)
+    if body is None or reply.status_code != 200:
+        message = as_text(as_table(as_table(body).get("error")).get("message")) or f"status {reply.status_code}"
+        raise click.ClickException(f"{address.shown_url}: {_show(message)}")
     return body
 
 

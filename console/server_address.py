@@ -3,6 +3,7 @@
 import ipaddress
 import os
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -75,27 +76,17 @@ def find_api_key(key_file: Path | None = None) -> str | None:
     return None
 
 
-def find_page_key(address: ServerAddress) -> str | None:
-    """Returns the key of the inspection API of a server on this machine, which its runtime file has; None without it.
+def find_runtime_key(address: ServerAddress, name: Literal["page_key", "control_key"]) -> str | None:
+    """Returns a key from the runtime file of a server of this user on this machine; None without it.
 
-    A server with API keys takes those instead.
+    A server with API keys writes no `page_key`: it takes those.
     """
     parts = urlsplit(address.base_url)
     if not is_loopback(parts.hostname):
         return None
     info = read_runtime_file(parts.port or (443 if parts.scheme == "https" else 80))
-    return None if info is None or not info.page_key else _check_key(info.page_key, "the runtime file of the server")
-
-
-def find_control_key(address: ServerAddress) -> str | None:
-    """Returns the key of `/v1/admin` of a server of this user on this machine; None without its runtime file."""
-    parts = urlsplit(address.base_url)
-    if not is_loopback(parts.hostname):
-        return None
-    info = read_runtime_file(parts.port or (443 if parts.scheme == "https" else 80))
-    return (
-        None if info is None or not info.control_key else _check_key(info.control_key, "the runtime file of the server")
-    )
+    key: str = "" if info is None else getattr(info, name)
+    return _check_key(key, "the runtime file of the server") if key else None
 
 
 def is_loopback(host: str | None) -> bool:

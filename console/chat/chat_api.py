@@ -1,66 +1,24 @@
 """A conversation over the chat completions API."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
-from typing import ClassVar
 
-from antiphon.console.chat.pieces import ChatSettings, PendingCall, ReplyPiece, show_call
+from antiphon.console.chat.pieces import ChatApi, ChatSettings, PendingCall, ReplyPiece, ReplyReader
 from antiphon.console.client import Json, ReplyFailedError, describe_error
 from antiphon.kit.checker.schema import as_objects, as_table, as_text
 
 REASONING_KEYS = ("reasoning_content", "reasoning")
 """Names of reasoning in the deltas of different servers."""
+INCOMPLETE_REASONS = ("length", "content_filter")
 
 
-class ChatCompletionsApi:
-    """The messages of a conversation."""
-
-    path: ClassVar[str] = "/chat/completions"
-    headers: ClassVar[Mapping[str, str]] = {}
-
-    def __init__(self) -> None:
-        self.items: list[Json] = []
-
-    def add_text(self, text: str) -> None:
-        """Adds a message of the user."""
-        self.items.append({"role": "user", "content": text})
-
-    def add_outputs(self, outputs: Sequence[tuple[PendingCall, str]]) -> None:
-        """Adds a message for each output."""
-        self.items += [{"role": "tool", "tool_call_id": call.call_id, "content": output} for call, output in outputs]
-
-    def build_body(self, settings: ChatSettings) -> Json:
-        """Returns the body. The instructions are a system message."""
-        system = [] if settings.instructions is None else [{"role": "system", "content": settings.instructions}]
-        body: Json = {"model": settings.model, "messages": [*system, *self.items], "stream": True}
-        if settings.effort is not None:
-            body["reasoning_effort"] = settings.effort
-        if settings.tools:
-            body["tools"] = [_convert_tool(tool) for tool in settings.tools]
-        if settings.max_output_tokens is not None:
-            body["max_completion_tokens"] = settings.max_output_tokens
-        return body
-
-    def open_reply(self) -> "ChatReply":
-        """Returns a reader of the reply."""
-        return ChatReply()
-
-
-def _convert_tool(tool: Json) -> Json:
-    """Returns a tool in the form of this API: the fields are in an object under the type."""
-    kind = tool["type"]
-    return {"type": kind, kind: {key: value for key, value in tool.items() if key != "type"}}
-
-
-class ChatReply:
+class ChatReply(ReplyReader):
     """Reads the chunks of one completion: of its first choice."""
 
     def __init__(self) -> None:
-        self.answer, self.ending = StringIO(), ""
-        self.calls: list[PendingCall] = []
+        super().__init__()
         self._reasoning: dict[str, StringIO] = {}
         self._fragments: dict[int, Json] = {}
-        self._finish_reason: str | None = None
 
     def read_event(self, event: Json) -> Iterator[ReplyPiece]:
         """Yields the texts of a chunk."""
@@ -75,11 +33,11 @@ class ChatReply:
                     break  # some servers send it under both names
             for key in ("content", "refusal"):
                 if text := as_text(delta.get(key)):
-                    self.answer.write(text)
-                    yield ReplyPiece("text", text)
+                    yield self._show_delta("text", text)
             for fragment in as_objects(delta.get("tool_calls")):
                 self._add_fragment(fragment)
-            self._finish_reason = as_text(choice.get("finish_reason")) or self._finish_reason
+            if reason := as_text(choice.get("finish_reason")):
+                self.has_ended, self.ending = True, reason if reason in INCOMPLETE_REASONS else ""
 
     def _add_fragment(self, fragment: Json) -> None:
         index = fragment.get("index")
@@ -94,19 +52,11 @@ class ChatReply:
         call["is_custom"] = call.get("is_custom", False) or bool(custom)
 
     def finish(self) -> Iterator[ReplyPiece]:
-        """Yields the calls, which are whole only now. Raises `ReplyFailedError` without a finish reason."""
-        if self._finish_reason is None:
-            raise ReplyFailedError("the server closed the connection before the end of the reply")
-        if self._finish_reason in ("length", "content_filter"):
-            self.ending = self._finish_reason
-            return
-        for index in sorted(self._fragments):
+        """Yields the calls, which are whole only now."""
+        yield from super().finish()
+        for index in () if self.ending else sorted(self._fragments):
             call = self._fragments[index]
-            arguments = call["arguments"].getvalue()
-            self.calls.append(
-                PendingCall(call_id=call["id"], name=call["name"], arguments=arguments, is_custom=call["is_custom"])
-            )
-            yield show_call(self.calls[-1])
+            yield self._add_call(call["id"], call["name"], call["arguments"].getvalue(), is_custom=call["is_custom"])
 
     def list_items(self) -> list[Json]:
         """Returns the assistant's message. It has reasoning only beside calls: between turns, servers may refuse it."""
@@ -122,3 +72,30 @@ def _format_call(call: PendingCall) -> Json:
     if call.is_custom:
         return {"id": call.call_id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+class ChatCompletionsApi(ChatApi):
+    """The messages of a conversation."""
+
+    path = "/chat/completions"
+    open_reply = ChatReply
+
+    def add_outputs(self, outputs: Sequence[tuple[PendingCall, str]]) -> None:
+        """Adds a message for each output."""
+        self.items += [{"role": "tool", "tool_call_id": call.call_id, "content": output} for call, output in outputs]
+
+    def _list_fields(self, settings: ChatSettings) -> Json:
+        """The instructions are a system message."""
+        system = [] if settings.instructions is None else [{"role": "system", "content": settings.instructions}]
+        return {
+            "messages": [*system, *self.items],
+            "reasoning_effort": settings.effort,
+            "tools": [_convert_tool(tool) for tool in settings.tools] or None,
+            "max_completion_tokens": settings.max_output_tokens,
+        }
+
+
+def _convert_tool(tool: Json) -> Json:
+    """Returns a tool in the form of this API: the fields are in an object under the type."""
+    kind = tool["type"]
+    return {"type": kind, kind: {key: value for key, value in tool.items() if key != "type"}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from antiphon.console.server_options import url_option
+from antiphon.console.server_options import find_target, run_client, url_option
 
 
 @click.command()
@@ -38,16 +38,15 @@ def chat(context: click.Context, /, **options: Any) -> None:
     Reasoning is dimmed. Ctrl-C stops a reply. With a pipe, standard input is one message, and standard output gets the
     answer alone; the exit status is 1 if the reply failed or is incomplete. The page docs/chat.md explains it.
     """
-    from antiphon.console.chat.tool_file import ToolFileError, load_tools  # noqa: PLC0415
+    from antiphon.console.chat.tool_file import ToolFileError, load_tools  # noqa: PLC0415  the command line starts fast
     from antiphon.console.client import ChatClient  # noqa: PLC0415
-    from antiphon.console.server_address import ServerAddressError, find_api_key, find_server  # noqa: PLC0415  fast start
 
+    client = ChatClient(*find_target(options["url"], options["api_key_file"]))
     try:
-        address, api_key = find_server(options["url"]), find_api_key(options["api_key_file"])
         tools = load_tools(options["tool_file"], options["api"]) if options["tool_file"] is not None else []
-    except (ServerAddressError, ToolFileError) as error:
+    except ToolFileError as error:
         raise click.UsageError(str(error)) from None
-    context.exit(_run(ChatClient(address, api_key), tools, options))
+    context.exit(_run(client, tools, options))
 
 
 def _run(client: Any, tools: list[Any], options: dict[str, Any]) -> int:
@@ -73,15 +72,12 @@ def _run(client: Any, tools: list[Any], options: dict[str, Any]) -> int:
 
 
 def _find_first_model(client: Any) -> str:
-    from antiphon.console.client import ReplyFailedError  # noqa: PLC0415
-    from antiphon.console.interrupts import StoppedError, run_until_interrupt  # noqa: PLC0415
+    from antiphon.console.interrupts import StoppedError  # noqa: PLC0415
 
     try:
-        names = run_until_interrupt(client.list_models())
+        names = run_client(client.list_models())
     except StoppedError:
         raise click.Abort from None
-    except ReplyFailedError as error:
-        raise click.ClickException(str(error)) from None
     if not names:
         raise click.ClickException(f"{client.address.shown_url}/models lists no model: use --model")
     return str(names[0])

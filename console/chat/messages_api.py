@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from antiphon.console.chat.pieces import ChatSettings, PendingCall, PieceKind, ReplyPiece, show_call
+from antiphon.console.chat.pieces import ChatApi, ChatSettings, PendingCall, PieceKind, ReplyPiece, ReplyReader
 from antiphon.console.client import Json, ReplyFailedError, describe_error
-from antiphon.kit.checker.schema import as_table, as_text
+from antiphon.kit.checker.schema import as_table, as_text, decode_object
 
 INPUT_KEY = "partial_json"
 """Key of the deltas that make up the input of a call, as JSON."""
@@ -24,61 +24,14 @@ INCOMPLETE_REASONS = ("max_tokens", "refusal", "model_context_window_exceeded", 
 TOOL_KEYS = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
 
 
-class MessagesApi:
-    """The messages of a conversation."""
-
-    path: ClassVar[str] = "/messages"
-    headers: ClassVar[Mapping[str, str]] = {"anthropic-version": "2023-06-01"}
-
-    def __init__(self) -> None:
-        self.items: list[Json] = []
-
-    def add_text(self, text: str) -> None:
-        """Adds a message of the user."""
-        self.items.append({"role": "user", "content": text})
-
-    def add_outputs(self, outputs: Sequence[tuple[PendingCall, str]]) -> None:
-        """Adds one message with all outputs."""
-        blocks = [{"type": "tool_result", "tool_use_id": call.call_id, "content": output} for call, output in outputs]
-        self.items.append({"role": "user", "content": blocks})
-
-    def build_body(self, settings: ChatSettings) -> Json:
-        """Returns the body."""
-        body: Json = {
-            "model": settings.model,
-            "messages": self.items,
-            "max_tokens": settings.max_output_tokens or DEFAULT_MAX_TOKENS,
-            "stream": True,
-        }
-        if settings.instructions is not None:
-            body["system"] = settings.instructions
-        if settings.effort is not None:
-            body["output_config"] = {"effort": settings.effort}
-        if settings.tools:
-            body["tools"] = [_convert_tool(tool) for tool in settings.tools]
-        return body
-
-    def open_reply(self) -> "MessagesReply":
-        """Returns a reader of the reply."""
-        return MessagesReply()
-
-
-def _convert_tool(tool: Json) -> Json:
-    """Returns a function in the form of this API."""
-    converted = {ours: tool[key] for key, ours in TOOL_KEYS.items() if tool.get(key) is not None}
-    return {"input_schema": {"type": "object"}} | converted
-
-
-class MessagesReply:
+class MessagesReply(ReplyReader):
     """Reads the events of one message."""
 
     def __init__(self) -> None:
-        self.answer, self.ending = StringIO(), ""
-        self.calls: list[PendingCall] = []
+        super().__init__()
         self._blocks: dict[int, Json] = {}
         self._texts: dict[tuple[int, str], StringIO] = {}
         """The text that deltas have added, by the index of the block and the key."""
-        self._has_ended = False
 
     def read_event(self, event: Json) -> Iterator[ReplyPiece]:
         """Yields deltas, whole calls, and a note for each block of another kind."""
@@ -94,7 +47,7 @@ class MessagesReply:
             reason = as_text(as_table(event.get("delta")).get("stop_reason"))
             self.ending = reason if reason in INCOMPLETE_REASONS else self.ending
         elif kind == "message_stop":
-            self._has_ended = True
+            self.has_ended = True
         elif kind == "error":
             raise ReplyFailedError(describe_error(event))
 
@@ -105,9 +58,8 @@ class MessagesReply:
         key, shown_as = DELTA_KEYS[kind]
         text = as_text(delta.get(key))
         self._texts.setdefault((index, key), StringIO()).write(text)
-        self.answer.write(text if shown_as == "text" else "")
         if shown_as is not None:
-            yield ReplyPiece(shown_as, text)
+            yield self._show_delta(shown_as, text)
 
     def _end_block(self, index: int) -> Iterator[ReplyPiece]:
         block = self._blocks.get(index, {})
@@ -116,13 +68,11 @@ class MessagesReply:
             if added := self._take_text(index, key):
                 block[key] = as_text(block.get(key)) + added
         if written := self._take_text(index, INPUT_KEY):
-            block["input"] = _parse_input(written)
+            block["input"] = decode_object(written) or {}  # one that is no object cannot be sent back
         if kind == "tool_use":
             call_id, name = as_text(block.get("id")), as_text(block.get("name"))
             arguments = written or json.dumps(block.get("input", {}), ensure_ascii=False)
-            call = PendingCall(call_id=call_id, name=name, arguments=arguments)
-            self.calls.append(call)
-            yield show_call(call)
+            yield self._add_call(call_id, name, arguments)
         elif kind not in ("text", "thinking"):
             yield ReplyPiece("note", " ".join(filter(None, (kind, as_text(block.get("name"))))))
 
@@ -130,12 +80,6 @@ class MessagesReply:
         """Returns what deltas have added to a key, once."""
         added = self._texts.pop((index, key), None)
         return "" if added is None else added.getvalue()
-
-    def finish(self) -> Iterator[ReplyPiece]:
-        """Yields nothing. Raises `ReplyFailedError` without the last event."""
-        if not self._has_ended:
-            raise ReplyFailedError("the server closed the connection before the end of the reply")
-        yield from ()
 
     def list_items(self) -> list[Json]:
         """Returns the assistant's message."""
@@ -146,10 +90,29 @@ def _as_index(value: object) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _parse_input(text: str) -> Any:
-    """Returns the input of a call. One that is no JSON object cannot be sent back: it is empty then."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return as_table(value)
+class MessagesApi(ChatApi):
+    """The messages of a conversation."""
+
+    path = "/messages"
+    headers: ClassVar[Mapping[str, str]] = {"anthropic-version": "2023-06-01"}
+    open_reply = MessagesReply
+
+    def add_outputs(self, outputs: Sequence[tuple[PendingCall, str]]) -> None:
+        """Adds one message with all outputs."""
+        blocks = [{"type": "tool_result", "tool_use_id": call.call_id, "content": output} for call, output in outputs]
+        self.items.append({"role": "user", "content": blocks})
+
+    def _list_fields(self, settings: ChatSettings) -> Json:
+        return {
+            "messages": self.items,
+            "max_tokens": settings.max_output_tokens or DEFAULT_MAX_TOKENS,
+            "system": settings.instructions,
+            "output_config": None if settings.effort is None else {"effort": settings.effort},
+            "tools": [_convert_tool(tool) for tool in settings.tools] or None,
+        }
+
+
+def _convert_tool(tool: Json) -> Json:
+    """Returns a function in the form of this API."""
+    converted = {ours: tool[key] for key, ours in TOOL_KEYS.items() if tool.get(key) is not None}
+    return {"input_schema": {"type": "object"}} | converted

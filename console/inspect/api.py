@@ -1,13 +1,11 @@
 """The endpoints of `/v1/inspect` that `antiphon inspect` reads. Values may have any shape: any server may answer."""
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 from urllib.parse import quote
 
 from antiphon.console.client import ChatClient, Json, ReplyFailedError, describe_error
-from antiphon.kit.checker.schema import as_objects, as_text
+from antiphon.kit.checker.schema import as_objects, as_text, decode_object
 
 MAX_PAGE_EVENTS = 5_000
 MAX_PAGE_TOKENS = 20_000
@@ -112,11 +110,8 @@ def _check_line(value: Json) -> None:
 
 def parse_object(content: bytes) -> Json:
     """Returns the JSON object of a body or a line. Raises `ReplyFailedError`."""
-    try:
-        value: Any = json.loads(content)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+    value = decode_object(content)
+    if value is None:
         raise ReplyFailedError(f"the server sent no JSON object: {content[:200].decode(errors='replace')}")
     return value
 

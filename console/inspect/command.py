@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from antiphon.console.server_options import inspection_key_option, url_option
+from antiphon.console.server_options import find_target, inspection_key_option, run_client, url_option
 
 FORMS = ("chat", "messages", "completions", "test", "script", "cassette", "curl", "python", "json")
 
@@ -28,21 +28,7 @@ def inspect(context: click.Context, /, **options: Any) -> None:
     docs/inspect.md explains it.
     """
     _check_options(options)
-    from antiphon.console.client import ChatClient  # noqa: PLC0415
-    from antiphon.console.server_address import (  # noqa: PLC0415  the command line starts fast
-        ServerAddressError,
-        find_api_key,
-        find_page_key,
-        find_server,
-    )
-
-    try:
-        address = find_server(options["url"])
-        page_key = find_page_key(address) if options["api_key_file"] is None else None
-        client = ChatClient(address, page_key or find_api_key(options["api_key_file"]))
-    except ServerAddressError as error:
-        raise click.UsageError(str(error)) from None
-    context.exit(_run(client, options))
+    context.exit(_run(find_target(options["url"], options["api_key_file"], "page_key"), options))
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -60,21 +46,17 @@ def _check_options(options: dict[str, Any]) -> None:
         raise click.UsageError("use one of --follow, --at, --prompt, --as, --diff and --verify")
 
 
-def _run(client: Any, options: dict[str, Any]) -> int:
+def _run(target: tuple[Any, str | None], options: dict[str, Any]) -> int:
     """Runs the command. Returns the exit status."""
-    from antiphon.console.client import ReplyFailedError  # noqa: PLC0415
+    from antiphon.console.client import ChatClient  # noqa: PLC0415  the command line starts fast
     from antiphon.console.inspect.api import InspectApi  # noqa: PLC0415
     from antiphon.console.inspect.line_output import LineOutput  # noqa: PLC0415
     from antiphon.console.inspect.runner import InspectOptions, inspect_turn  # noqa: PLC0415
-    from antiphon.console.interrupts import StoppedError, run_until_interrupt  # noqa: PLC0415
+    from antiphon.console.interrupts import StoppedError  # noqa: PLC0415
 
     names = ("turn_id", "follow", "at", "prompt", "form", "other_id", "verify")
     asked = InspectOptions(**{name: options[name] for name in names})
     try:
-        return run_until_interrupt(inspect_turn(InspectApi(client), asked, LineOutput.open_standard_output()))
+        return run_client(inspect_turn(InspectApi(ChatClient(*target)), asked, LineOutput.open_standard_output()))
     except StoppedError:
         return 130
-    except RecursionError:
-        raise click.ClickException("the server sent a value that is nested too deeply") from None
-    except ReplyFailedError as error:
-        raise click.ClickException(str(error)) from None

@@ -2,11 +2,12 @@
 
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from antiphon.console.server_options import inspection_key_option, url_option
+from antiphon.console.server_options import find_target, inspection_key_option, run_client, url_option
 
 
 @click.command()
@@ -18,31 +19,15 @@ def top(url: str | None, api_key_file: Path | None) -> None:
     Where standard input or output is no terminal, the lines of each second follow those of the last one. Turns of other
     keys are counted, not shown.
     """
-    from antiphon.console.client import ChatClient, ReplyFailedError  # noqa: PLC0415
-    from antiphon.console.interrupts import StoppedError, run_until_interrupt  # noqa: PLC0415
-    from antiphon.console.server_address import (  # noqa: PLC0415
-        ServerAddressError,
-        find_api_key,
-        find_page_key,
-        find_server,
-    )
-    from antiphon.console.top.live_view import watch_in_terminal, watch_server  # noqa: PLC0415  the command line starts fast
+    from antiphon.console.client import ChatClient  # noqa: PLC0415  the command line starts fast
+    from antiphon.console.interrupts import StoppedError  # noqa: PLC0415
+    from antiphon.console.top.live_view import watch_in_terminal, watch_server  # noqa: PLC0415
     from antiphon.kit.terminal_output import print_line  # noqa: PLC0415
 
-    try:
-        address = find_server(url)
-        page_key = find_page_key(address) if api_key_file is None else None
-        client = ChatClient(address, page_key or find_api_key(api_key_file))
-    except ServerAddressError as error:
-        raise click.UsageError(str(error)) from None
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    try:
-        run_until_interrupt(
+    client = ChatClient(*find_target(url, api_key_file, "page_key"))
+    with suppress(StoppedError):
+        run_client(
             watch_in_terminal(client, shutil.get_terminal_size)
-            if is_terminal
+            if sys.stdin.isatty() and sys.stdout.isatty()
             else watch_server(client, lambda lines: print_line("\n".join(lines)))
         )
-    except StoppedError:
-        return
-    except ReplyFailedError as error:
-        raise click.ClickException(str(error)) from None

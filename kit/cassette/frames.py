@@ -1,33 +1,9 @@
-"""Frames of a stream, split as the bytes come, and their form in a cassette."""
+"""The form of a stream's frames in a cassette."""
 
 import base64
-import re
 from typing import Any
 
 import msgspec
-
-_FRAME_END = re.compile(rb"\r?\n\r?\n")
-
-
-class FrameSplitter:
-    """Splits a stream after each empty line."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Returns the frames that are complete with these bytes."""
-        self._buffer += data
-        frames = []
-        while (end := _FRAME_END.search(self._buffer)) is not None:
-            frames.append(self._buffer[: end.end()])
-            self._buffer = self._buffer[end.end() :]
-        return frames
-
-    def take_rest(self) -> bytes:
-        """Returns the bytes after the last frame."""
-        rest, self._buffer = self._buffer, b""
-        return rest
 
 
 def describe_frame(frame: bytes) -> dict[str, str]:

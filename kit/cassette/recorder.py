@@ -16,10 +16,10 @@ from antiphon.kit.cassette.exchanges import (
     RecordedReply,
     RecordedRequest,
 )
-from antiphon.kit.cassette.frames import FrameSplitter
 from antiphon.kit.cassette.reading import CassetteError, read_cassette
 from antiphon.kit.cassette.redaction import SECRET_HEADER, Redactor
 from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from antiphon.kit.faults.frames import FrameSplitter
 from antiphon.kit.proxy.call_guard import ExchangeObserver
 from antiphon.kit.proxy.decoding import BodyDecoder, create_decoder, decode_body
 from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header, media_type

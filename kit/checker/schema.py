@@ -174,7 +174,7 @@ def decode_object(text: str | bytes) -> dict[str, Any] | None:
     """Returns the JSON object in a text; None if it holds none."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

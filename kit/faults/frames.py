@@ -5,11 +5,10 @@ from typing import Any
 
 import msgspec
 
+from antiphon.kit.line_ends import escape_line_separators
+
 DONE_FRAME = b"data: [DONE]\n\n"
 _FRAME_END = re.compile(rb"\r?\n\r?\n")
-_LINE_SEPARATORS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
-"""Characters that some readers take for the end of a line, and their escapes."""
-
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
 """Keys of a chat delta that carry generated text."""
 
@@ -70,9 +69,7 @@ def parse_frame(raw: bytes) -> EventFrame:
 
 def frame_json(name: str | None, value: object) -> bytes:
     """Returns a frame with this value as JSON."""
-    data = msgspec.json.encode(value)
-    for raw, escaped in _LINE_SEPARATORS:
-        data = data.replace(raw, escaped)
+    data = escape_line_separators(msgspec.json.encode(value).decode()).encode()
     header = b"" if name is None else b"event: %b\n" % name.encode()
     return b"%bdata: %b\n\n" % (header, data)
 
@@ -84,3 +81,21 @@ def split_frames(data: bytes) -> list[bytes]:
         frames.append(data[start : end.end()])
         start = end.end()
     return [*frames, data[start:]] if start < len(data) else frames
+
+
+class FrameSplitter:
+    """Splits a stream after each empty line, as its bytes come."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the frames that are complete with these bytes."""
+        frames = split_frames(self._buffer + data)
+        self._buffer = frames.pop() if frames and _FRAME_END.search(frames[-1]) is None else b""
+        return frames
+
+    def take_rest(self) -> bytes:
+        """Returns the bytes after the last frame."""
+        rest, self._buffer = self._buffer, b""
+        return rest

@@ -18,10 +18,10 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.scripted.script import Recording
 from antiphon.harmony.format import ModelFormat
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
-from antiphon.kit.cassette.frames import FrameSplitter
 from antiphon.kit.cassette.recorder import redact_exchange
 from antiphon.kit.cassette.redaction import Redactor
 from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from antiphon.kit.faults.frames import FrameSplitter
 from antiphon.kit.snapshot.stream_text import format_stream
 
 ExportForm = Literal["script", "cassette", "test", "curl", "python"]

@@ -6,10 +6,11 @@ import tomllib
 import pytest
 
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
-from antiphon.kit.cassette.frames import FrameSplitter, build_frame, describe_frame
+from antiphon.kit.cassette.frames import build_frame, describe_frame
 from antiphon.kit.cassette.reading import CassetteError, parse_cassette
 from antiphon.kit.cassette.toml_text import HEADER, format_exchange, format_string
 from antiphon.kit.faults import WireFault
+from antiphon.kit.faults.frames import FrameSplitter
 from tests.counts import FULL_COUNTS
 
 ALPHABET = [
