@@ -9,26 +9,24 @@ from urllib.parse import urlsplit
 import httpx2
 
 from antiphon.console.server_address import ServerAddress, is_loopback
-from antiphon.kit.checker.schema import as_objects, as_table, as_text, decode_object
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader
 from antiphon.kit.findings import FindingList
+from antiphon.kit.json_values import Json, as_objects, as_table, as_text, decode_object
 
 CONNECT_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 60.0
+FETCH_TIMEOUT_S = 60.0
 """Time between two bytes of a list. A reply has no limit: a model may think for minutes, and Ctrl-C ends it."""
-MAX_ERROR_BYTES = 1 << 16
+MAX_SHOWN_ERROR_BYTES = 1 << 16
 MAX_FRAME_BYTES = 16 << 20
 """Longest event. A server that never ends a line must not fill the memory."""
 UNAUTHORIZED = 401
-
-Json = dict[str, Any]
 
 
 class ReplyFailedError(Exception):
     """Raised if a reply fails or ends too early. The message quotes the server and is not safe for a terminal."""
 
 
-class ChatClient:
+class ServerClient:
     """Sends requests to one server."""
 
     def __init__(self, address: ServerAddress, api_key: str | None = None) -> None:
@@ -39,7 +37,7 @@ class ChatClient:
 
     @asynccontextmanager
     async def _open_reply(
-        self, method: str, path: str, read_timeout_s: float | None = READ_TIMEOUT_S, **sent: Any
+        self, method: str, path: str, read_timeout_s: float | None = FETCH_TIMEOUT_S, **sent: Any
     ) -> AsyncGenerator[httpx2.Response, None]:
         """Sends a request, and yields its reply, of which the body is not read. Raises `ReplyFailedError`."""
         timeout = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -107,7 +105,7 @@ class ChatClient:
             hint = "start one with `antiphon serve`, or name another with --url or ANTIPHON_URL"
             return ReplyFailedError(f"no server answers at {place}: {reason}; {hint}")
         if isinstance(error, httpx2.TimeoutException):
-            return ReplyFailedError(f"the server did not answer within {READ_TIMEOUT_S:g} s")
+            return ReplyFailedError(f"the server did not answer within {FETCH_TIMEOUT_S:g} s")
         if isinstance(error, httpx2.DecodingError):
             return ReplyFailedError(f"the reply cannot be decoded: {error}")
         return ReplyFailedError(f"the connection to the server broke: {reason}")
@@ -127,9 +125,9 @@ async def _read_start(reply: httpx2.Response) -> bytes:
     content = b""
     async for piece in reply.aiter_bytes():
         content += piece
-        if len(content) > MAX_ERROR_BYTES:
+        if len(content) > MAX_SHOWN_ERROR_BYTES:
             break
-    return content[:MAX_ERROR_BYTES]
+    return content[:MAX_SHOWN_ERROR_BYTES]
 
 
 async def _split_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

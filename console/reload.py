@@ -7,7 +7,7 @@ import click
 
 from antiphon.console.server_options import find_target, operator_key_option, url_option
 
-TIMEOUT_S = 60.0
+RELOAD_TIMEOUT_S = 60.0
 """Time for the whole reload: the server waits while a file still changes."""
 
 
@@ -41,7 +41,7 @@ def post_to_admin(url: str | None, api_key_file: Path | None, action: str) -> di
         raise click.ClickException(f"{address.shown_url} is no server of this user: name a file with --api-key-file")
     try:
         reply = httpx2.post(
-            f"{address.base_url}/admin/{action}", headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT_S
+            f"{address.base_url}/admin/{action}", headers={"authorization": f"Bearer {key}"}, timeout=RELOAD_TIMEOUT_S
         )
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise click.ClickException(f"{address.shown_url} does not answer: {_show(str(error))}") from None

@@ -16,7 +16,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE = "ANTIPHON_URL"
 KEY_VARIABLES = ("ANTIPHON_API_KEY", "OPENAI_API_KEY")
 """Variables with the API key. The first that is set counts."""
-MAX_KEY_FILE_BYTES = 1 << 20
+MAX_CLIENT_KEY_FILE_BYTES = 1 << 20
 
 
 class ServerAddressError(ValueError):
@@ -100,7 +100,7 @@ def is_loopback(host: str | None) -> bool:
 def _load_first_key(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            lines = file.read(MAX_KEY_FILE_BYTES).decode().splitlines()
+            lines = file.read(MAX_CLIENT_KEY_FILE_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ServerAddressError(f"{path}: cannot read the API key: {reason}") from None

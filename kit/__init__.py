@@ -1,4 +1,4 @@
-"""A kit for everyone's Responses server and everyone's agent: check streams, snapshot them, record and replay them."""
+"""A kit for everyone's Responses server and everyone's agent: check streams, snapshot them, record and play them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

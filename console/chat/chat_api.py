@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from io import StringIO
 
 from antiphon.console.chat.pieces import ChatApi, ChatSettings, PendingCall, ReplyPiece, ReplyReader
-from antiphon.console.client import Json, ReplyFailedError, describe_error
-from antiphon.kit.checker.schema import as_objects, as_table, as_text
+from antiphon.console.client import ReplyFailedError, describe_error
+from antiphon.kit.json_values import Json, as_objects, as_table, as_text
 
 REASONING_KEYS = ("reasoning_content", "reasoning")
 """Names of reasoning in the deltas of different servers."""
-INCOMPLETE_REASONS = ("length", "content_filter")
+INCOMPLETE_FINISH_REASONS = ("length", "content_filter")
 
 
 class ChatReply(ReplyReader):
@@ -37,7 +37,7 @@ class ChatReply(ReplyReader):
             for fragment in as_objects(delta.get("tool_calls")):
                 self._add_fragment(fragment)
             if reason := as_text(choice.get("finish_reason")):
-                self.has_ended, self.ending = True, reason if reason in INCOMPLETE_REASONS else ""
+                self.has_ended, self.ending = True, reason if reason in INCOMPLETE_FINISH_REASONS else ""
 
     def _add_fragment(self, fragment: Json) -> None:
         index = fragment.get("index")

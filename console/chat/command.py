@@ -39,9 +39,9 @@ def chat(context: click.Context, /, **options: Any) -> None:
     answer alone; the exit status is 1 if the reply failed or is incomplete. The page docs/chat.md explains it.
     """
     from antiphon.console.chat.tool_file import ToolFileError, load_tools  # noqa: PLC0415  the command line starts fast
-    from antiphon.console.client import ChatClient  # noqa: PLC0415
+    from antiphon.console.client import ServerClient  # noqa: PLC0415
 
-    client = ChatClient(*find_target(options["url"], options["api_key_file"]))
+    client = ServerClient(*find_target(options["url"], options["api_key_file"]))
     try:
         tools = load_tools(options["tool_file"], options["api"]) if options["tool_file"] is not None else []
     except ToolFileError as error:

@@ -12,7 +12,7 @@ from antiphon.console.chat.messages_api import MessagesApi
 from antiphon.console.chat.pieces import ChatApi, ChatSettings, PendingCall, ReplyReader, make_partial_message
 from antiphon.console.chat.responses_api import ResponsesApi
 from antiphon.console.chat.screen import ReplyOutput
-from antiphon.console.client import ChatClient, ReplyFailedError, parse_frame
+from antiphon.console.client import ReplyFailedError, ServerClient, parse_frame
 from antiphon.console.interrupts import StoppedError, run_until_interrupt
 
 APIS: dict[str, type[ChatApi]] = {
@@ -41,7 +41,7 @@ class ReplyOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class TerminalConversation:
     """The items of one conversation. `settings` may be changed between replies."""
 
-    def __init__(self, client: ChatClient, api: str, settings: ChatSettings) -> None:
+    def __init__(self, client: ServerClient, api: str, settings: ChatSettings) -> None:
         self.client, self.api_name, self.settings = client, api, settings
         self.shows_raw = False
         self._api = APIS[api]()

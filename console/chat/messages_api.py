@@ -6,12 +6,12 @@ from io import StringIO
 from typing import ClassVar
 
 from antiphon.console.chat.pieces import ChatApi, ChatSettings, PendingCall, PieceKind, ReplyPiece, ReplyReader
-from antiphon.console.client import Json, ReplyFailedError, describe_error
-from antiphon.kit.checker.schema import as_table, as_text, decode_object
+from antiphon.console.client import ReplyFailedError, describe_error
+from antiphon.kit.json_values import Json, as_table, as_text, decode_object
 
 INPUT_KEY = "partial_json"
 """Key of the deltas that make up the input of a call, as JSON."""
-DEFAULT_MAX_TOKENS = 8192
+DEFAULT_MESSAGE_TOKENS = 8192
 """Limit of a reply, which the API requires, if no option sets one."""
 DELTA_KEYS: dict[str, tuple[str, PieceKind | None]] = {
     "text_delta": ("text", "text"),
@@ -20,7 +20,7 @@ DELTA_KEYS: dict[str, tuple[str, PieceKind | None]] = {
     "input_json_delta": (INPUT_KEY, None),
 }
 """Kinds of deltas: the key of the block that they extend, and how they are shown."""
-INCOMPLETE_REASONS = ("max_tokens", "refusal", "model_context_window_exceeded", "pause_turn")
+INCOMPLETE_STOP_REASONS = ("max_tokens", "refusal", "model_context_window_exceeded", "pause_turn")
 TOOL_KEYS = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
 
 
@@ -45,7 +45,7 @@ class MessagesReply(ReplyReader):
             yield from self._end_block(index)
         elif kind == "message_delta":
             reason = as_text(as_table(event.get("delta")).get("stop_reason"))
-            self.ending = reason if reason in INCOMPLETE_REASONS else self.ending
+            self.ending = reason if reason in INCOMPLETE_STOP_REASONS else self.ending
         elif kind == "message_stop":
             self.has_ended = True
         elif kind == "error":
@@ -105,7 +105,7 @@ class MessagesApi(ChatApi):
     def _list_fields(self, settings: ChatSettings) -> Json:
         return {
             "messages": self.items,
-            "max_tokens": settings.max_output_tokens or DEFAULT_MAX_TOKENS,
+            "max_tokens": settings.max_output_tokens or DEFAULT_MESSAGE_TOKENS,
             "system": settings.instructions,
             "output_config": None if settings.effort is None else {"effort": settings.effort},
             "tools": [_convert_tool(tool) for tool in settings.tools] or None,

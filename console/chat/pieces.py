@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from antiphon.console.client import Json, ReplyFailedError
+from antiphon.console.client import ReplyFailedError
+from antiphon.kit.json_values import Json
 
 PieceKind = Literal["text", "reasoning", "call", "note", "break"]
 """`text` is the answer; `call` is a whole call; `note` tells what the server does; `break` ends a paragraph."""

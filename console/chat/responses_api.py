@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from antiphon.console.chat.pieces import ChatApi, ChatSettings, PendingCall, PieceKind, ReplyPiece, ReplyReader
-from antiphon.console.client import Json, ReplyFailedError, describe_error
-from antiphon.kit.checker.schema import as_objects, as_table, as_text
+from antiphon.console.client import ReplyFailedError, describe_error
+from antiphon.kit.json_values import Json, as_objects, as_table, as_text
 
 DELTA_KINDS: dict[str, PieceKind] = {
     "response.output_text.delta": "text",
@@ -12,9 +12,9 @@ DELTA_KINDS: dict[str, PieceKind] = {
     "response.reasoning_text.delta": "reasoning",
     "response.reasoning_summary_text.delta": "reasoning",
 }
-CALL_TYPES = {"function_call": "arguments", "custom_tool_call": "input"}
+CALL_TEXT_KEYS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Items that the user answers, and the key of what the model wrote."""
-SHOWN_TYPES = ("message", "reasoning", *CALL_TYPES)
+SHOWN_TYPES = ("message", "reasoning", *CALL_TEXT_KEYS)
 """Items whose parts are shown; of others, the type and the status."""
 
 
@@ -48,9 +48,9 @@ class ResponsesReply(ReplyReader):
     def _read_item(self, item: Json) -> Iterator[ReplyPiece]:
         kind = as_text(item.get("type"))
         self._done_items.append(item)
-        if kind in CALL_TYPES:
+        if kind in CALL_TEXT_KEYS:
             names = [as_text(item.get(key)) for key in ("namespace", "name")]
-            name, arguments = ".".join(filter(None, names)), as_text(item.get(CALL_TYPES[kind]))
+            name, arguments = ".".join(filter(None, names)), as_text(item.get(CALL_TEXT_KEYS[kind]))
             yield self._add_call(as_text(item.get("call_id")), name, arguments, is_custom=kind == "custom_tool_call")
         elif kind not in SHOWN_TYPES:
             yield ReplyPiece("note", " ".join(filter(None, (kind, as_text(item.get("status"))))))

@@ -11,7 +11,7 @@ from antiphon.console.chat.pieces import PendingCall, PieceKind, ReplyPiece
 from antiphon.kit.terminal_output import write_text
 from antiphon.kit.terminal_text import show_controls, show_line
 
-STYLES: dict[str, str] = {"reasoning": "2", "call": "36", "note": "2", "raw": "2", "error": "31"}
+PIECE_STYLES: dict[str, str] = {"reasoning": "2", "call": "36", "note": "2", "raw": "2", "error": "31"}
 """Parameters of the sequence SGR: dim, cyan, red. The answer has the terminal's own colour."""
 LABELS = {"reasoning": "[reasoning]", "text": "[answer]"}
 """Lines above a part, where no style tells reasoning from the answer."""
@@ -95,7 +95,7 @@ class TerminalScreen:
         self._has_reasoning |= kind == "reasoning"
 
     def _write(self, style: str, text: str) -> None:
-        code = STYLES.get(style) if self._has_styles else None
+        code = PIECE_STYLES.get(style) if self._has_styles else None
         write_text(text if code is None else f"\x1b[{code}m{text}\x1b[0m")
         self._is_line_open = not text.endswith("\n")
 

@@ -13,7 +13,7 @@ with suppress(ImportError):  # not on every system
     import readline  # noqa: F401  it gives `input` a history and the keys of an editor
 
 PROMPT, NEXT_LINE_PROMPT = "> ", "… "
-MAX_NAME_CHARS = 40
+MAX_SHOWN_NAME_CHARS = 40
 CANCELLED_OUTPUT = "The user cancelled this call."
 STOP_HINT = "Ctrl-C again or /quit ends the program."
 
@@ -87,7 +87,7 @@ class ChatSession:
         outputs: list[tuple[PendingCall, str]] = []
         try:
             for call in calls:
-                name = show_line(call.name, MAX_NAME_CHARS)
+                name = show_line(call.name, MAX_SHOWN_NAME_CHARS)
                 outputs.append((call, self._read_message(f"output of {name}> ")))
         except (KeyboardInterrupt, EOFError, UnicodeDecodeError):
             print()  # noqa: T201  the line of the prompt ends

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from antiphon.console.client import Json
+from antiphon.kit.json_values import Json
 
 ANSWERED_TYPES = ("function", "custom")
 """Types of tools whose calls the user answers."""

@@ -4,12 +4,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from urllib.parse import quote
 
-from antiphon.console.client import ChatClient, Json, ReplyFailedError, describe_error
-from antiphon.kit.checker.schema import as_objects, as_text, decode_object
+from antiphon.console.client import ReplyFailedError, ServerClient, describe_error
+from antiphon.kit.json_values import Json, as_objects, as_text, decode_object
 
 MAX_PAGE_EVENTS = 5_000
 MAX_PAGE_TOKENS = 20_000
-RUNNING_STATUSES = ("queued", "in_progress")
+RUNNING_TURN_STATUSES = ("queued", "in_progress")
 
 
 class PartMissingError(ReplyFailedError):
@@ -19,7 +19,7 @@ class PartMissingError(ReplyFailedError):
 class InspectApi:
     """Reads turns of one server. All methods raise `ReplyFailedError`."""
 
-    def __init__(self, client: ChatClient) -> None:
+    def __init__(self, client: ServerClient) -> None:
         self._client = client
 
     async def find_last_turn(self, status: str = "") -> str | None:
@@ -128,4 +128,4 @@ def as_list_of_integers(value: object) -> list[int]:
 
 def is_running(turn: Json) -> bool:
     """Tells whether a turn goes on."""
-    return turn.get("status") in RUNNING_STATUSES
+    return turn.get("status") in RUNNING_TURN_STATUSES

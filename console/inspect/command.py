@@ -48,7 +48,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 def _run(target: tuple[Any, str | None], options: dict[str, Any]) -> int:
     """Runs the command. Returns the exit status."""
-    from antiphon.console.client import ChatClient  # noqa: PLC0415  the command line starts fast
+    from antiphon.console.client import ServerClient  # noqa: PLC0415  the command line starts fast
     from antiphon.console.inspect.api import InspectApi  # noqa: PLC0415
     from antiphon.console.inspect.line_output import LineOutput  # noqa: PLC0415
     from antiphon.console.inspect.runner import InspectOptions, inspect_turn  # noqa: PLC0415
@@ -57,6 +57,6 @@ def _run(target: tuple[Any, str | None], options: dict[str, Any]) -> int:
     names = ("turn_id", "follow", "at", "prompt", "form", "other_id", "verify")
     asked = InspectOptions(**{name: options[name] for name in names})
     try:
-        return run_client(inspect_turn(InspectApi(ChatClient(*target)), asked, LineOutput.open_standard_output()))
+        return run_client(inspect_turn(InspectApi(ServerClient(*target)), asked, LineOutput.open_standard_output()))
     except StoppedError:
         return 130

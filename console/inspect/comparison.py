@@ -10,10 +10,10 @@ from antiphon.console.inspect.api import InspectApi, PartMissingError, as_list_o
 from antiphon.console.inspect.line_output import LineOutput
 from antiphon.console.inspect.response_fold import ResponseFold
 from antiphon.console.inspect.summary import write_summary
-from antiphon.kit.checker.schema import as_list, as_table
+from antiphon.kit.json_values import as_list, as_table
 from antiphon.kit.snapshot.event_lines import format_item
 from antiphon.kit.snapshot.id_numbers import IdNumbers
-from antiphon.kit.snapshot.stream_text import HIDDEN_SECRET
+from antiphon.kit.snapshot.stream_text import HIDDEN_REASONING
 
 MAX_COMPARED_LINES = 5_000
 """Lines of each text: their comparison takes time in the square of the number."""
@@ -60,7 +60,7 @@ async def _read_output(api: InspectApi, turn_id: str) -> list[str]:
 def _hide_secret(item: Any) -> Any:
     """Returns an item without the text of its encrypted reasoning, which differs for the same reasoning."""
     has_secret = isinstance(item, dict) and item.get("encrypted_content") is not None
-    return item | {"encrypted_content": HIDDEN_SECRET} if has_secret else item
+    return item | {"encrypted_content": HIDDEN_REASONING} if has_secret else item
 
 
 async def _read_prompt(api: InspectApi, turn_id: str) -> list[tuple[int, str]]:

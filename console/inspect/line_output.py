@@ -9,7 +9,7 @@ from antiphon.console.chat.screen import supports_styles
 from antiphon.kit.terminal_output import write_text
 from antiphon.kit.terminal_text import escape_json, show_controls, show_line
 
-STYLES = {"good": "1;32", "bad": "1;31", "added": "32", "removed": "31", "dim": "2", "plain": ""}
+LINE_STYLES = {"good": "1;32", "bad": "1;31", "added": "32", "removed": "31", "dim": "2", "plain": ""}
 """Parameters of the sequence SGR: bold green, bold red, green, red, dim."""
 MIN_COLUMNS = 20
 
@@ -49,7 +49,7 @@ class LineOutput:
         write_text(f"{escape_json(json.dumps(value, ensure_ascii=False))}\n")
 
     def _write(self, safe_text: str, style: str) -> None:
-        code = STYLES[style] if self._has_styles else ""
+        code = LINE_STYLES[style] if self._has_styles else ""
         write_text(f"\x1b[{code}m{safe_text}\x1b[0m\n" if code else f"{safe_text}\n")
 
 

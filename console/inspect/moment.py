@@ -2,12 +2,12 @@
 
 from contextlib import aclosing
 
-from antiphon.console.client import Json, ReplyFailedError
+from antiphon.console.client import ReplyFailedError
 from antiphon.console.inspect.api import InspectApi
 from antiphon.console.inspect.line_output import LineOutput
 from antiphon.console.inspect.response_fold import ResponseFold
 from antiphon.console.inspect.timeline import format_time, group_steps
-from antiphon.kit.checker.schema import as_list, as_objects, as_table
+from antiphon.kit.json_values import Json, as_list, as_objects, as_table
 from antiphon.kit.snapshot.event_lines import format_event, format_response
 from antiphon.kit.snapshot.id_numbers import IdNumbers
 

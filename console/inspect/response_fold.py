@@ -9,8 +9,7 @@ from io import StringIO
 from itertools import pairwise
 from typing import Any
 
-from antiphon.console.client import Json
-from antiphon.kit.checker.schema import as_table
+from antiphon.kit.json_values import Json, as_table
 
 LIFE_CYCLE = ("created", "queued", "in_progress", "completed", "incomplete", "failed")
 TERMINAL = ("completed", "incomplete", "failed")

@@ -6,19 +6,18 @@ from contextlib import aclosing
 
 import msgspec
 
-from antiphon.console.client import Json, ReplyFailedError
-from antiphon.console.inspect.api import RUNNING_STATUSES, InspectApi, is_running, parse_object
+from antiphon.console.client import ReplyFailedError
+from antiphon.console.inspect.api import RUNNING_TURN_STATUSES, InspectApi, is_running, parse_object
 from antiphon.console.inspect.comparison import write_comparison
 from antiphon.console.inspect.line_output import LineOutput
 from antiphon.console.inspect.moment import write_moment
-from antiphon.console.inspect.prompt_text import write_prompt
 from antiphon.console.inspect.summary import write_summary
-from antiphon.console.inspect.timeline import write_timeline
-from antiphon.kit.checker.schema import as_objects
+from antiphon.console.inspect.timeline import write_prompt, write_timeline
+from antiphon.kit.json_values import Json, as_objects
 
 EXPORTS = ("test", "script", "cassette", "curl", "python")
 """Forms that the server writes as files."""
-POLL_INTERVAL_S = 0.5
+TURN_POLL_INTERVAL_S = 0.5
 """Time between two looks for a turn that has not begun."""
 
 
@@ -62,14 +61,14 @@ async def inspect_turn(api: InspectApi, options: InspectOptions, output: LineOut
 async def _wait_for_turn(api: InspectApi) -> str:
     """Returns the turn that runs, the last of several, else waits for the next one."""
     last = await api.find_last_turn()
-    for status in RUNNING_STATUSES[::-1]:
+    for status in RUNNING_TURN_STATUSES[::-1]:
         if (running := await api.find_last_turn(status)) is not None:
             return running
     while True:
         found = await api.find_last_turn()
         if found is not None and found != last:
             return found
-        await asyncio.sleep(POLL_INTERVAL_S)
+        await asyncio.sleep(TURN_POLL_INTERVAL_S)
 
 
 async def _follow_turn(api: InspectApi, turn_id: str, output: LineOutput) -> None:

@@ -1,11 +1,10 @@
 """The ending of a turn in lines: why it ended, its tokens, and its times by stage."""
 
-from antiphon.console.client import Json
 from antiphon.console.inspect.api import as_number, is_running
 from antiphon.console.inspect.line_output import LineOutput
-from antiphon.kit.checker.schema import as_objects, as_table, as_text
+from antiphon.kit.json_values import Json, as_objects, as_table, as_text
 
-STAGES = (
+TURN_STAGES = (
     ("queue", "submitted", "admitted"),
     ("prefill", "admitted", "first_token"),
     ("decode", "first_token", "last_token"),
@@ -52,7 +51,7 @@ def _describe_tokens(turn: Json) -> str:
 def _describe_times(turn: Json) -> str:
     times = as_table(turn.get("times_ms"))
     shown = []
-    for name, begin, end in STAGES:
+    for name, begin, end in TURN_STAGES:
         started, ended = as_number(times.get(begin)), as_number(times.get(end))
         shown.append(f"{name} {'-' if started is None or ended is None else f'{ended - started:.3f}'}")
     return f"ms: {', '.join(shown)}"

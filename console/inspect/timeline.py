@@ -1,17 +1,21 @@
-"""The events of a turn as snapshot lines with times."""
+"""The events of a turn as snapshot lines with times, and its prompt token by token, with marks."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from antiphon.console.client import Json
-from antiphon.console.inspect.api import as_number
+from antiphon.console.inspect.api import as_list_of_integers, as_number
 from antiphon.console.inspect.line_output import LineOutput
-from antiphon.kit.checker.schema import as_table
+from antiphon.kit.json_values import Json, as_list, as_table
 from antiphon.kit.snapshot.event_lines import format_event
 from antiphon.kit.snapshot.id_numbers import IdNumbers
 
 TIME_CHARS = 11
 """Width of a time in milliseconds, enough for 10 hours with 3 decimals."""
+TOKEN_MARKS = ("control", "cached", "restored")
+"""Tokens that are no text; that the prefix cache held; that the model itself generated earlier."""
+PROMPT_SEPARATOR = "·"
+"""Stands between two tokens."""
+INDENT = "    "
 
 
 async def group_steps(rows: AsyncGenerator[Json, None]) -> AsyncGenerator[list[Json], None]:
@@ -45,3 +49,20 @@ def format_time(row: Json) -> str:
     """Returns the time of a step in milliseconds; `-` if it was not recorded."""
     at_us = as_number(row.get("at_us"))
     return "-" if at_us is None else f"{at_us / 1e3:.3f}"
+
+
+async def write_prompt(runs: AsyncGenerator[Json, None], output: LineOutput) -> None:
+    """Writes each run of tokens with equal marks: a line with its place, and one with the texts of the tokens.
+
+    Where the texts are not known, since the model is not served any more, the ids stand in their place.
+    """
+    current_round: object = None
+    async for run in runs:
+        if run.get("round") != current_round:
+            current_round = run.get("round")
+            output.write_line(f"round {current_round}", "dim")
+        ids = as_list_of_integers(run.get("ids"))
+        marks = [mark for mark in TOKEN_MARKS if run.get(mark) is True]
+        output.write_line(f"{run.get('n')!s:>6}  {len(ids)} tokens  {' '.join(marks)}".rstrip(), "dim")
+        texts = as_list(run.get("texts")) or ids
+        output.write_wrapped(PROMPT_SEPARATOR.join(map(str, texts)), INDENT)

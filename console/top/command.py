@@ -19,12 +19,12 @@ def top(url: str | None, api_key_file: Path | None) -> None:
     Where standard input or output is no terminal, the lines of each second follow those of the last one. Turns of other
     keys are counted, not shown.
     """
-    from antiphon.console.client import ChatClient  # noqa: PLC0415  the command line starts fast
+    from antiphon.console.client import ServerClient  # noqa: PLC0415  the command line starts fast
     from antiphon.console.interrupts import StoppedError  # noqa: PLC0415
     from antiphon.console.top.live_view import watch_in_terminal, watch_server  # noqa: PLC0415
     from antiphon.kit.terminal_output import print_line  # noqa: PLC0415
 
-    client = ChatClient(*find_target(url, api_key_file, "page_key"))
+    client = ServerClient(*find_target(url, api_key_file, "page_key"))
     with suppress(StoppedError):
         run_client(
             watch_in_terminal(client, shutil.get_terminal_size)

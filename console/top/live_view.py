@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
-from antiphon.console.client import ChatClient, parse_frame
-from antiphon.kit.checker.schema import as_objects, as_table
+from antiphon.console.client import ServerClient, parse_frame
+from antiphon.kit.json_values import as_objects, as_table
 from antiphon.kit.terminal_output import write_text
 from antiphon.kit.terminal_text import show_line
 
 LIVE_PATH = "/inspect/live"
 TITLES = ("stage", "seconds", "input", "cached", "output", "api", "model", "id")
-WIDTHS = (8, 9, 8, 8, 8, 10, 20, 1)
+COLUMN_WIDTHS = (8, 9, 8, 8, 8, 10, 20, 1)
 """Least widths of the columns. Numbers are at the right of theirs."""
 NUMBER_COLUMNS = range(1, 5)
 FIRST_LINE, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -50,12 +50,12 @@ def _show_value(value: object) -> str:
 def _join_cells(cells: tuple[str, ...]) -> str:
     padded = [
         cell.rjust(width) if column in NUMBER_COLUMNS else cell.ljust(width)
-        for column, (cell, width) in enumerate(zip(cells, WIDTHS, strict=True))
+        for column, (cell, width) in enumerate(zip(cells, COLUMN_WIDTHS, strict=True))
     ]
     return " ".join(padded).rstrip()
 
 
-async def watch_server(client: ChatClient, show_lines: Callable[[list[str]], None]) -> None:
+async def watch_server(client: ServerClient, show_lines: Callable[[list[str]], None]) -> None:
     """Shows each frame of the server until the stream ends. Raises `ReplyFailedError`."""
     async with aclosing(client.read_frames(LIVE_PATH)) as frames:
         async for frame in frames:
@@ -63,7 +63,7 @@ async def watch_server(client: ChatClient, show_lines: Callable[[list[str]], Non
                 show_lines(format_frame(as_table(event), client.address.shown_url))
 
 
-async def watch_in_terminal(client: ChatClient, size: Callable[[], tuple[int, int]]) -> None:
+async def watch_in_terminal(client: ServerClient, size: Callable[[], tuple[int, int]]) -> None:
     """The same on one screen of a terminal, until the key Q is pressed. `size` returns its columns and lines."""
 
     def draw(lines: list[str]) -> None:

@@ -40,7 +40,7 @@ class RecordedReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, its reply, and the fault that replay puts into the reply."""
+    """A request, its reply, and the fault that the player puts into the reply."""
 
     request: RecordedRequest
     response: RecordedReply

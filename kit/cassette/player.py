@@ -30,7 +30,7 @@ from antiphon.kit.proxy.upstream import UpstreamServer
 from antiphon.kit.terminal_output import print_line
 
 NO_MATCH_CODE = "cassette_no_match"
-RESET_DELAY_S = 0.1
+PLAYED_RESET_DELAY_S = 0.1
 """Time for which a client may read what was written before a reset. A reset discards what it has not read."""
 BODYLESS_STATUSES = (204, 304)
 
@@ -175,7 +175,7 @@ class _ReplyPlayer:
     async def _reset(self) -> None:
         self._is_closed = True
         await self._exchange.drain()
-        await asyncio.sleep(RESET_DELAY_S)
+        await asyncio.sleep(PLAYED_RESET_DELAY_S)
         self._exchange.reset_connection()
 
     def _start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:

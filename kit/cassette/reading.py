@@ -27,7 +27,7 @@ VERSION = 1
 HeaderTable = dict[str, str | list[str]]
 BODY_KEYS = ("json", "text", "base64")
 FRAME_KEYS = ("data", "comment", "raw", "base64")
-_APIS: dict[str, ApiName] = {
+_API_OF_PATH: dict[str, ApiName] = {
     "/responses": "responses",
     "/chat/completions": "chat",
     "/completions": "completions",
@@ -35,7 +35,7 @@ _APIS: dict[str, ApiName] = {
 }
 FRAMING_HEADERS = ("connection", "content-encoding", "content-length", "transfer-encoding")
 """Headers that say how the body is sent, which the server decides."""
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_RECORDED_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
 
 
@@ -134,7 +134,7 @@ def _read_fault(exchange: _FileExchange) -> WireFault | None:
         return None
     try:
         fault = parse_fault(exchange.fault)
-        api = _APIS.get(urlsplit(exchange.request.path).path.rstrip("/").removeprefix("/v1"))
+        api = _API_OF_PATH.get(urlsplit(exchange.request.path).path.rstrip("/").removeprefix("/v1"))
         if api is not None:
             fault.check_use(api, streamed=exchange.response.events is not None)
     except FaultError as error:
@@ -184,7 +184,7 @@ def _read_headers(place: str, table: HeaderTable) -> tuple[tuple[str, str], ...]
         (name, value) for name, values in table.items() for value in (values if isinstance(values, list) else [values])
     )
     for name, value in pairs:
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+        if not _RECORDED_HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise CassetteError(f"{place}.headers.{name} is no HTTP header")
         if place == "response" and name.lower() in FRAMING_HEADERS:
             raise CassetteError(f"response.headers.{name} is set by the server; remove it")

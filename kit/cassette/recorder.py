@@ -18,7 +18,7 @@ from antiphon.kit.cassette.exchanges import (
 )
 from antiphon.kit.cassette.reading import CassetteError, read_cassette
 from antiphon.kit.cassette.redaction import SECRET_HEADER, Redactor
-from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from antiphon.kit.cassette.toml_text import CASSETTE_HEADER, format_exchange
 from antiphon.kit.faults.frames import FrameSplitter
 from antiphon.kit.proxy.call_guard import ExchangeObserver
 from antiphon.kit.proxy.decoding import BodyDecoder, create_decoder, decode_body
@@ -33,7 +33,7 @@ KEPT_REQUEST_HEADERS = frozenset(
 DROPPED_REPLY_HEADERS = frozenset(
     "connection content-encoding content-length date keep-alive server trailer transfer-encoding upgrade".split()
 )
-"""Headers that the replaying server sets itself."""
+"""Headers that the player sets itself."""
 
 
 class CassetteWriter:
@@ -52,7 +52,7 @@ class CassetteWriter:
         except OSError as error:
             raise CassetteError(f"{path}: {error.strerror}") from None
         if os.fstat(self._file).st_size == 0:
-            self._write(HEADER)
+            self._write(CASSETTE_HEADER)
 
     def add_exchange(self, exchange: RecordedExchange) -> None:
         """Appends an exchange without its secrets. Raises `OSError`, and leaves the file as it was."""

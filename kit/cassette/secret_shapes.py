@@ -27,7 +27,7 @@ _SHAPES: tuple[tuple[bytes, bytes], ...] = (
 _KEYS = tuple((hint, re.compile(_START + b"(" + shape + b")")) for hint, shape in _SHAPES)
 """Patterns, each with bytes that every match has: they are looked for first, which is much faster."""
 
-_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----([^-]{1,16384})-----END")
+_PRIVATE_KEY_TEXT = re.compile(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----([^-]{1,16384})-----END")
 _BEARER = re.compile(rb"(?i:bearer) ([A-Za-z0-9._~+/=-]{16,1024})")
 _USER_OF_URL = re.compile(rb":\\{0,2}/\\{0,2}/[^\s/@:\"'<>\\]{0,256}:([^\s/@\"'<>\\]{1,256})@")
 _PARAMETER_OF_URL = re.compile(
@@ -35,7 +35,7 @@ _PARAMETER_OF_URL = re.compile(
     rb"|(?:(?:access|auth|id|refresh|session|security)[-_]?)?token|key|sig|code)=([^&#\s\"'<>\\]{8,2048})",
     re.IGNORECASE,
 )
-_PLACES = ((b"-----BEGIN ", _PRIVATE_KEY), (b"earer ", _BEARER), (b"@", _USER_OF_URL), (b"=", _PARAMETER_OF_URL))
+_PLACES = ((b"-----BEGIN ", _PRIVATE_KEY_TEXT), (b"earer ", _BEARER), (b"@", _USER_OF_URL), (b"=", _PARAMETER_OF_URL))
 
 
 def redact_shapes(data: bytes, replacement: bytes) -> tuple[bytes, list[bytes]]:

@@ -11,7 +11,7 @@ from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedReply, Rec
 from antiphon.kit.cassette.frames import describe_frame
 from antiphon.kit.line_ends import LINE_SEPARATORS, escape_line_separators
 
-HEADER = """\
+CASSETTE_HEADER = """\
 # A cassette: requests to a server of language models, and its replies. `antiphon replay FILE` serves it.
 # It may be edited; the page docs/cassettes.md describes it.
 version = 1
@@ -19,7 +19,7 @@ version = 1
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ENDING_QUOTE = re.compile(r'"(?=""|\Z)')
 """A quotation mark that could be the first of the three that end a string in several lines."""
-_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f{LINE_SEPARATORS}]")
+_TOML_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f{LINE_SEPARATORS}]")
 """Characters that a literal string does not have; a line feed may be in one of several lines."""
 
 
@@ -112,7 +112,7 @@ def format_string(text: str, *, is_block: bool = False) -> str:
         text.encode()
     except UnicodeEncodeError:
         text = text.encode(errors="replace").decode()  # TOML has no half characters
-    has_control = bool(_CONTROL.search(text))
+    has_control = bool(_TOML_CONTROL.search(text))
     if not has_control and not is_block and "\n" not in text and "'" not in text:
         return f'"{text}"' if '"' not in text and "\\" not in text else f"'{text}'"
     if not has_control and "'''" not in text and not text.endswith("'"):
@@ -123,7 +123,7 @@ def format_string(text: str, *, is_block: bool = False) -> str:
 def _format_basic_lines(text: str) -> str:
     """Returns a string in several lines, with escapes."""
     escaped = _ENDING_QUOTE.sub(lambda _: '\\"', text.replace("\\", "\\\\"))
-    escaped = _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", escaped)
+    escaped = _TOML_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", escaped)
     return f'"""\n{escaped}"""'
 
 

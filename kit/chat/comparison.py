@@ -5,8 +5,8 @@ from typing import Any
 
 from antiphon.kit.chat.stream import ChatStreamChecker, FoldedCall, FoldedChoice
 from antiphon.kit.checker.items import CALL_TYPES
-from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.json_values import as_list, as_objects, as_text
 
 FINISH_OF_REASON = {"max_output_tokens": "length", "content_filter": "content_filter"}
 

@@ -6,15 +6,14 @@ from typing import Any
 import msgspec
 
 from antiphon.kit.checker.formats import check_arguments, check_json_text
-from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader, read_json
 from antiphon.kit.findings import Finding, FindingList, quote
+from antiphon.kit.json_values import JsonEvent, as_list, as_objects, as_text
 
-JsonChunk = Mapping[str, Any]
-CONSTANT_KEYS = ("id", "created", "model")
+CONSTANT_CHUNK_KEYS = ("id", "created", "model")
 WHOLE_REASONS = ("stop", "tool_calls", "function_call")
 """Reasons of choices that were not cut."""
-FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
+CHAT_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
 
 
 class FoldedCall(msgspec.Struct):
@@ -45,7 +44,7 @@ class ChatStreamChecker:
         self.choices: dict[int, FoldedChoice] = {}
         self.usage: Mapping[str, Any] | None = None
         self._request = request or {}
-        self._first: JsonChunk | None = None
+        self._first: JsonEvent | None = None
         self._position = 0
         self._has_end_marker = False
         self._has_error = False
@@ -65,7 +64,7 @@ class ChatStreamChecker:
         if chunk is not None:
             self.check_chunk(chunk)
 
-    def check_chunk(self, chunk: JsonChunk) -> None:
+    def check_chunk(self, chunk: JsonEvent) -> None:
         """Checks one chunk, decoded from JSON."""
         if "error" in chunk:
             self._has_error = True
@@ -75,7 +74,7 @@ class ChatStreamChecker:
         if chunk.get("object") != "chat.completion.chunk":
             self.findings.add("chat-object", '"chat.completion.chunk"', quote(chunk.get("object")))
         first = self._first = self._first if self._first is not None else chunk
-        for key in CONSTANT_KEYS:
+        for key in CONSTANT_CHUNK_KEYS:
             if key not in chunk:
                 self.findings.add("chat-key-missing", f"the key {key}", "no such key", key)
             elif chunk[key] != first.get(key):
@@ -115,7 +114,7 @@ class ChatStreamChecker:
             if call.type == "function" and call.name in tools:
                 check_arguments(call.arguments, tools[call.name], f"{label} call {index}", self.findings)
 
-    def _check_usage(self, chunk: JsonChunk) -> None:
+    def _check_usage(self, chunk: JsonEvent) -> None:
         if self.usage is not None:
             self.findings.add("chat-usage-not-last", "the chunk with usage last", "a chunk after it")
         usage = chunk.get("usage")
@@ -188,8 +187,8 @@ class ChatStreamChecker:
             return
         if folded.finish_reason is not None:
             self.findings.add("chat-finish-repeated", "one finish_reason", quote(reason), label)
-        if reason not in FINISH_REASONS:
-            self.findings.add("chat-finish-reason", " or ".join(FINISH_REASONS), quote(reason), label)
+        if reason not in CHAT_FINISH_REASONS:
+            self.findings.add("chat-finish-reason", " or ".join(CHAT_FINISH_REASONS), quote(reason), label)
         if bool(folded.calls) != (reason in ("tool_calls", "function_call")) and reason in ("stop", "tool_calls"):
             expected = "tool_calls" if folded.calls else "stop"
             self.findings.add("chat-finish-reason", expected, quote(reason), label)

@@ -7,12 +7,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.json_values import JsonItem, as_list, as_objects, as_text
 
-JsonItem = Mapping[str, Any]
-JSON_KINDS = ("json_object", "json_schema")
-MAX_SHOWN_CHARS = 200
+JSON_FORMATS = ("json_object", "json_schema")
+MAX_SHOWN_JSON_CHARS = 200
 
 
 def check_text_format(text: object, output: Sequence[JsonItem], findings: FindingList) -> None:
@@ -25,7 +24,7 @@ def check_text_format(text: object, output: Sequence[JsonItem], findings: Findin
 
 def check_json_text(content: str, kind: str, form: Mapping[str, Any], label: str, findings: FindingList) -> None:
     """Checks a whole text in the format `kind`. `form` has the schema and `strict` of a json_schema."""
-    if kind not in JSON_KINDS:
+    if kind not in JSON_FORMATS:
         return
     try:
         value = json.loads(content)
@@ -100,4 +99,4 @@ def find_schema_fault(value: Any, schema: Mapping[str, Any]) -> str | None:
     if error is None:
         return None
     place = "" if error.json_path == "$" else f" at {error.json_path}"
-    return quote(error.message, MAX_SHOWN_CHARS) + place
+    return quote(error.message, MAX_SHOWN_JSON_CHARS) + place

@@ -3,13 +3,9 @@
 The tables of `grammar.py` hold the order of their events. Each is one item that stays open while its tool runs.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from antiphon.kit.checker.schema import ACTION_SHAPES, DONE_SHAPES, ENTRY_SHAPES, as_objects, as_text, check_shape
+from antiphon.kit.checker.schema import ACTION_SHAPES, DONE_SHAPES, ENTRY_SHAPES, check_shape
 from antiphon.kit.findings import FindingList, quote
-
-JsonItem = Mapping[str, Any]
+from antiphon.kit.json_values import JsonItem, as_objects, as_text
 
 HOSTED_CALL_TYPES = (
     "mcp_call",

@@ -6,10 +6,9 @@ from typing import Any
 from antiphon.kit.checker.hosted import FREEZABLE_TYPES, check_ended_shape, check_hosted_added
 from antiphon.kit.checker.item_grammar import create_body
 from antiphon.kit.checker.parts import ItemBody
-from antiphon.kit.checker.schema import as_list, as_text, check_item_shape
+from antiphon.kit.checker.schema import check_item_shape
 from antiphon.kit.findings import FindingList, quote
-
-JsonEvent = Mapping[str, Any]
+from antiphon.kit.json_values import JsonEvent, as_list, as_text
 
 CONSTANT_ITEM_KEYS = (
     "role",

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.kit.checker.hosted import SERVER_RUN_TYPES
-from antiphon.kit.checker.schema import RESPONSE_SHAPE, as_list, check_response_shape
+from antiphon.kit.checker.schema import RESPONSE_SHAPE, check_response_shape
 from antiphon.kit.findings import FindingList, quote
-
-JsonEvent = Mapping[str, Any]
+from antiphon.kit.json_values import JsonEvent, as_list
 
 STATUSES = {
     "response.created": ("in_progress", "queued"),

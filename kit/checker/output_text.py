@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.json_values import JsonItem, as_list, as_objects, as_text
 
-JsonItem = Mapping[str, Any]
 REPLACEMENT = "\ufffd"
 """Stands in a token's text for bytes that are a part of a character."""
 

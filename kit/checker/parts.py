@@ -6,11 +6,9 @@ from typing import Any
 
 import msgspec
 
-from antiphon.kit.checker.schema import as_list, as_objects, as_text, check_part_shape
+from antiphon.kit.checker.schema import check_part_shape
 from antiphon.kit.findings import FindingList, quote
-
-JsonEvent = Mapping[str, Any]
-JsonItem = Mapping[str, Any]
+from antiphon.kit.json_values import JsonEvent, JsonItem, as_list, as_objects, as_text
 
 ROUNDING = 1e-6
 """Difference of a log-probability between the deltas and the item, where OpenAI rounds it to six digits."""

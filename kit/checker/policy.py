@@ -8,10 +8,9 @@ from antiphon.kit.checker.formats import check_arguments, check_text_format
 from antiphon.kit.checker.hosted import HOSTED_CALL_TYPES
 from antiphon.kit.checker.items import CALL_TYPES
 from antiphon.kit.checker.output_text import check_messages
-from antiphon.kit.checker.schema import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.json_values import JsonItem, as_list, as_objects, as_text
 
-JsonItem = Mapping[str, Any]
 ToolKey = tuple[str, str | None, str | None]
 """Kind, namespace and name of a tool."""
 ECHOED_KEYS = (
@@ -34,7 +33,7 @@ CALL_TOOL_TYPES = {
     "local_shell_call": "local_shell",
 }
 """Types of tools by the calls of theirs that the client runs."""
-HOSTED_TOOL_TYPES = {
+TOOL_TYPE_OF_CALL = {
     "web_search_call": "web_search",
     "file_search_call": "file_search",
     "code_interpreter_call": "code_interpreter",
@@ -153,7 +152,7 @@ def _check_tool_choice(
     elif choice.get("type") in CALL_TOOL_TYPES.values():
         client_calls = [call for call in calls if call.get("type") in CALL_TYPES]
         _check_named(client_calls, client_calls, choice, is_completed, findings)
-    elif choice.get("type") == "mcp" or as_text(choice.get("type")).startswith(tuple(HOSTED_TOOL_TYPES.values())):
+    elif choice.get("type") == "mcp" or as_text(choice.get("type")).startswith(tuple(TOOL_TYPE_OF_CALL.values())):
         _check_named(calls, chosen[:1], choice, is_completed, findings)
 
 
@@ -175,7 +174,7 @@ def _check_allowed(calls: Sequence[JsonItem], tools: Sequence[JsonItem], finding
         kind = as_text(call.get("type"))
         if kind not in (*CALL_TYPES, *HOSTED_CALL_TYPES, APPROVAL) or any(_is_call_of(call, tool) for tool in tools):
             continue
-        name = call.get("name", CALL_TOOL_TYPES.get(kind, HOSTED_TOOL_TYPES.get(kind)))
+        name = call.get("name", CALL_TOOL_TYPES.get(kind, TOOL_TYPE_OF_CALL.get(kind)))
         findings.add("tool-not-allowed", f"one of {quote([_name_tool(tool) for tool in tools])}", quote(name))
 
 
@@ -185,8 +184,8 @@ def _is_call_of(call: JsonItem, tool: JsonItem) -> bool:
     if kind in MCP_TYPES:
         is_server = tool_type == "mcp" and tool.get("server_label") == call.get("server_label")
         return is_server and tool.get("name") in (None, call.get("name"))
-    if kind in HOSTED_TOOL_TYPES:
-        return tool_type.startswith(HOSTED_TOOL_TYPES[kind])
+    if kind in TOOL_TYPE_OF_CALL:
+        return tool_type.startswith(TOOL_TYPE_OF_CALL[kind])
     if tool_type == "mcp" or kind not in CALL_TOOL_TYPES:
         return False
     return bool(call.get("name", CALL_TOOL_TYPES[kind]) == tool.get("name", tool_type))
@@ -211,7 +210,7 @@ def _check_hosted_calls(settings: Mapping[str, Any], output: Sequence[JsonItem],
     tools = as_objects([*as_list(settings.get("tools")), *_list_added_tools([settings.get("input"), output])])
     for call in output:
         kind, label = as_text(call.get("type")), f"{call.get('type')} {call.get('id')}"
-        if kind not in (*MCP_TYPES, *HOSTED_TOOL_TYPES):
+        if kind not in (*MCP_TYPES, *TOOL_TYPE_OF_CALL):
             continue
         matching = [tool for tool in tools if _is_call_of(call, tool)]
         name = call.get("name")

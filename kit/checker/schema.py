@@ -1,12 +1,12 @@
 """Fields that events, items, parts and responses must have, and their types: the tables of `shapes.toml`."""
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.json_values import as_list, as_objects, as_text
 
 Types = tuple[type | None, ...]
 Shape = Mapping[str, Types]
@@ -45,7 +45,7 @@ ACTION_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["action"].i
 ENTRY_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["entry"].items()}
 ANNOTATION_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["annotation"].items()}
 RESPONSE_SHAPE = _read_shape(_TABLES["response"])
-ID_PREFIXES: dict[str, str] = _TABLES["id_prefix"]
+ITEM_ID_PREFIXES: dict[str, str] = _TABLES["id_prefix"]
 NULLABLE_KEYS = ("background", *(key for key, types in RESPONSE_SHAPE.items() if None in types))
 """Keys without which SDKs read null. Clients read through the other ones without a check. `background` came in 2025."""
 
@@ -132,9 +132,9 @@ def check_item_shape(item: Mapping[str, Any], findings: FindingList) -> None:
 
 def _check_id_prefix(kind: str, item_id: str, findings: FindingList) -> None:
     prefix, separator, _ = item_id.partition("_")
-    owner = next((other for other, known in ID_PREFIXES.items() if known == prefix), kind)
-    if separator and owner != kind and kind in ID_PREFIXES:
-        expected = f"no prefix, or {ID_PREFIXES[kind]}_"
+    owner = next((other for other, known in ITEM_ID_PREFIXES.items() if known == prefix), kind)
+    if separator and owner != kind and kind in ITEM_ID_PREFIXES:
+        expected = f"no prefix, or {ITEM_ID_PREFIXES[kind]}_"
         findings.add("item-id-prefix", expected, f"{prefix}_, the prefix of a {owner}", f"{kind} {item_id}")
 
 
@@ -148,35 +148,6 @@ def check_part_shape(part: Mapping[str, Any], findings: FindingList) -> None:
     for annotation in as_objects(part.get("annotations")):
         annotation_kind = as_text(annotation.get("type"))
         check_shape(annotation, ANNOTATION_SHAPES.get(annotation_kind, {"type": (str,)}), annotation_kind, findings)
-
-
-def as_list(value: object) -> list[Any]:
-    """Returns the value if it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def as_objects(value: object) -> list[dict[str, Any]]:
-    """Returns the objects in a list, an empty list if the value is none."""
-    return [entry for entry in as_list(value) if isinstance(entry, dict)]
-
-
-def as_table(value: object) -> dict[str, Any]:
-    """Returns the value if it is an object, else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def as_text(value: object) -> str:
-    """Returns the value if it is a string, else an empty one."""
-    return value if isinstance(value, str) else ""
-
-
-def decode_object(text: str | bytes) -> dict[str, Any] | None:
-    """Returns the JSON object in a text; None if it holds none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _name_types(types: Types) -> str:

@@ -12,21 +12,69 @@ from antiphon.kit.checker.schema import (
     EARLY_API_LACKS,
     EVENT_SHAPES,
     OPEN_RESPONSES_NAMES,
-    as_objects,
     check_item_shape,
     check_response_shape,
     check_shape,
     is_early_response,
 )
-from antiphon.kit.checker.sequence import SequenceChecker
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader, read_json
-from antiphon.kit.checker.terminal import check_output
-from antiphon.kit.checker.usage import check_usage
+from antiphon.kit.checker.terminal import check_output, check_usage
 from antiphon.kit.findings import Finding, FindingList, quote
+from antiphon.kit.json_values import JsonEvent, as_objects
 
-JsonEvent = Mapping[str, Any]
+SEQUENCE_KEY = "sequence_number"
+
+
+class SequenceChecker:
+    """Checks that the numbers grow by one from event to event."""
+
+    def __init__(self, findings: FindingList, first_number: int) -> None:
+        self._findings = findings
+        self._first_number = self._next_number = first_number
+        self._num_events = self._num_absent = 0
+
+    def check_event(self, event: Mapping[str, Any]) -> None:
+        """Checks the number of an event, the findings' current one."""
+        self._num_events += 1
+        number = event.get(SEQUENCE_KEY)
+        if SEQUENCE_KEY not in event and self._num_absent == self._num_events - 1:
+            self._num_absent += 1  # perhaps no event has one
+            self._next_number += 1
+            return
+        self._report_absent()
+        if not isinstance(number, int) or isinstance(number, bool):
+            self._findings.add("sequence-missing", f"sequence_number {self._next_number}", quote(number))
+            self._next_number += 1
+            return
+        if self._num_events == 1 and number != self._next_number:
+            self._findings.add("sequence-start", str(self._next_number), str(number))
+        elif number < self._next_number:
+            self._findings.add("sequence-repeated", str(self._next_number), str(number))
+        elif number > self._next_number:
+            self._findings.add("sequence-gap", str(self._next_number), str(number))
+        self._next_number = number + 1
+
+    def skip_event(self, event: Mapping[str, Any]) -> None:
+        """Counts the number of a keepalive event, which may have one."""
+        if event.get(SEQUENCE_KEY) == self._next_number:
+            self._next_number += 1
+
+    def finish(self, *, is_early: bool) -> None:
+        """Reports a stream without any number. Streams of early 2025 had none."""
+        if is_early and 0 < self._num_events == self._num_absent:
+            self._findings.add("sequence-absent", "a sequence_number in every event", "none in any")
+        else:
+            self._report_absent()
+
+    def _report_absent(self) -> None:
+        """Reports the events without a number before the first one that has one."""
+        for number in range(self._num_absent):
+            self._findings.add("sequence-missing", f"sequence_number {self._first_number + number}", "null")
+        self._num_absent = 0
+
+
 IGNORED_TYPES = ("keepalive",)
-ENDED_STATUSES = ("completed", "incomplete", "failed", "cancelled")
+ENDED_RESPONSE_STATUSES = ("completed", "incomplete", "failed", "cancelled")
 
 
 class StreamChecker:
@@ -136,7 +184,7 @@ def check_whole_response(response: Mapping[str, Any], request: Mapping[str, Any]
     for item in as_objects(response.get("output")):
         check_item_shape(item, findings)
         check_ended_shape(item, findings)
-    if response.get("status") in ENDED_STATUSES:
+    if response.get("status") in ENDED_RESPONSE_STATUSES:
         check_ending(response, findings)
         check_response(response, request, findings)
 

@@ -1,4 +1,4 @@
-"""`antiphon record` and `antiphon replay`: write exchanges with a server to a cassette, and serve them."""
+"""`antiphon record` and `antiphon replay`: the recorder and the player of cassettes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 
 from antiphon.kit.base_url import normalize_url
-from antiphon.kit.checker.schema import as_objects, decode_object
+from antiphon.kit.json_values import as_objects, decode_object
 
 DEFAULT_TIMEOUT_S = 60.0
 """Seconds without a byte from the server after which a request ends."""

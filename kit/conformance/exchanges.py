@@ -1,7 +1,7 @@
 """Replies as values: reads and checks what came, whichever API it belongs to."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -10,8 +10,8 @@ from antiphon.kit.checker.sse import SseReader
 from antiphon.kit.checker.stream import StreamChecker, check_sse, check_whole_response
 from antiphon.kit.conformance.client import LiveReply
 from antiphon.kit.findings import Finding, FindingList, quote, quote_start
+from antiphon.kit.json_values import Json
 
-Json = dict[str, Any]
 Api = Literal["responses", "chat"]
 RESPONSES_PATH, CHAT_PATH = "/responses", "/chat/completions"
 ERROR_KEYS = ("message", "type", "param", "code")

@@ -4,14 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.schema import as_objects, as_text, decode_object
 from antiphon.kit.conformance.exchanges import Exchange
 from antiphon.kit.conformance.suites import ExpectedError, LiveStep
 from antiphon.kit.conformance.templates import MissingValueError, find_value, join_text, list_calls
 from antiphon.kit.findings import FindingList, quote
-
-Json = dict[str, Any]
-
+from antiphon.kit.json_values import Json, as_objects, as_text, decode_object
 
 CONTINUED_FIELDS = ("calls", "kinds")
 """Expectations whose result later steps continue."""

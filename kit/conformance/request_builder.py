@@ -8,8 +8,8 @@ import msgspec
 from antiphon.kit.conformance.exchanges import CHAT_PATH, RESPONSES_PATH
 from antiphon.kit.conformance.suites import CaseSuite, LiveCase, LiveStep
 from antiphon.kit.conformance.templates import fill_templates, step_scope
+from antiphon.kit.json_values import Json
 
-Json = dict[str, Any]
 LONG_TEXT_WORDS = 150_000
 """Words of a text that is longer than the context, if the server does not say how long its context is."""
 MAX_LONG_TEXT_CHARS = 10_000_000

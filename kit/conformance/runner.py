@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -18,8 +18,8 @@ from antiphon.kit.conformance.sockets import LiveSocket, RefusedUpgradeError, is
 from antiphon.kit.conformance.suites import CaseSuite, LiveCase, LiveStep
 from antiphon.kit.conformance.templates import MissingValueError
 from antiphon.kit.findings import Finding, FindingList, load_codes, quote, quote_start
+from antiphon.kit.json_values import Json
 
-Json = dict[str, Any]
 Outcome = Literal["passed", "failed", "skipped", "unsupported"]
 ABSENT_STATUSES = (404, 405, 501)
 """Statuses of an endpoint that a server does not have."""

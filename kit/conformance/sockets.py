@@ -2,17 +2,15 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import connect
 
 from antiphon.kit.checker.lifecycle import TERMINAL_TYPES
-from antiphon.kit.checker.schema import decode_object
 from antiphon.kit.conformance.client import LiveClient, UnreachableError
 from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.json_values import Json, decode_object
 
-Json = dict[str, Any]
 BETA_HEADER = {"openai-beta": "responses_websockets=2026-02-06"}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.kit.checker.items import CALL_TYPES
-from antiphon.kit.checker.schema import as_objects, as_text
+from antiphon.kit.json_values import as_objects, as_text
 
 _TEMPLATE = re.compile(r"\{(\*?)((?:step\d+|model|mcp_label|marker|long_text)(?:\.\w+)*)\}")
 

@@ -1,13 +1,10 @@
 """Faults that change a stream wherever a value occurs: repeated ids, changed ids; broken arguments elsewhere."""
 
-from typing import Any
-
 import msgspec
 
 from antiphon.kit.faults.fault import WireFault
 from antiphon.kit.faults.frames import EventFrame
-
-Json = dict[str, Any]
+from antiphon.kit.json_values import Json
 
 DONE_TYPE = "response.function_call_arguments.done"
 DELTA_TYPE = "response.function_call_arguments.delta"

@@ -1,10 +1,7 @@
 """The end of a stream that fails: the error, and for the Responses API the failed response with its partial output."""
 
-from typing import Any
-
 from antiphon.kit.faults.frames import DONE_FRAME, EventFrame, frame_json
-
-Json = dict[str, Any]
+from antiphon.kit.json_values import Json
 
 _PAYLOADS = {
     "response.function_call_arguments.delta": "arguments",

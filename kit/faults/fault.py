@@ -25,7 +25,7 @@ POSITIONAL_KINDS: frozenset[str] = frozenset(
     {"cut", "reset", "stall", "failed", "wrong_order", "duplicate_event", "drop_event", "split_frame"}
 )
 """Kinds that happen at a marked event."""
-JSON_KINDS: frozenset[str] = frozenset({"status", "reset", "stall", "broken_arguments"})
+JSON_REPLY_KINDS: frozenset[str] = frozenset({"status", "reset", "stall", "broken_arguments"})
 """Kinds that also apply to a reply in one piece."""
 
 _APIS_OF_KIND: dict[str, frozenset[str]] = {
@@ -121,7 +121,7 @@ class WireFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         apis = _APIS_OF_KIND.get(self.kind, frozenset(get_args(ApiName)))
         if api not in apis:
             raise FaultError(f"the fault {self.kind} applies to {', '.join(sorted(apis))} only, not to {api}")
-        if not streamed and self.kind not in JSON_KINDS:
+        if not streamed and self.kind not in JSON_REPLY_KINDS:
             raise FaultError(f"the fault {self.kind} applies to streams only: send the request with stream: true")
         if not streamed and self.kind == "broken_arguments" and api == "messages":
             raise FaultError("the fault broken_arguments applies to streams of messages only: send stream: true")

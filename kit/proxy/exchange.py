@@ -14,7 +14,7 @@ import h11
 
 from antiphon.kit.proxy.messages import HeaderList, IncomingRequest
 
-READ_BYTES = 1 << 16
+WIRE_READ_BYTES = 1 << 16
 MAX_PIPELINED_BYTES = 1 << 16
 """Bytes of further requests that are read while a reply runs."""
 LINGER_NOT = struct.pack("ii", 1, 0)
@@ -118,7 +118,7 @@ class ServerExchange:
         num_bytes = 0
         while num_bytes < MAX_PIPELINED_BYTES and not self.request.is_websocket:
             try:
-                data = await self._reader.read(READ_BYTES)
+                data = await self._reader.read(WIRE_READ_BYTES)
             except OSError:
                 return
             if not data:
@@ -131,7 +131,7 @@ class ServerExchange:
         if self._connection.they_are_waiting_for_100_continue:
             self._write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
         try:
-            data = await self._reader.read(READ_BYTES)
+            data = await self._reader.read(WIRE_READ_BYTES)
         except OSError as error:
             raise ClientLeftError from error
         if not data:

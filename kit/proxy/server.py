@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import h11
 
-from antiphon.kit.proxy.exchange import READ_BYTES, ClientLeftError, ServerExchange
+from antiphon.kit.proxy.exchange import WIRE_READ_BYTES, ClientLeftError, ServerExchange
 from antiphon.kit.proxy.messages import IncomingRequest
 
 Handler = Callable[[ServerExchange], Awaitable[None]]
@@ -86,7 +86,7 @@ class _ClientConnection:
     async def _read_request(self) -> IncomingRequest | None:
         """Returns the next request, or None when the client has closed the connection."""
         while (event := self._connection.next_event()) is h11.NEED_DATA:
-            self._connection.receive_data(await self._reader.read(READ_BYTES))
+            self._connection.receive_data(await self._reader.read(WIRE_READ_BYTES))
         if not isinstance(event, h11.Request):
             return None
         headers = tuple((bytes(name), bytes(value)) for name, value in event.headers.raw_items())

@@ -9,16 +9,16 @@ import msgspec
 from antiphon.kit.chat.stream import ChatStreamChecker
 from antiphon.kit.checker.hosted import is_same_reading
 from antiphon.kit.checker.sse import SseReader
-from antiphon.kit.checker.stream import ENDED_STATUSES, StreamChecker, check_whole_response
+from antiphon.kit.checker.stream import ENDED_RESPONSE_STATUSES, StreamChecker, check_whole_response
 from antiphon.kit.checker.terminal import compare_responses
 from antiphon.kit.conformance.client import LiveReply
 from antiphon.kit.conformance.exchanges import check_error_body, decode_event
 from antiphon.kit.findings import Finding, FindingList, quote, quote_start
+from antiphon.kit.json_values import Json
 from antiphon.kit.proxy.call_guard import ExchangeObserver
 from antiphon.kit.proxy.decoding import BodyDecoder, UnknownEncodingError, create_decoder, decode_body
 from antiphon.kit.proxy.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header, media_type
 
-Json = dict[str, Any]
 ExchangeKind = Literal["stream", "chat stream", "response", "error", "websocket turn", "not checked"]
 CHECKED_PATHS = ("/responses", "/chat/completions", "/conversations", "/models")
 """Paths below /v1 whose errors have the form of OpenAI's API."""
@@ -209,7 +209,7 @@ class ExchangeChecker(ExchangeObserver):
             return
         check_whole_response(value, self._request if self._head.method == "POST" else None, findings)
         streamed = _find_final_response(self._known.find_stream(str(value.get("id"))) or [])
-        if self._head.method == "GET" and streamed is not None and value.get("status") in ENDED_STATUSES:
+        if self._head.method == "GET" and streamed is not None and value.get("status") in ENDED_RESPONSE_STATUSES:
             compare_responses(streamed, value, "get-differs", findings)
 
 
@@ -282,4 +282,4 @@ def _find_response_id(events: list[Json]) -> str | None:
 
 def _find_final_response(events: list[Json]) -> Mapping[str, Any] | None:
     response = events[-1].get("response") if events else None
-    return response if isinstance(response, dict) and response.get("status") in ENDED_STATUSES else None
+    return response if isinstance(response, dict) and response.get("status") in ENDED_RESPONSE_STATUSES else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import h11
 
 from antiphon.kit.proxy.call_guard import CallGuard
-from antiphon.kit.proxy.exchange import READ_BYTES, ServerExchange
+from antiphon.kit.proxy.exchange import WIRE_READ_BYTES, ServerExchange
 from antiphon.kit.proxy.messages import drop_hop_by_hop
 from antiphon.kit.proxy.server import make_error
 from antiphon.kit.proxy.upstream import UpstreamServer
@@ -69,7 +69,7 @@ async def _read_answer(
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(READ_BYTES))
+            connection.receive_data(await reader.read(WIRE_READ_BYTES))
         elif isinstance(event, h11.Response | h11.InformationalResponse) and event.status_code not in range(102, 200):
             return event
         elif isinstance(event, h11.ConnectionClosed):
@@ -82,7 +82,7 @@ async def _pass_refusal(
     exchange.start_reply(answer.status_code, drop_hop_by_hop(list(answer.headers.raw_items())), answer.reason)
     while not isinstance(event := connection.next_event(), h11.EndOfMessage):
         if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(READ_BYTES))
+            connection.receive_data(await reader.read(WIRE_READ_BYTES))
         elif isinstance(event, h11.Data):
             exchange.write_data(bytes(event.data))
     exchange.end_reply()
@@ -94,7 +94,7 @@ async def _pass_bytes(
 ) -> None:
     """Passes bytes on until the sender closes, then closes the other side."""
     with suppress(OSError):
-        while data := await reader.read(READ_BYTES):
+        while data := await reader.read(WIRE_READ_BYTES):
             writer.write(data)
             observe(data)
             await writer.drain()

@@ -15,15 +15,15 @@ from websockets.streams import StreamReader
 from antiphon.kit.checker.stream import StreamChecker
 from antiphon.kit.conformance.exchanges import decode_event
 from antiphon.kit.findings import Finding, quote
+from antiphon.kit.json_values import Json
 from antiphon.kit.proxy.messages import HeaderList, IncomingRequest, find_header
 from antiphon.kit.proxy.traffic_check import ExchangeReport
 
-Json = dict[str, Any]
 CREATE_TYPE = "response.create"
 LANE_KEY = "stream_id"
 """Names the lane of a request, of its events and of its errors. Lanes run at once; without it, all are one lane."""
 DEFAULT_WINDOW_BITS = 15
-MAX_QUOTED_CHARS = 60
+MAX_QUOTED_MESSAGE_CHARS = 60
 
 
 class _CheckedLane:
@@ -126,11 +126,11 @@ class WebSocketChecker:
         """Reports the first event of a connection that belongs to no turn: those after it have the same fault."""
         self._has_stray_event = True
         lane_id = event.get(LANE_KEY)
-        place = f"the stream_id {quote(lane_id, MAX_QUOTED_CHARS)}" if lane_id is not None else "no stream_id"
+        place = f"the stream_id {quote(lane_id, MAX_QUOTED_MESSAGE_CHARS)}" if lane_id is not None else "no stream_id"
         finding = Finding(
             code="websocket-lane",
             expected="the stream_id of a request that is open",
-            actual=f"{quote(event.get('type'), MAX_QUOTED_CHARS)} with {place}",
+            actual=f"{quote(event.get('type'), MAX_QUOTED_MESSAGE_CHARS)} with {place}",
         )
         self._send_report("websocket turn", "complete", (finding,), time.monotonic(), 1)
 

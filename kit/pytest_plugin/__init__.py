@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def responses_server(request: pytest.FixtureRequest) -> "Iterator[StartServer]":
-    """Starts servers that replay scripted replies: `responses_server(replies, **options)`. They stop after the test.
+    """Starts servers that send scripted replies: `responses_server(replies, **options)`. They stop after the test.
 
     The replies are a list, such as `{"when": ["weather"], "output": ["Rain."]}`, a text, or a TOML file next to
     the test's own. Options are those of `antiphon serve`, such as `dialect="gpt-oss"`.
@@ -65,7 +65,7 @@ def responses_server_factory(request: pytest.FixtureRequest) -> "Iterator[StartS
 def responses_cassette(request: pytest.FixtureRequest) -> "Iterator[OpenCassette]":
     """Opens cassettes: `responses_cassette(path=None, upstream=None, api_key=None, match="body", speed=0)`.
 
-    The server that it returns replays the cassette, without a network. `pytest --cassettes=record` records those that
+    The server that it returns plays the cassette, without a network. `pytest --cassettes=record` records those that
     are missing: requests go on to `upstream`, with `api_key` or the key in OPENAI_API_KEY, and what passes is written
     without secrets. `path` is next to the test's file; without it, the file is in `__cassettes__` and has the test's
     name. A request that the cassette does not have fails the test.

@@ -1,4 +1,4 @@
-"""The cassettes of a test: recorded from a server once, replayed from then on, both inside pytest's process."""
+"""The cassettes of a test: recorded from a server once, played from then on, both inside pytest's process."""
 
 import os
 import re
@@ -21,11 +21,11 @@ from antiphon.kit.terminal_text import show_controls, show_line
 
 FOLDER = "__cassettes__"
 KEY_VARIABLE = "OPENAI_API_KEY"
-_UNSAFE = re.compile(r"[^\w.-]+")
+_UNSAFE_IN_NAME = re.compile(r"[^\w.-]+")
 
 
 class CassetteServer(RelayedServer):
-    """A server that replays a cassette, or that records one."""
+    """A server that plays a cassette, or that records one."""
 
     def __init__(self, upstream_port: int, path: Path, *, is_recording: bool) -> None:
         super().__init__(upstream_port)
@@ -43,7 +43,7 @@ class CassettePool:
 
     def __init__(self, mode: str, test_path: Path, test_name: str) -> None:
         self._mode, self._test_path = mode, test_path
-        self._test_name = _UNSAFE.sub("_", test_name).strip("_.")
+        self._test_name = _UNSAFE_IN_NAME.sub("_", test_name).strip("_.")
         self._num_unnamed = 0
         self._misses: list[str] = []
         self._stack = ExitStack()
@@ -73,7 +73,7 @@ class CassettePool:
             return self._record(file, upstream, api_key)
         if not file.exists():
             pytest.fail(f"there is no cassette {file}. To record it: pytest --cassettes=record", pytrace=False)
-        return self._replay(file, match, speed)
+        return self._play(file, match, speed)
 
     def _find_file(self, path: str | os.PathLike[str] | None) -> Path:
         if path is not None:
@@ -82,7 +82,7 @@ class CassettePool:
         number = "" if self._num_unnamed == 1 else f".{self._num_unnamed}"
         return self._test_path.parent / FOLDER / self._test_path.stem / f"{self._test_name}{number}.toml"
 
-    def _replay(self, file: Path, match: MatchMode, speed: float) -> CassetteServer:
+    def _play(self, file: Path, match: MatchMode, speed: float) -> CassetteServer:
         __tracebackhide__ = True
         try:
             exchanges = read_cassette(file)

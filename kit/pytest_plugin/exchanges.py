@@ -5,7 +5,7 @@ from typing import Any
 
 import h11
 
-from antiphon.kit.checker.schema import decode_object
+from antiphon.kit.json_values import decode_object
 from antiphon.kit.snapshot.recorded_stream import RecordedStream
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 
 from antiphon.kit.pytest_plugin.exchanges import ConnectionRecorder, RelayedExchange
 
-READ_BYTES = 65_536
+RELAY_READ_BYTES = 65_536
 CLOSE_WITH_RESET = struct.pack("ii", 1, 0)
 """Value of SO_LINGER with which `close` sends RST."""
 
@@ -123,7 +123,7 @@ async def _copy_bytes(
 ) -> bool:
     """Copies to the end. Returns False if the connection was reset instead."""
     try:
-        while data := await reader.read(READ_BYTES):
+        while data := await reader.read(RELAY_READ_BYTES):
             record(data)
             writer.write(data)
             await writer.drain()

@@ -14,7 +14,7 @@ from antiphon.kit.terminal_text import show_controls
 
 CONTEXT_LINES = 2
 MAX_DIFF_LINES = 40
-MAX_LINE_CHARS = 160
+MAX_DIFF_LINE_CHARS = 160
 """Length to which lines of a difference are cut, around the first character that differs."""
 KEPT_CHARS = 40
 """Number of equal characters that stay before the difference."""
@@ -99,8 +99,8 @@ def _find_difference(before: str, after: str) -> int:
 
 def _cut_line(line: str, difference: int) -> str:
     """Returns the part of a long line around the difference."""
-    if len(line) <= MAX_LINE_CHARS:
+    if len(line) <= MAX_DIFF_LINE_CHARS:
         return line
-    start = 0 if difference < MAX_LINE_CHARS - KEPT_CHARS else difference - KEPT_CHARS
-    end = start + MAX_LINE_CHARS
+    start = 0 if difference < MAX_DIFF_LINE_CHARS - KEPT_CHARS else difference - KEPT_CHARS
+    end = start + MAX_DIFF_LINE_CHARS
     return ("…" if start else "") + line[start:end] + ("…" if end < len(line) else "")

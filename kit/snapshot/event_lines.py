@@ -9,11 +9,9 @@ from typing import Any
 
 import msgspec
 
-from antiphon.kit.checker.schema import as_list
+from antiphon.kit.json_values import Json, as_list
 from antiphon.kit.line_ends import escape_line_separators
 from antiphon.kit.snapshot.id_numbers import IdNumbers
-
-Json = Mapping[str, Any]
 
 UNREADABLE_TYPE = "(unreadable)"
 """Type of the event that stands for a frame without a JSON object; `data` has its text."""

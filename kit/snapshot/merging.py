@@ -6,9 +6,8 @@ Only deltas that nothing but other deltas separates are merged, so a delta in a 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from antiphon.kit.checker.schema import as_list
+from antiphon.kit.json_values import Json, as_list
 
-JsonEvent = dict[str, Any]
 KEEPALIVE_TYPES = ("keepalive", "response.keepalive")
 STAGE_TYPES = tuple(
     f"response.{name}"
@@ -24,13 +23,13 @@ CALL_KEYS = ("index", "id", "type", "function", "custom", "name", "arguments", "
 CHAT_TEXT_KEYS = ("reasoning_content", "reasoning", "content", "refusal")
 
 
-def merge_deltas(events: Iterable[JsonEvent]) -> list[JsonEvent]:
+def merge_deltas(events: Iterable[Json]) -> list[Json]:
     """Returns Responses events with one delta for each text. Keepalives depend on time, and are left out.
 
     A server also repeats the stage of a tool that works: of those in a row, the first one stays.
     """
-    merged: list[JsonEvent] = []
-    run: dict[tuple[Any, ...], JsonEvent] = {}
+    merged: list[Json] = []
+    run: dict[tuple[Any, ...], Json] = {}
     is_in_progress = False
     for event in events:
         kind = event.get("type")
@@ -52,24 +51,24 @@ def merge_deltas(events: Iterable[JsonEvent]) -> list[JsonEvent]:
     return [event for event in merged if not (_is_text_delta(event) and event["delta"] == "")]
 
 
-def _is_same_item(first: JsonEvent, event: JsonEvent) -> bool:
+def _is_same_item(first: Json, event: Json) -> bool:
     return first.get("item_id") == event.get("item_id")
 
 
-def _is_text_delta(event: JsonEvent) -> bool:
+def _is_text_delta(event: Json) -> bool:
     return str(event.get("type")).endswith(".delta") and isinstance(event.get("delta"), str)
 
 
-def _extend_delta(first: JsonEvent, event: JsonEvent) -> None:
+def _extend_delta(first: Json, event: Json) -> None:
     first["delta"] += event["delta"]
     if event.get("logprobs"):
         first["logprobs"] = [*as_list(first.get("logprobs")), *as_list(event["logprobs"])]
 
 
-def merge_chunks(chunks: Iterable[JsonEvent]) -> list[JsonEvent]:
+def merge_chunks(chunks: Iterable[Json]) -> list[Json]:
     """Returns chat chunks with one delta for each text and call, choice by choice; then errors and the usage."""
     choices: dict[Any, _ChoiceMerger] = {}
-    rest: list[JsonEvent] = []
+    rest: list[Json] = []
     for chunk in chunks:
         if "choices" not in chunk:
             rest.append(chunk)
@@ -89,11 +88,11 @@ class _ChoiceMerger:
 
     def __init__(self, index: Any) -> None:
         self._index = index
-        self._choices: list[JsonEvent] = []
-        self._text: tuple[str, JsonEvent] | None = None
+        self._choices: list[Json] = []
+        self._text: tuple[str, Json] | None = None
         """The key and the choice of the text that the next delta may continue."""
-        self._calls: list[JsonEvent] = []
-        self._open_calls: dict[str, JsonEvent] = {}
+        self._calls: list[Json] = []
+        self._open_calls: dict[str, Json] = {}
         """The latest call by its index, which further fragments continue."""
 
     def add_choice(self, choice: Mapping[str, Any]) -> None:
@@ -114,13 +113,13 @@ class _ChoiceMerger:
         if ending:
             self._add({"delta": {}, **ending})
 
-    def list_choices(self) -> list[JsonEvent]:
+    def list_choices(self) -> list[Json]:
         """Returns the merged choices, in order."""
         for call in self._calls:
             _sort_keys(call)
         return self._choices
 
-    def _add(self, choice: JsonEvent) -> JsonEvent:
+    def _add(self, choice: Json) -> Json:
         merged = {"index": self._index, **choice}
         self._choices.append(merged)
         self._text = None
@@ -160,7 +159,7 @@ class _ChoiceMerger:
                 known[key] = value
 
 
-def _sort_keys(call: JsonEvent) -> None:
+def _sort_keys(call: Json) -> None:
     """Brings the keys of a call, and of the function in it, into a fixed order; others follow."""
     ordered = {key: call.pop(key) for key in [*CALL_KEYS, *call] if key in call}
     call.update(ordered)

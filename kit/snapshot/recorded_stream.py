@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from antiphon.kit.checker.schema import decode_object
+from antiphon.kit.json_values import decode_object
 
 
 class RecordedStream(bytes):

@@ -12,13 +12,11 @@ from typing import Any
 import msgspec
 
 from antiphon.kit.checker.lifecycle import TERMINAL_TYPES
-from antiphon.kit.checker.schema import decode_object
 from antiphon.kit.checker.sse import END_MARKER, SseReader
 from antiphon.kit.findings import FindingList
+from antiphon.kit.json_values import Json, decode_object
 from antiphon.kit.snapshot.event_lines import UNREADABLE_TYPE
 from antiphon.kit.snapshot.recorded_stream import read_streams
-
-JsonEvent = dict[str, Any]
 
 AGENTS_EVENT_TYPES = ("run_item_stream_event", "agent_updated_stream_event")
 """Events of openai-agents that it derives from the events of the API."""
@@ -26,7 +24,7 @@ SDK_KEYS = ("parsed", "parsed_arguments")
 """Keys that the stream helpers of the openai SDK add to items and parts."""
 
 
-def read_events(source: object) -> list[JsonEvent]:
+def read_events(source: object) -> list[Json]:
     """Returns the events of a stream, decoded. Raises `TypeError` for a source that holds none."""
     data = read_wire_bytes(source)
     if data is not None:
@@ -69,7 +67,7 @@ def _read_file(path: Path) -> bytes:
     return streams[0]
 
 
-def parse_sse(data: bytes) -> list[JsonEvent]:
+def parse_sse(data: bytes) -> list[Json]:
     """Returns the events of a recorded stream. A frame without a JSON object, or cut off, is an unreadable event."""
     events = [
         _parse_frame(frame.data) for frame in SseReader(FindingList()).feed(data) if frame.data.strip() != END_MARKER
@@ -79,19 +77,19 @@ def parse_sse(data: bytes) -> list[JsonEvent]:
     return [*events, {"type": UNREADABLE_TYPE, "data": cut.decode(errors="replace")}] if cut else events
 
 
-def is_chat(events: Iterable[JsonEvent]) -> bool:
+def is_chat(events: Iterable[Json]) -> bool:
     """Returns whether the events are chat chunks."""
     return any("choices" in event or str(event.get("object")).startswith("chat.completion") for event in events)
 
 
-def is_whole_response(event: JsonEvent) -> bool:
+def is_whole_response(event: Json) -> bool:
     """Returns whether this is no event but a response that was not streamed."""
     return event.get("object") == "response" and "type" not in event
 
 
-def split_streams(events: Iterable[JsonEvent]) -> list[list[JsonEvent]]:
+def split_streams(events: Iterable[Json]) -> list[list[Json]]:
     """Returns one list for each response: an agent's stream holds those of several turns."""
-    streams: list[list[JsonEvent]] = [[]]
+    streams: list[list[Json]] = [[]]
     has_ended = False
     for event in events:
         if event.get("type") == "response.created" and has_ended:
@@ -102,12 +100,12 @@ def split_streams(events: Iterable[JsonEvent]) -> list[list[JsonEvent]]:
     return streams
 
 
-def _parse_frame(data: str) -> JsonEvent:
+def _parse_frame(data: str) -> Json:
     value = decode_object(data)
     return {"type": UNREADABLE_TYPE, "data": data} if value is None else value
 
 
-def _parse_json(data: bytes) -> list[JsonEvent]:
+def _parse_json(data: bytes) -> list[Json]:
     """Returns the events of a JSON array, of one JSON object, or of an object a line."""
     try:
         value = json.loads(data)
@@ -116,7 +114,7 @@ def _parse_json(data: bytes) -> list[JsonEvent]:
     return _decode_all(value if isinstance(value, list) else [value])
 
 
-def _decode_all(values: Iterable[object]) -> list[JsonEvent]:
+def _decode_all(values: Iterable[object]) -> list[Json]:
     return [event for value in values if (event := _decode_event(value)) is not None]
 
 
@@ -124,7 +122,7 @@ def _is_model(value: object) -> bool:
     return hasattr(value, "model_dump") or isinstance(value, msgspec.Struct)
 
 
-def _decode_event(value: Any) -> JsonEvent | None:
+def _decode_event(value: Any) -> Json | None:
     """Returns one event as a dict; None for an event that a framework derives from others."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -143,13 +141,13 @@ def _decode_event(value: Any) -> JsonEvent | None:
     raise TypeError(f"{type(value).__name__} is no event: pass dicts, objects of an SDK or server-sent events")
 
 
-def _drop_sdk_keys(event: Any) -> JsonEvent:
+def _drop_sdk_keys(event: Any) -> Json:
     """Returns an event without the keys that the SDK adds."""
     event = {key: value for key, value in event.items() if key != "snapshot"}
     for key in ("item", "part", "response"):
         if isinstance(event.get(key), dict):
             event[key] = _drop_parsed(event[key])
-    whole: JsonEvent = _drop_parsed(event)
+    whole: Json = _drop_parsed(event)
     return whole
 
 

@@ -7,7 +7,7 @@ from antiphon.kit.snapshot.id_numbers import IdNumbers
 from antiphon.kit.snapshot.merging import merge_chunks, merge_deltas
 from antiphon.kit.snapshot.sources import JsonEvent, is_chat, is_whole_response, read_events
 
-HIDDEN_SECRET = "…"  # noqa: S105  what is shown in place of a text that is encrypted anew in each run
+HIDDEN_REASONING = "…"
 
 
 class StreamText(str):
@@ -47,6 +47,6 @@ def _hide_secrets(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: HIDDEN_SECRET if key == "encrypted_content" and inside else _hide_secrets(inside)
+        key: HIDDEN_REASONING if key == "encrypted_content" and inside else _hide_secrets(inside)
         for key, inside in value.items()
     }

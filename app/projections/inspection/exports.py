@@ -20,7 +20,7 @@ from antiphon.harmony.format import ModelFormat
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
 from antiphon.kit.cassette.recorder import redact_exchange
 from antiphon.kit.cassette.redaction import Redactor
-from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from antiphon.kit.cassette.toml_text import CASSETTE_HEADER, format_exchange
 from antiphon.kit.faults.frames import FrameSplitter
 from antiphon.kit.snapshot.stream_text import format_stream
 
@@ -136,7 +136,7 @@ def _format_cassette(log: EventLog, api: Api, path: str, request: dict[str, Any]
         ),
         response=RecordedReply(status=200, headers=headers, frames=tuple(frames)),
     )
-    return HEADER + format_exchange(redact_exchange(exchange, Redactor()))
+    return CASSETTE_HEADER + format_exchange(redact_exchange(exchange, Redactor()))
 
 
 def _split_steps(log: EventLog, stats: TurnStats, rounds: Sequence[RoundRecord]) -> Iterator[list[RecordedStep]]:

@@ -5,13 +5,12 @@ from typing import Any
 
 from antiphon.kit.chat.comparison import compare_chat
 from antiphon.kit.chat.stream import read_chat_sse
-from antiphon.kit.checker.schema import as_list, as_text
 from antiphon.kit.checker.terminal import UNSTABLE_KEYS
 from antiphon.kit.conformance.checks.context import CheckContext
 from antiphon.kit.conformance.exchanges import CHAT_PATH, RESPONSES_PATH, check_arrival, read_stream
 from antiphon.kit.findings import FindingList, quote_start
+from antiphon.kit.json_values import Json, as_list, as_text
 
-Json = dict[str, Any]
 SHARED_FIELDS = ("model", "temperature", "top_p", "parallel_tool_calls", "presence_penalty", "frequency_penalty")
 """Fields of both APIs with one meaning."""
 

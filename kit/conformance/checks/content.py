@@ -1,13 +1,10 @@
 """Checks of what a reply holds, and of the same turn in other forms: in one piece, and over HTTP."""
 
-from typing import Any
-
-from antiphon.kit.checker.schema import as_list, as_objects
 from antiphon.kit.conformance.checks.context import CheckContext
 from antiphon.kit.conformance.exchanges import RESPONSES_PATH, check_arrival, read_json_reply, read_stream
 from antiphon.kit.findings import FindingList, quote, quote_start
+from antiphon.kit.json_values import Json, as_list, as_objects
 
-Json = dict[str, Any]
 CATALOG_KEYS = (
     "slug display_name description supported_reasoning_levels shell_type visibility supported_in_api priority "
     "availability_nux upgrade base_instructions supports_reasoning_summaries support_verbosity default_verbosity "

@@ -1,15 +1,13 @@
 """Objects that the checks of a step use."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from antiphon.kit.conformance.client import LiveClient, LiveReply
 from antiphon.kit.conformance.exchanges import Exchange, check_arrival
 from antiphon.kit.findings import Finding, FindingList
-
-Json = dict[str, Any]
+from antiphon.kit.json_values import Json
 
 
 class UnsupportedError(Exception):

@@ -1,8 +1,8 @@
 """Checks of calls that the server runs."""
 
-from antiphon.kit.checker.schema import as_objects
 from antiphon.kit.conformance.checks.context import CheckContext
 from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.json_values import as_objects
 
 
 def check_approved(context: CheckContext, findings: FindingList) -> None:

@@ -1,18 +1,16 @@
 """Checks of what a server keeps: GET, replays, input items, conversations, deletion, background responses."""
 
 import time
-from typing import Any
 
 from antiphon.kit.checker.hosted import is_same_reading
-from antiphon.kit.checker.schema import as_objects
-from antiphon.kit.checker.stream import ENDED_STATUSES
+from antiphon.kit.checker.stream import ENDED_RESPONSE_STATUSES
 from antiphon.kit.checker.terminal import compare_responses
 from antiphon.kit.conformance.checks.context import CheckContext
 from antiphon.kit.conformance.client import LiveReply
 from antiphon.kit.conformance.exchanges import RESPONSES_PATH, check_arrival, list_frames, read_json_reply
 from antiphon.kit.findings import FindingList, quote, quote_start
+from antiphon.kit.json_values import Json, as_objects
 
-Json = dict[str, Any]
 STATUS_POLL_INTERVAL_S = 0.05
 
 
@@ -54,14 +52,14 @@ def check_poll(context: CheckContext, findings: FindingList) -> None:
     """Waits until a background response has ended; it becomes the value of the step."""
     value = context.exchange.value
     deadline = time.monotonic() + context.client.timeout
-    if value.get("status") not in ("queued", *ENDED_STATUSES, "in_progress"):
+    if value.get("status") not in ("queued", *ENDED_RESPONSE_STATUSES, "in_progress"):
         findings.add("live-ending", "queued, in_progress or an end", quote(value.get("status")))
-    while value.get("status") not in ENDED_STATUSES:
+    while value.get("status") not in ENDED_RESPONSE_STATUSES:
         fetched = _fetch_response(context, findings)
         if fetched is None:
             break
         value = fetched
-        if value.get("status") not in ENDED_STATUSES and time.monotonic() > deadline:
+        if value.get("status") not in ENDED_RESPONSE_STATUSES and time.monotonic() > deadline:
             findings.add(
                 "live-background-stuck", "an end", f"{quote(value.get('status'))} after {context.client.timeout:g} s"
             )
@@ -74,7 +72,7 @@ def check_cancel(context: CheckContext, findings: FindingList) -> None:
     """Checks that a background response can be cancelled, or is returned as it ended."""
     reply = context.fetch("POST", f"{RESPONSES_PATH}/{context.response_id}/cancel")
     value = reply.read_object() or {}
-    if reply.status != 200 or value.get("status") not in ENDED_STATUSES:
+    if reply.status != 200 or value.get("status") not in ENDED_RESPONSE_STATUSES:
         findings.add("live-cancel", "200 with an ended response", f"{reply.status}: {quote_start(reply.body)}")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.console.client import ChatClient, ReplyFailedError
+from antiphon.console.client import ReplyFailedError, ServerClient
 from antiphon.console.inspect import api
 from antiphon.console.server_address import ServerAddress
 from tests.app.inspection.inspector import Inspector
@@ -27,7 +27,7 @@ def test_pages_have_every_row_once(size: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(api, "MAX_PAGE_TOKENS", 10 * size)
     with serve(SCRIPT, inspect="memory") as server, Inspector(server) as inspector:
         turn_id = inspector.ask("Search", tools=TOOLS)
-        client = api.InspectApi(ChatClient(ServerAddress(server.url, "test"), server.context.page_key))
+        client = api.InspectApi(ServerClient(ServerAddress(server.url, "test"), server.context.page_key))
         assert collect(client.read_events(turn_id)) == inspector.lines(f"/turns/{turn_id}/events")
         read = [token for run in collect(client.read_prompt(turn_id)) for token in run["ids"]]
         assert read == [token for run in inspector.lines(f"/turns/{turn_id}/prompt") for token in run["ids"]]
@@ -36,7 +36,7 @@ def test_pages_have_every_row_once(size: int, monkeypatch: pytest.MonkeyPatch) -
 def test_server_that_repeats_a_page_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "MAX_PAGE_EVENTS", 2)
 
-    class RepeatingClient(ChatClient):
+    class RepeatingClient(ServerClient):
         async def read_lines(self, path: str) -> AsyncGenerator[bytes, None]:
             for number in range(2):
                 yield b'{"n": %d, "event": {}}' % number

@@ -8,7 +8,7 @@ import pytest
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
 from antiphon.kit.cassette.frames import build_frame, describe_frame
 from antiphon.kit.cassette.reading import CassetteError, parse_cassette
-from antiphon.kit.cassette.toml_text import HEADER, format_exchange, format_string
+from antiphon.kit.cassette.toml_text import CASSETTE_HEADER, format_exchange, format_string
 from antiphon.kit.faults import WireFault
 from antiphon.kit.faults.frames import FrameSplitter
 from tests.counts import FULL_COUNTS
@@ -76,7 +76,7 @@ def test_exchange_is_read_back() -> None:
     plain = RecordedExchange(
         request=RecordedRequest(method="GET", path="/"), response=RecordedReply(status=404, body=b"\x00\xff")
     )
-    text = HEADER + format_exchange(exchange) + format_exchange(plain)
+    text = CASSETTE_HEADER + format_exchange(exchange) + format_exchange(plain)
     assert parse_cassette(text) == [exchange, plain]
 
 
@@ -97,7 +97,7 @@ def test_body_of_a_reply_is_read_back_byte_for_byte(body: bytes, key: str) -> No
     )
     text = format_exchange(exchange)
     assert key in text
-    assert parse_cassette(HEADER + text)[0].response.body == body
+    assert parse_cassette(CASSETTE_HEADER + text)[0].response.body == body
 
 
 GOOD = """version = 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
-from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from antiphon.kit.cassette.toml_text import CASSETTE_HEADER, format_exchange
 from antiphon.kit.snapshot.recorded_stream import RecordedStream
 from antiphon.kit.testing import assert_conformant, find_faults, format_stream, read_streams
 from tests.clients.sdk_helpers import chat_body, make_case_registry, open_sdk, parse_events, post, responses_body
@@ -133,8 +133,8 @@ def test_streams_of_a_cassette(wire: bytes, chat_wire: bytes, tmp_path: Path) ->
         return format_exchange(RecordedExchange(request=request, response=RecordedReply(status=200, frames=frames)))
 
     cassette, single = tmp_path / "turns.toml", tmp_path / "turn.toml"
-    cassette.write_text(HEADER + exchange(wire, responses_body(CASE)) + exchange(chat_wire, chat_body(CASE)))
-    single.write_text(HEADER + exchange(wire, {"tool_choice": "none", "tools": []}))
+    cassette.write_text(CASSETTE_HEADER + exchange(wire, responses_body(CASE)) + exchange(chat_wire, chat_body(CASE)))
+    single.write_text(CASSETTE_HEADER + exchange(wire, {"tool_choice": "none", "tools": []}))
     streams = read_streams(cassette)
     assert streams == [wire, chat_wire]
     for stream in streams:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
-from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from antiphon.kit.cassette.toml_text import CASSETTE_HEADER, format_exchange
 from tests.kit.checker.legal_streams import LEGAL
 from tests.kit.checker.stream_writer import encode_sse
 from tests.syntax import ROOT
@@ -36,7 +36,7 @@ def write_cassette(path: Path) -> None:
     frames = [frame + b"\n\n" for frame in encode_sse(LEGAL["text"]()).split(b"\n\n")[:-1]]
     headers = (("content-type", "text/event-stream"),)
     reply = RecordedReply(status=200, headers=headers, frames=tuple(RecordedFrame(0, frame) for frame in frames))
-    path.write_text(HEADER + format_exchange(RecordedExchange(request=request, response=reply)))
+    path.write_text(CASSETTE_HEADER + format_exchange(RecordedExchange(request=request, response=reply)))
 
 
 def list_failure_lines(result: pytest.RunResult) -> list[str]:
