@@ -34,7 +34,7 @@ def post_to_admin(url: str | None, api_key_file: Path | None, action: str) -> di
     """Sends a request to `/v1/admin/ACTION` of a server, and returns its reply. Raises `ClickException`."""
     import httpx2  # noqa: PLC0415  the command line starts fast
 
-    from antiphon.kit.checker.schema import as_table, as_text, decode_object  # noqa: PLC0415
+    from antiphon.kit.json_values import as_table, as_text, decode_object  # noqa: PLC0415
 
     address, key = find_target(url, api_key_file, "control_key")
     if key is None:

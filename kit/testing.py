@@ -11,11 +11,11 @@ from antiphon.kit.chat.stream import ChatStreamChecker, check_chat_sse
 from antiphon.kit.checker.sse import END_MARKER, Frame
 from antiphon.kit.checker.stream import IGNORED_TYPES, check_events, check_sse, check_whole_response
 from antiphon.kit.findings import Finding, FindingList, load_codes
+from antiphon.kit.json_values import Json
 from antiphon.kit.snapshot.event_lines import format_event
 from antiphon.kit.snapshot.id_numbers import IdNumbers
 from antiphon.kit.snapshot.recorded_stream import read_streams
 from antiphon.kit.snapshot.sources import (
-    JsonEvent,
     is_chat,
     is_whole_response,
     parse_sse,
@@ -85,7 +85,7 @@ def _check(stream: object, request: Mapping[str, Any] | None) -> list[tuple[Find
     return [pair for part in split_streams(events) for pair in _add_lines(check_events(part, request), part)]
 
 
-def _check_chunks(chunks: list[JsonEvent], request: Mapping[str, Any] | None) -> list[Finding]:
+def _check_chunks(chunks: list[Json], request: Mapping[str, Any] | None) -> list[Finding]:
     checker = ChatStreamChecker(request)
     for chunk in chunks:
         checker.check_frame(Frame(None, json.dumps(chunk)))
@@ -93,7 +93,7 @@ def _check_chunks(chunks: list[JsonEvent], request: Mapping[str, Any] | None) ->
     return checker.finish()
 
 
-def _add_lines(findings: list[Finding], events: list[JsonEvent]) -> list[tuple[Finding, str | None]]:
+def _add_lines(findings: list[Finding], events: list[Json]) -> list[tuple[Finding, str | None]]:
     numbers = IdNumbers()
     lines = [format_event(event, numbers) for event in events if event.get("type") not in IGNORED_TYPES]
     return [

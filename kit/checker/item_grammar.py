@@ -4,9 +4,9 @@ from typing import Any
 
 from antiphon.kit.checker.grammar import BODIES, DONE_FIELDS, ITEM_FIELDS, OPTIONAL_TEXTS, BodyGrammar, BodyMatcher
 from antiphon.kit.checker.hosted import ENDED_TYPES, check_hosted_end
-from antiphon.kit.checker.parts import KINDS_OF_ITEM, ItemBody, JsonEvent, JsonItem, PartsBody
+from antiphon.kit.checker.parts import KINDS_OF_ITEM, ItemBody, PartsBody
 from antiphon.kit.findings import FindingList, quote
-from antiphon.kit.json_values import as_text
+from antiphon.kit.json_values import JsonEvent, JsonItem, as_text
 
 COUNTED_PLACES = {
     "shell_call_command": "command_index",

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from antiphon.kit.json_values import Json
 from antiphon.kit.snapshot.event_lines import LineOptions, format_chunk, format_event, format_response
 from antiphon.kit.snapshot.id_numbers import IdNumbers
 from antiphon.kit.snapshot.merging import merge_chunks, merge_deltas
-from antiphon.kit.snapshot.sources import JsonEvent, is_chat, is_whole_response, read_events
+from antiphon.kit.snapshot.sources import is_chat, is_whole_response, read_events
 
 HIDDEN_REASONING = "…"
 
@@ -34,7 +35,7 @@ def format_stream(source: object, *, merge: bool = True, usage: bool = False) ->
     return StreamText("".join(f"{line}\n" for line in lines if line).lstrip("\n"))
 
 
-def _format_entry(event: JsonEvent, numbers: IdNumbers, options: LineOptions) -> str:
+def _format_entry(event: Json, numbers: IdNumbers, options: LineOptions) -> str:
     if is_whole_response(event):
         return f"response  {format_response(numbers.number_ids(event), options)}"
     separator = "\n" if event.get("type") == "response.created" else ""  # an agent's stream holds several responses
