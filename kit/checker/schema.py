@@ -45,7 +45,7 @@ ACTION_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["action"].i
 ENTRY_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["entry"].items()}
 ANNOTATION_SHAPES = {kind: _read_shape(table) for kind, table in _TABLES["annotation"].items()}
 RESPONSE_SHAPE = _read_shape(_TABLES["response"])
-ITEM_ID_PREFIXES: dict[str, str] = _TABLES["id_prefix"]
+CHECKED_ID_PREFIXES: dict[str, str] = _TABLES["id_prefix"]
 NULLABLE_KEYS = ("background", *(key for key, types in RESPONSE_SHAPE.items() if None in types))
 """Keys without which SDKs read null. Clients read through the other ones without a check. `background` came in 2025."""
 
@@ -132,9 +132,9 @@ def check_item_shape(item: Mapping[str, Any], findings: FindingList) -> None:
 
 def _check_id_prefix(kind: str, item_id: str, findings: FindingList) -> None:
     prefix, separator, _ = item_id.partition("_")
-    owner = next((other for other, known in ITEM_ID_PREFIXES.items() if known == prefix), kind)
-    if separator and owner != kind and kind in ITEM_ID_PREFIXES:
-        expected = f"no prefix, or {ITEM_ID_PREFIXES[kind]}_"
+    owner = next((other for other, known in CHECKED_ID_PREFIXES.items() if known == prefix), kind)
+    if separator and owner != kind and kind in CHECKED_ID_PREFIXES:
+        expected = f"no prefix, or {CHECKED_ID_PREFIXES[kind]}_"
         findings.add("item-id-prefix", expected, f"{prefix}_, the prefix of a {owner}", f"{kind} {item_id}")
 
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.schema import ITEM_ID_PREFIXES
+from antiphon.kit.checker.schema import CHECKED_ID_PREFIXES
 
-KIND_OF_TYPE = ITEM_ID_PREFIXES | {"function_call_output": "fco", "custom_tool_call_output": "ctco"}
+KIND_OF_TYPE = CHECKED_ID_PREFIXES | {"function_call_output": "fco", "custom_tool_call_output": "ctco"}
 """Kind of an id by the type of its item. Servers choose different prefixes for the same kind of item."""
 
 KIND_OF_OBJECT = {"response": "resp", "chat.completion": "chatcmpl", "chat.completion.chunk": "chatcmpl"}
