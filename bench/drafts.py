@@ -78,13 +78,13 @@ def run_streams(core: Core, count: int, max_tokens: int, clock: Callable[[], flo
 def measure(core: Core, model: DraftModel, percent: int, streams: int, options: argparse.Namespace) -> list[str]:
     """Returns a row of the table. Checks that drafts change no token."""
     clock = time.process_time if options.cpu_time else time.perf_counter
-    drafting, forward = core._drafting, model._forward
+    drafting, forward = core.drafting, model.forward
     core._clock = clock
     assert core._prefill_budget is not None
     drafting._model = None
     wanted, _ = run_streams(core, streams, options.tokens, clock)
     prompt = random.Random(5).choices(range(1000, 100_000), k=PROMPT_TOKENS)
-    model._forward = KnownAcceptance(forward, prompt + wanted, percent)
+    model.forward = KnownAcceptance(forward, prompt + wanted, percent)
     model_drafts = ModelDrafts(model, core._prefill_budget, clock)
     rates: list[tuple[float, float]] = []
     drafting.num_drafted = drafting.num_accepted = 0
@@ -95,7 +95,7 @@ def measure(core: Core, model: DraftModel, percent: int, streams: int, options: 
         tokens, drafted = run_streams(core, streams, options.tokens, clock)
         assert tokens == wanted, "a draft changed a token"
         rates.append((plain, drafted))
-    model._forward = forward
+    model.forward = forward
     ratios = [drafted / plain for plain, drafted in rates]
     numbers = [median([plain for plain, _ in rates]), median([drafted for _, drafted in rates]), median(ratios)]
     share = drafting.num_accepted / max(drafting.num_drafted, 1)
@@ -128,8 +128,8 @@ def main() -> None:
         enable_prefix_caching=False,
     )
     core = build_core(create_model(options.model), engine_options)
-    assert core._drafting._model is not None
-    model = core._drafting._model.model
+    assert core.drafting.model_drafts is not None
+    model = core.drafting.model_drafts.model
     print(f"{core.info.description}; load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads", flush=True)
     rows = [
         measure(core, model, percent, streams, options) for streams in options.streams for percent in options.acceptance

@@ -41,7 +41,7 @@ Pass = tuple[list[int], int]
 
 def load_forward(model: str, quantization: Quantization | None) -> VarlenForward:
     """Returns the forward pass that the server would use."""
-    forward = build_core(model, quantization, deterministic=False)._forward
+    forward = build_core(model, quantization, deterministic=False).forward
     assert isinstance(forward, VarlenForward)
     return forward
 

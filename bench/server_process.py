@@ -38,19 +38,19 @@ class ServerProcess:
 
     def cpu_seconds(self) -> float:
         """Returns the CPU seconds used so far, including exited children that were waited for."""
-        return sum(sum(map(int, fields[11:15])) for _, fields in self._process_stats()) / CLOCK_TICKS_PER_S
+        return sum(sum(map(int, fields[11:15])) for _, fields in self.process_stats()) / CLOCK_TICKS_PER_S
 
     def peak_memory(self) -> int:
         """Returns the sum of the peak resident memory of each process, in bytes."""
-        return sum(_status_bytes(pid, "VmHWM") for pid, _ in self._process_stats())
+        return sum(_status_bytes(pid, "VmHWM") for pid, _ in self.process_stats())
 
     def resident_memory(self) -> int:
         """Returns the sum of the resident memory of each process now, in bytes."""
-        return sum(_status_bytes(pid, "VmRSS") for pid, _ in self._process_stats())
+        return sum(_status_bytes(pid, "VmRSS") for pid, _ in self.process_stats())
 
     def largest_process_memory(self) -> tuple[int, int]:
         """Returns the peak and the present resident memory, in bytes, of the process that holds most now."""
-        sizes = {pid: _status_bytes(pid, "VmRSS") for pid, _ in self._process_stats()}
+        sizes = {pid: _status_bytes(pid, "VmRSS") for pid, _ in self.process_stats()}
         largest = max(sizes, key=lambda pid: sizes[pid])
         return _status_bytes(largest, "VmHWM"), sizes[largest]
 
@@ -67,7 +67,7 @@ class ServerProcess:
         self.resume()
         self._send_signal(signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and (not self.has_exited or self._process_stats()):
+        while time.monotonic() < deadline and (not self.has_exited or self.process_stats()):
             time.sleep(0.1)
         self._send_signal(signal.SIGKILL)
         self._popen.wait(timeout_s)
@@ -82,11 +82,11 @@ class ServerProcess:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
 
     def _send_signal(self, number: signal.Signals) -> None:
-        for pid, _ in self._process_stats():
+        for pid, _ in self.process_stats():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _process_stats(self) -> list[tuple[int, list[str]]]:
+    def process_stats(self) -> list[tuple[int, list[str]]]:
         """Returns (pid, fields of /proc/PID/stat from the state on) of the server's running processes.
 
         These are the processes of the session and all descendants. A descendant with a session of its own is still

@@ -172,19 +172,19 @@ class OutputReader(Protocol):
 class VocabularyCodec:
     """The part of a `ModelFormat` that its vocabulary alone decides."""
 
-    _vocabulary: TokenVocabulary
+    vocabulary: TokenVocabulary
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Encodes text as the model would generate it: markers become their ids."""
-        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
+        return self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes tokens to text, including markers and control tokens."""
-        return b"".join(self._vocabulary.token_bytes(token) or b"" for token in tokens).decode("utf-8", "replace")
+        return b"".join(self.vocabulary.token_bytes(token) or b"" for token in tokens).decode("utf-8", "replace")
 
     def decode_token(self, token: int) -> tuple[str, bytes]:
         """Returns a token's text and its bytes. In the text, partial characters become replacement characters."""
-        raw = self._vocabulary.token_bytes(token) or b""
+        raw = self.vocabulary.token_bytes(token) or b""
         return raw.decode("utf-8", "replace"), raw
 
 

@@ -105,7 +105,7 @@ class Passthrough:
     def __init__(self, vocabulary: TokenVocabulary) -> None:
         self.control_ids = frozenset(vocabulary.special_ids)
         """Ids of tokens that are no text, such as the end of a message."""
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
 
     def render_prompt(self, prompt: RawPrompt) -> RenderedPrompt:
         """Returns the tokens of a prompt. Raises `RenderError`."""
@@ -132,13 +132,13 @@ class Passthrough:
 
     def build_grammar(self, constraint: OutputConstraint) -> str:
         """Returns the grammar of outputs that have the form of the constraint."""
-        rules = GrammarBuilder(self._vocabulary.added_tokens)
+        rules = GrammarBuilder(self.vocabulary.added_tokens)
         return rules.build(rules.required_text(constraint))
 
     @cached_property
     def infill_layout(self) -> InfillLayout | None:
         """Layout of fill-in-the-middle prompts; None if the vocabulary has no tokens for them."""
-        ids = self._vocabulary.added_tokens
+        ids = self.vocabulary.added_tokens
         for layout, ends in INFILL_LAYOUTS:
             pieces = [piece for piece in re.split(r"\{(\w+)\}", layout) if piece]
             markers = [piece for piece in pieces if piece not in ("prefix", "suffix")]
@@ -152,7 +152,7 @@ class Passthrough:
         """Returns the ids that the tokenizer adds before the prompt, those of the prompt, and those after it."""
         if not isinstance(prompt.source, str):
             return (), prompt.source, ()
-        before, after = self._vocabulary.boundary_ids if prompt.add_special_tokens else ((), ())
+        before, after = self.vocabulary.boundary_ids if prompt.add_special_tokens else ((), ())
         try:
             return before, tuple(self._encode_source(prompt.source, prompt.suffix)), after
         except UnicodeError as error:  # an unpaired surrogate
@@ -160,7 +160,7 @@ class Passthrough:
 
     def _encode_source(self, source: str, suffix: str | None) -> list[int]:
         if suffix is None:
-            return self._vocabulary.encode(source)
+            return self.vocabulary.encode(source)
         layout = self.infill_layout
         if layout is None:
             raise RenderError("This model has no fill-in-the-middle tokens.", "suffix")
@@ -173,7 +173,7 @@ class Passthrough:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += escaper.encode(escaper.escape_text(texts[part]), self._vocabulary.encode)[0]
+                ids += escaper.encode(escaper.escape_text(texts[part]), self.vocabulary.encode)[0]
         return ids
 
     def _locate_tokens(self, tokens: Sequence[int], text: str) -> list[int]:
@@ -185,19 +185,19 @@ class Passthrough:
         return [min(max(offset - shift, 0), len(text)) for offset in reader.take_offsets()]
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return b"".join(self._vocabulary.token_bytes(token) or b"" for token in tokens).decode("utf-8", "replace")
+        return b"".join(self.vocabulary.token_bytes(token) or b"" for token in tokens).decode("utf-8", "replace")
 
     @cached_property
     def _special_tokens(self) -> SpecialTokens:
-        return SpecialTokens(self._vocabulary.added_tokens)
+        return SpecialTokens(self.vocabulary.added_tokens)
 
     @cached_property
     def _plain_alphabet(self) -> MarkerAlphabet:
-        return MarkerAlphabet(self._vocabulary, ())
+        return MarkerAlphabet(self.vocabulary, ())
 
     @cached_property
     def _spelling_alphabet(self) -> MarkerAlphabet:
-        return MarkerAlphabet(SpelledVocabulary(self._vocabulary), ())
+        return MarkerAlphabet(SpelledVocabulary(self.vocabulary), ())
 
 
 class SpelledVocabulary:

@@ -54,7 +54,7 @@ class TemplateFormat(VocabularyCodec):
         self._image_tokens = image_tokens
         self.name = dialect.name
         self.has_reasoning, self.has_calls = dialect.think is not None, bool(dialect.calls)
-        self._dialect, self._vocabulary = dialect, vocabulary
+        self.dialect, self.vocabulary = dialect, vocabulary
         self.passthrough = Passthrough(vocabulary)
         token_names = dict(token_names or {})
         self._alphabet = MarkerAlphabet(vocabulary, dialect.all_markers)
@@ -63,8 +63,8 @@ class TemplateFormat(VocabularyCodec):
             [*vocabulary.added_tokens, *(marker for pair in dialect.think_markers for marker in pair)]
         )
         self._token_names = token_names
-        self._renderer = self._create_renderer(template)
-        self._tool_renderer = self._create_renderer(tool_template, for_tools=True) if tool_template else self._renderer
+        self.renderer = self._create_renderer(template)
+        self._tool_renderer = self._create_renderer(tool_template, for_tools=True) if tool_template else self.renderer
         self._request_renderer = lru_cache(maxsize=MAX_REQUEST_TEMPLATES)(self._create_request_renderer)
         end_texts = (*dialect.stop, token_names.get("eos_token", ""))
         self.stop_ids = tuple(
@@ -74,14 +74,14 @@ class TemplateFormat(VocabularyCodec):
 
     @cached_property
     def _encoder(self) -> CachedEncoder:
-        vocabulary = self._vocabulary
+        vocabulary = self.vocabulary
         end_texts = (text for text, token in vocabulary.added_tokens.items() if token in self.end_ids)
         return CachedEncoder(vocabulary.encode, end_texts, vocabulary.added_tokens)
 
     @property
     def image_roles(self) -> frozenset[ImageRole]:
         """Roles in which all templates of the model show pictures; empty if they show none of the user."""
-        roles = self._renderer.image_shape.roles & self._tool_renderer.image_shape.roles
+        roles = self.renderer.image_shape.roles & self._tool_renderer.image_shape.roles
         return frozenset() if self.image_refusal or "user" not in roles else roles
 
     @cached_property
@@ -89,9 +89,9 @@ class TemplateFormat(VocabularyCodec):
         """Why a model that has tokens for pictures shows none, in one line."""
         if self._image_tokens is None:
             return ""
-        if not can_repeat(self._image_tokens, self._vocabulary.encode):
+        if not can_repeat(self._image_tokens, self.vocabulary.encode):
             return "its tokenizer does not keep the tokens of an image apart"
-        return self._renderer.image_shape.refusal or self._tool_renderer.image_shape.refusal
+        return self.renderer.image_shape.refusal or self._tool_renderer.image_shape.refusal
 
     def find_images(self, tokens: Sequence[int], spans: Sequence[ImageSpan]) -> tuple[ImageSpan, ...]:
         """Returns where the pictures of these spans are among other ids of the same prompt. Raises `RenderError`."""
@@ -105,7 +105,7 @@ class TemplateFormat(VocabularyCodec):
         placeholder = renderer.image_shape.placeholder
         if self._image_tokens is None or not placeholder:
             raise RenderError("The model's chat template shows no images.")
-        return ImageExpander(self._image_tokens, placeholder, self._vocabulary.added_tokens[placeholder])
+        return ImageExpander(self._image_tokens, placeholder, self.vocabulary.added_tokens[placeholder])
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation as a prompt. Raises `RenderError`."""
@@ -115,10 +115,10 @@ class TemplateFormat(VocabularyCodec):
         prompt_input = msgspec.structs.replace(prompt_input, items=items, images=images)
         options = prompt_input.template
         offers_tools = len(prompt_input.tools) > 0 and prompt_input.tool_choice != "none"
-        renderer = self._tool_renderer if offers_tools else self._renderer
+        renderer = self._tool_renderer if offers_tools else self.renderer
         if options.source is not None:
             renderer = self._request_renderer(options.source, options.compile_source, for_tools=offers_tools)
-        if prompt_input.keep_special_tokens and self._dialect.calls:
+        if prompt_input.keep_special_tokens and self.dialect.calls:
             message = "The control tokens of this model's dialect are syntax, so they cannot be part of the text."
             raise UnsupportedOptionError(message, "skip_special_tokens")
         try:
@@ -149,7 +149,7 @@ class TemplateFormat(VocabularyCodec):
             ids, text = expander.repeat_soft_ids(ids, lengths), full.replace(escaper.sentinel, "")
         elif self._image_tokens is not None and self._image_tokens.soft_id in ids:
             raise RenderError("The model's chat template writes a token for an image where there is none.")
-        before, after = self._vocabulary.boundary_ids if options.add_special_tokens else ((), ())
+        before, after = self.vocabulary.boundary_ids if options.add_special_tokens else ((), ())
         tokens = (*before, *ids, *after)
         media = expander.find_images(tokens, images) if expander else ()
         return self._mark_end(RenderedPrompt(tokens, text, media=media), rendered, options)
@@ -169,10 +169,10 @@ class TemplateFormat(VocabularyCodec):
         if len(pieces) - 1 != len(images):
             raise RenderError(f"The model's chat template shows {len(pieces) - 1} of {len(images)} images.")
         texts = tuple(piece.replace(escaper.sentinel, "") for piece in pieces)
-        added = frozenset(self._vocabulary.added_tokens.values())
+        added = frozenset(self.vocabulary.added_tokens.values())
         tokens, media = list[int](), list[ImageSpan]()
         for index, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
-            ids, escaped = self._vocabulary.encode(text), escaper.encode(piece, self._vocabulary.encode)[0]
+            ids, escaped = self.vocabulary.encode(text), escaper.encode(piece, self.vocabulary.encode)[0]
             if [token for token in ids if token in added] != [token for token in escaped if token in added]:
                 message = "With images, this model's engine takes no text that contains the model's control tokens."
                 raise RenderError(message, "input")
@@ -185,7 +185,7 @@ class TemplateFormat(VocabularyCodec):
 
     def _create_renderer(self, template: RequestTemplate, *, for_tools: bool = False) -> TemplateRenderer:
         return TemplateRenderer(
-            self._dialect,
+            self.dialect,
             template,
             self._token_names,
             self._special_tokens,
@@ -205,8 +205,8 @@ class TemplateFormat(VocabularyCodec):
 
     def _mark_end(self, prompt: RenderedPrompt, rendered: str, options: TemplateOptions) -> RenderedPrompt:
         """Returns the prompt with the part of an answer inside which it ends."""
-        added, special_ids = self._vocabulary.added_tokens, self._vocabulary.special_ids
-        end = self._dialect.find_open_part(rendered, (text for text, token in added.items() if token in special_ids))
+        added, special_ids = self.vocabulary.added_tokens, self.vocabulary.special_ids
+        end = self.dialect.find_open_part(rendered, (text for text, token in added.items() if token in special_ids))
         return msgspec.structs.replace(
             prompt,
             in_reasoning=not options.continue_final_message and end == "reasoning",
@@ -218,7 +218,7 @@ class TemplateFormat(VocabularyCodec):
         """Returns a reader for the output that follows this prompt."""
         alphabet = self._spelling_alphabet if prompt_input.keep_special_tokens else self._alphabet
         reader = DialectReader(
-            self._dialect,
+            self.dialect,
             alphabet,
             prompt_input,
             in_reasoning=prompt.in_reasoning,
@@ -230,26 +230,26 @@ class TemplateFormat(VocabularyCodec):
     @cached_property
     def _spelling_alphabet(self) -> MarkerAlphabet:
         """Alphabet in which control tokens are text, except for the markers of the dialect."""
-        return MarkerAlphabet(SpelledVocabulary(self._vocabulary), self._dialect.all_markers)
+        return MarkerAlphabet(SpelledVocabulary(self.vocabulary), self.dialect.all_markers)
 
     @cached_property
     def unread_syntax(self) -> str:
         """Calls and reasoning of the template that the dialect does not read, in one line; empty if it reads all."""
 
         def read(text: str, prompt_input: PromptInput) -> Sequence[Segment]:
-            reader = DialectReader(self._dialect, self._alphabet, prompt_input, in_reasoning=False)
+            reader = DialectReader(self.dialect, self._alphabet, prompt_input, in_reasoning=False)
             return [*reader.feed(self.encode(text)), *reader.finish(natural=True)]
 
-        return find_unread_syntax(self._dialect, self._tool_renderer, read)
+        return find_unread_syntax(self.dialect, self._tool_renderer, read)
 
     def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:
         """Returns a grammar of all parsable answers to this prompt.
 
         Returns None if a call is required and the dialect has no grammar for one.
         """
-        rules = grammar.GrammarBuilder(self._vocabulary.added_tokens)
+        rules = grammar.GrammarBuilder(self.vocabulary.added_tokens)
         calls: dict[str, list[str]] = {}
-        for call_format, tool in product(self._dialect.calls, prompt_input.callable_tools):
+        for call_format, tool in product(self.dialect.calls, prompt_input.callable_tools):
             if prompt.in_text and call_format.head_only:
                 continue  # its calls would be at the start of the text, which the prompt has begun
             if rule := call_format.grammar_rule(tool, rules):
@@ -259,10 +259,10 @@ class TemplateFormat(VocabularyCodec):
             return None
         think: tuple[str, ...] | None = None
         may_think = prompt.in_reasoning or (prompt_input.effort != "none" and not prompt.in_text)
-        if self._dialect.think is not None and may_think:
-            think = tuple(filter(None, (*self._dialect.think, self._dialect.message_opener)))
+        if self.dialect.think is not None and may_think:
+            think = tuple(filter(None, (*self.dialect.think, self.dialect.message_opener)))
         head_only_openers = frozenset(
-            opener for call_format in self._dialect.calls if call_format.head_only for opener in call_format.openers
+            opener for call_format in self.dialect.calls if call_format.head_only for opener in call_format.openers
         )
         return grammar.build_turn_grammar(
             rules,
@@ -272,15 +272,15 @@ class TemplateFormat(VocabularyCodec):
             thinking=prompt.in_reasoning,
             constraints=constraints,
             head_only_openers=head_only_openers,
-            wrapper=self._dialect.answer,
+            wrapper=self.dialect.answer,
         )
 
     def _text_stops(self) -> list[str]:
         """Returns the texts that plain text must not contain, because they would be parsed as markers."""
         openers = (
-            opener for call_format in self._dialect.calls if not call_format.head_only for opener in call_format.openers
+            opener for call_format in self.dialect.calls if not call_format.head_only for opener in call_format.openers
         )
-        reasoning_markers = (marker for pair in self._dialect.think_markers for marker in pair)
+        reasoning_markers = (marker for pair in self.dialect.think_markers for marker in pair)
         return list(dict.fromkeys([*reasoning_markers, *openers]))
 
 

@@ -58,7 +58,7 @@ class ContiguousKVCache(KVCache):
     def __init__(self, expected: int = 0, *, fp16: bool = False) -> None:
         super().__init__(expected)
         self.fp16 = fp16
-        self._layers: dict[int, _LayerBuffers] = {}
+        self.layers: dict[int, _LayerBuffers] = {}
 
     def write_and_read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes as in `KVCache.write_and_read`. Returns views of the buffers, or copies if these hold fp16."""
@@ -77,7 +77,7 @@ class ContiguousKVCache(KVCache):
 
     def _ensure_buffers(self, layer: int, keys: Tensor, values: Tensor, end: int) -> _LayerBuffers:
         """Returns the layer's buffers, with capacity for at least `end` tokens."""
-        buffers = self._layers.get(layer)
+        buffers = self.layers.get(layer)
         if buffers is not None and end <= buffers.capacity:
             return buffers
         if end > self._capacity:
@@ -86,7 +86,7 @@ class ContiguousKVCache(KVCache):
             buffers = _allocate_buffers(keys, values, self._capacity, torch.float16 if self.fp16 else keys.dtype)
         else:
             buffers = _copy_buffers(buffers, self.length, self._capacity)
-        self._layers[layer] = buffers
+        self.layers[layer] = buffers
         return buffers
 
     @property
@@ -99,7 +99,7 @@ class ContiguousKVCache(KVCache):
                 *(buffers.values.shape[1], buffers.values.shape[3]),
                 str(buffers.keys.dtype).removeprefix("torch."),
             )
-            for layer, buffers in sorted(self._layers.items())
+            for layer, buffers in sorted(self.layers.items())
         )
 
     @torch.inference_mode()
@@ -108,7 +108,7 @@ class ContiguousKVCache(KVCache):
         for layer, key_heads, key_dim, value_heads, value_dim, dtype in layout:
             keys = torch.empty((1, key_heads, 0, key_dim), dtype=_find_dtype(dtype))
             values = torch.empty((1, value_heads, 0, value_dim), dtype=_find_dtype(dtype))
-            self._layers[layer] = _allocate_buffers(keys, values, self._capacity, keys.dtype)
+            self.layers[layer] = _allocate_buffers(keys, values, self._capacity, keys.dtype)
 
     def view_tokens(self, start: int, end: int) -> list[np.ndarray]:
         """Returns the bytes of tokens in memory of the CPU, without a copy: keys, then values, of the layers in order.
@@ -117,7 +117,7 @@ class ContiguousKVCache(KVCache):
         """
         return [
             buffer[0, :, start:end].view(torch.uint8).numpy()
-            for _, buffers in sorted(self._layers.items())
+            for _, buffers in sorted(self.layers.items())
             for buffer in (buffers.keys, buffers.values)
         ]
 
@@ -131,23 +131,23 @@ class ContiguousKVCache(KVCache):
     def copy_buffers_to(self, clone: "ContiguousKVCache", length: int) -> None:
         """Copies the first `length` tokens to an empty cache."""
         clone.length = min(self.length, length)
-        for layer, buffers in self._layers.items():
-            clone._layers[layer] = _copy_buffers(buffers, clone.length, clone._capacity)
+        for layer, buffers in self.layers.items():
+            clone.layers[layer] = _copy_buffers(buffers, clone.length, clone._capacity)
 
     @torch.inference_mode()
     def shrink(self, length: int) -> None:
         """Replaces the buffers by smaller ones, one layer at a time; see `KVCache.shrink`."""
         self.truncate(length)
         self._capacity = round_capacity(self.length)
-        for layer, buffers in self._layers.items():
-            self._layers[layer] = _copy_buffers(buffers, self.length, self._capacity)
+        for layer, buffers in self.layers.items():
+            self.layers[layer] = _copy_buffers(buffers, self.length, self._capacity)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes per token over all layers; 0 before the first pass."""
         return sum(
             buffer.shape[1] * buffer.shape[3] * buffer.element_size()
-            for buffers in self._layers.values()
+            for buffers in self.layers.values()
             for buffer in (buffers.keys, buffers.values)
         )
 

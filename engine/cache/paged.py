@@ -35,7 +35,7 @@ class PagePool:
         self.layers = layers
         self._ref_counts = [0] * count
         self._free_pages = list(range(count - 1, NULL_PAGE, -1))
-        self._buffers: tuple[Tensor, ...] = ()
+        self.buffers: tuple[Tensor, ...] = ()
 
     @property
     def num_free(self) -> int:
@@ -45,13 +45,13 @@ class PagePool:
     @property
     def bytes_per_token(self) -> int:
         """Bytes per token over all layers; 0 before the first write."""
-        return sum(buffer[:, 0, 0].numel() * buffer.element_size() for buffer in self._buffers)
+        return sum(buffer[:, 0, 0].numel() * buffer.element_size() for buffer in self.buffers)
 
     def with_size(self, count: int) -> "PagePool":
         """Returns an empty pool of another size for the same layers, with its memory allocated."""
         pool = PagePool(self.layers, count)
-        pool._buffers = tuple(buffer.new_empty((buffer.shape[0], count, *buffer.shape[2:])) for buffer in self._buffers)
-        for buffer in pool._buffers:
+        pool.buffers = tuple(buffer.new_empty((buffer.shape[0], count, *buffer.shape[2:])) for buffer in self.buffers)
+        for buffer in pool.buffers:
             buffer[:, NULL_PAGE] = 0
         return pool
 
@@ -65,7 +65,7 @@ class PagePool:
         pages = [self._free_pages.pop() for _ in range(count)]
         for page in pages:
             self._ref_counts[page] = 1
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             buffer.index_fill_(1, torch.tensor(pages, device=buffer.device), 0)
         return pages
 
@@ -88,15 +88,15 @@ class PagePool:
     def copy_page(self, page: int) -> int:
         """Allocates a page with the same contents. Raises `MemoryError` if no page is free."""
         (new,) = self.allocate(1)
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             buffer[:, new] = buffer[:, page]
         return new
 
     def write_tokens(self, layer: int, slots: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> None:
         """Writes keys and values (n, kv_heads, head_dim) to n slots: `slots` holds pages and offsets, both (n,)."""
-        if not self._buffers:
-            self._buffers = tuple(_allocate_zeros(new, self.layers, len(self._ref_counts)) for new in (keys, values))
-        for buffer, new in zip(self._buffers, (keys, values), strict=True):
+        if not self.buffers:
+            self.buffers = tuple(_allocate_zeros(new, self.layers, len(self._ref_counts)) for new in (keys, values))
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
             if buffer.shape[3:] != new.shape[1:] or buffer.dtype != new.dtype:
                 raise ValueError("the layers have keys and values of different shapes or dtypes")
             buffer[layer].index_put_(slots, new)
@@ -105,7 +105,7 @@ class PagePool:
         """Returns keys and values of the pages in `table` (rows, n): (rows, kv_heads, n * PAGE_TOKENS, head_dim)."""
         keys, values = (
             buffer[layer].index_select(0, table.flatten()).view(len(table), -1, *buffer.shape[3:]).transpose(1, 2)
-            for buffer in self._buffers
+            for buffer in self.buffers
         )
         return keys, values
 

@@ -130,15 +130,15 @@ class FusedRotary:
     """Rotates queries and keys (1, heads, n, dim) by a kernel; calls the original for shapes it does not support."""
 
     def __init__(self, original: RotaryFn, kernels: Kernels) -> None:
-        self._original = original
+        self.original = original
         self._kernels = kernels
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Rotates queries and keys, with the signature of transformers' function. Some models pass queries only."""
         kernels = self._kernels
         if kwargs or len(args) != 4:
-            return self._original(*args, **kwargs)
+            return self.original(*args, **kwargs)
         q, k, cos, sin = args
         if not (kernels.supports_rotary(q, cos, sin) and kernels.supports_rotary(k, cos, sin)):
-            return self._original(q, k, cos, sin)
+            return self.original(q, k, cos, sin)
         return kernels.apply_rotary(q, cos, sin), kernels.apply_rotary(k, cos, sin)

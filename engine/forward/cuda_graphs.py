@@ -57,11 +57,11 @@ class CudaGraphs:
         self._step = step
         self._capture = capture
         self._device = device
-        self._graphs: dict[tuple[int, int], _CapturedGraph] = {}
+        self.captured: dict[tuple[int, int], _CapturedGraph] = {}
         self._usable = True
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return len(self.captured)
 
     def capture_sizes(self, max_num_seqs: int) -> None:
         """Captures steps of each number of rows up to `max_num_seqs`, so that the first requests do not wait for them.
@@ -94,7 +94,7 @@ class CudaGraphs:
             torch.from_numpy(positions)[None],
             torch.from_numpy(table),
         ]
-        graph = self._graphs.get((rows, columns)) or self._capture_and_verify(
+        graph = self.captured.get((rows, columns)) or self._capture_and_verify(
             [tensor.to(self._device) for tensor in inputs]
         )
         if graph is None:
@@ -117,10 +117,10 @@ class CudaGraphs:
             reason = one_line(failure)
         if reason is None:
             log.debug("captured a CUDA graph of %d rows and %d pages", *table.shape)
-            graph = self._graphs[len(table), table.shape[1]] = _CapturedGraph(ids, positions, table, logits, replay)
+            graph = self.captured[len(table), table.shape[1]] = _CapturedGraph(ids, positions, table, logits, replay)
             return graph
         self._usable = False
-        self._graphs.clear()
+        self.captured.clear()
         report_fallback(log, "cuda_graphs", "CUDA graphs are disabled: %s", reason)
         return None
 

@@ -75,7 +75,7 @@ class SequentialForward:
     def __init__(self, model: PreTrainedModel) -> None:
         self.max_num_seqs: int | None = None
         self.adapter_rows: AdapterRows | None = None
-        self._model: Any = model
+        self.model: Any = model
         self._cache_name = (
             "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else ("past_key_values")
         )
@@ -96,8 +96,8 @@ class SequentialForward:
     def new_cache(self, expected: int) -> "SequentialCache":  # noqa: ARG002  transformers' caches take no hint
         """Returns the empty cache of a sequence."""
         cache = {}
-        if self._model._supports_default_dynamic_cache():
-            cache[self._cache_name] = DynamicCache(config=self._model.config)
+        if self.model._supports_default_dynamic_cache():
+            cache[self._cache_name] = DynamicCache(config=self.model.config)
         return SequentialCache({"use_cache": True, **cache}, self.state_tokens)
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
@@ -105,12 +105,12 @@ class SequentialForward:
         return torch.cat([self._run_sequence(item) for item in inputs])
 
     def _run_sequence(self, item: SequenceInput) -> Tensor:
-        state, device = item.cache, self._model.device
+        state, device = item.cache, self.model.device
         first = not state.ids
         state.ids += item.ids
         total = len(state.ids)
         kwargs = state.kwargs | {"attention_mask": torch.ones((1, total), dtype=torch.long, device=device)}
-        inputs = self._model.prepare_inputs_for_generation(
+        inputs = self.model.prepare_inputs_for_generation(
             torch.tensor([state.ids], device=device),
             next_sequence_length=None if first else len(item.ids),
             is_first_iteration=first,
@@ -120,10 +120,10 @@ class SequentialForward:
         if self.adapter_rows is not None:
             self.adapter_rows.begin_sequence(item.adapter)
         try:
-            outputs = self._model(**inputs, return_dict=True)
+            outputs = self.model(**inputs, return_dict=True)
         finally:
             if self.adapter_rows is not None:
                 self.adapter_rows.clear()
-        state.kwargs = self._model._update_model_kwargs_for_generation(outputs, kwargs)
+        state.kwargs = self.model._update_model_kwargs_for_generation(outputs, kwargs)
         logits: Tensor = outputs.logits[0]
         return logits[logits.shape[0] - item.num_logits :].float()

@@ -50,18 +50,18 @@ class VarlenForward:
         pages: PagePool | None = None,
         kernels: Kernels | None = None,
     ) -> None:
-        self._model = model
+        self.model = model
         self._windows = windows
         config = model.config.get_text_config(decoder=True)
         self._variants = find_variants(config)
         self._asks_cache = asks_cache_for_positions(config)
         self._indexers = find_indexers(model)
         attach_indexers(self._indexers)
-        self._pages = pages
+        self.pages = pages
         # Kernels know no selected keys; a layer must compute all tokens in the same way.
         self._kernels = kernels if pages is None and not self._indexers else None
         self._fp16_cache = False
-        self._graphs: CudaGraphs | None = None
+        self.graphs: CudaGraphs | None = None
         self.uses_kernels = self._kernels is not None
         self._attention_limit: str | None = None
         self.batch_invariant = self.one_token_passes = False
@@ -75,7 +75,7 @@ class VarlenForward:
     @property
     def is_paged(self) -> bool:
         """True if caches are paged."""
-        return self._pages is not None
+        return self.pages is not None
 
     @property
     def state_tokens(self) -> int:
@@ -88,8 +88,8 @@ class VarlenForward:
 
     def new_cache(self, expected: int) -> KVCache:
         """Returns an empty cache for a sequence that is expected to hold `expected` tokens."""
-        if self._pages is not None:
-            return PagedKVCache(self._pages, expected)
+        if self.pages is not None:
+            return PagedKVCache(self.pages, expected)
         return ContiguousKVCache(expected, fp16=self._fp16_cache)
 
     def use_fp16_cache(self) -> bool:
@@ -100,7 +100,7 @@ class VarlenForward:
 
     def explain_fp32_cache(self) -> str:
         """Returns the reason why `use_fp16_cache` changes nothing."""
-        if self._pages is not None:
+        if self.pages is not None:
             return "the caches are paged, in the model's type"
         if self._indexers:
             return "an indexer selects the keys of its layers"
@@ -126,8 +126,8 @@ class VarlenForward:
 
         Replaces the small pool that was used for the tests.
         """
-        if self._pages is not None:
-            self._pages = self._pages.with_size(-(-tokens // PAGE_TOKENS) + max_num_seqs + 1)
+        if self.pages is not None:
+            self.pages = self.pages.with_size(-(-tokens // PAGE_TOKENS) + max_num_seqs + 1)
 
     @torch.inference_mode()
     def capture_graphs(self, max_num_seqs: int, capture: GraphCapture | None = None) -> None:
@@ -135,9 +135,9 @@ class VarlenForward:
 
         `capture` replaces the capture of CUDA graphs in tests.
         """
-        device = self._model.device
-        self._graphs = CudaGraphs(self._decode_step, capture or CudaGraphCapture(device), device)
-        self._graphs.capture_sizes(max_num_seqs)
+        device = self.model.device
+        self.graphs = CudaGraphs(self._decode_step, capture or CudaGraphCapture(device), device)
+        self.graphs.capture_sizes(max_num_seqs)
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
         """Runs one pass over all sequences. Their caches grow only if the pass succeeds."""
@@ -151,19 +151,19 @@ class VarlenForward:
         """Does the same as `run`, always in one pass."""
         decode_inputs = (
             []
-            if self._pages is None or self.batch_invariant or self.one_token_passes
+            if self.pages is None or self.batch_invariant or self.one_token_passes
             else [item for item in inputs if len(item.ids) == 1]
         )
         logits = None
         has_adapters = any(item.adapter is not None for item in inputs)
         if (
-            self._graphs is not None
+            self.graphs is not None
             and not has_adapters
             and all(item.pictures is None for item in inputs)
             and len(decode_inputs) == len(inputs)
             and all(item.num_logits for item in inputs)
         ):
-            logits = self._graphs.replay_step([item.ids[0] for item in inputs], [item.cache for item in inputs])
+            logits = self.graphs.replay_step([item.ids[0] for item in inputs], [item.cache for item in inputs])
         if logits is None:
             logits = self._run_eager(inputs, decode_inputs)
         for item in inputs:
@@ -210,7 +210,7 @@ class VarlenForward:
 
     def _run_row(self, row: TokenRow, logit_indices: list[int], attn_metadata: AttentionMetadata) -> Tensor:
         """Runs the model over the row, with the adapters of its tokens."""
-        device = self._model.device
+        device = self.model.device
         positions = place_positions(row.positions, row.pictures, device)
         rows = row.feature_rows
         attn_metadata.encoder_outputs = join_rows(rows) if rows else None
@@ -236,16 +236,16 @@ class VarlenForward:
         return [0, len(item.ids)]
 
     def _build_decode_batch(self, kvs: list[PagedKVCache], columns: int) -> DecodeBatch:
-        assert self._pages is not None
+        assert self.pages is not None
         table, positions = (
-            torch.from_numpy(tensor).to(self._model.device) for tensor in build_tables(kvs, len(kvs), columns)
+            torch.from_numpy(tensor).to(self.model.device) for tensor in build_tables(kvs, len(kvs), columns)
         )
-        return DecodeBatch(self._pages, table, positions, self._model.dtype)
+        return DecodeBatch(self.pages, table, positions, self.model.dtype)
 
     def _decode_step(self, ids: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         """Decodes one token per sequence. All inputs are on the device, as graph capture requires."""
-        assert self._pages is not None
-        batch = DecodeBatch(self._pages, table, positions[0], self._model.dtype)
+        assert self.pages is not None
+        batch = DecodeBatch(self.pages, table, positions[0], self.model.dtype)
         return self._call_model(ids, positions, AttentionMetadata([], self._windows, [(batch, 0, len(table))]))
 
     def _call_model(
@@ -262,7 +262,7 @@ class VarlenForward:
         attn_metadata.variants = self._variants
         token = CURRENT_METADATA.set(attn_metadata)
         try:
-            logits: Tensor = self._model(
+            logits: Tensor = self.model(
                 input_ids=ids, position_ids=positions, use_cache=False, attn_metadata=attn_metadata, **options
             ).logits[0]
         finally:

@@ -43,14 +43,14 @@ class PrefixDisk:
         self.num_damaged = 0
         self._folder, self._secret, self._layout = folder, secret, layout
         self._identity = (*identity, repr(layout))
-        self._writer = PageWriter(folder, codec)
+        self.writer = PageWriter(folder, codec)
         self._loader = PageLoader(folder, codec, layout, new_cache, self._drop_damaged)
         self._damaged_lock = threading.Lock()
 
     @property
     def num_written(self) -> int:
         """Number of pages written since the start."""
-        return self._writer.num_written
+        return self.writer.num_written
 
     def create_context(self, owner: str, salt: str, adapter: "LoadedAdapter | None") -> PageContext:
         """Returns the context of pages: owner, salt, adapter and identity. Different contexts share no page."""
@@ -60,12 +60,12 @@ class PrefixDisk:
     def offer(self, context: PageContext, tokens: "array[int]", length: int, cache: KVCache) -> None:
         """Lets the whole pages of the first `length` tokens be written, which the cache holds."""
         if type(cache) is ContiguousKVCache and length >= TOKENS_PER_PAGE and cache.layout == self._layout:
-            self._writer.offer(cache, list_pages(context, tokens, length))
+            self.writer.offer(cache, list_pages(context, tokens, length))
 
     def forget(self, cache: KVCache, length: int) -> None:
         """Must be called before tokens of a cache behind the first `length` ones are replaced by others."""
         if isinstance(cache, ContiguousKVCache):
-            self._writer.forget(cache, length)
+            self.writer.forget(cache, length)
 
     def find(self, context: PageContext, tokens: "array[int]", length: int) -> list[PageId]:
         """Returns the pages that are there, from the first one on without a gap, within the first `length` tokens."""
@@ -82,8 +82,8 @@ class PrefixDisk:
 
     def close(self, timeout_s: float) -> None:
         """Writes what is queued, for at most this time, and ends the writing."""
-        self._writer.flush(timeout_s)
-        self._writer.stop()
+        self.writer.flush(timeout_s)
+        self.writer.stop()
 
     def _drop_damaged(self, page: PageId, error: DamagedPageError) -> None:
         with self._damaged_lock:

@@ -68,8 +68,8 @@ class RemoteEngine:
             followers = GrammarFollowers(
                 model.tokenizer_file, model.vocab_size, model.eos_ids, model.relax_grammar, model.added_tokens
             )
-        self._setup = RemoteSetup(options, model, followers, self._timeouts)
-        self._runner = AttemptRunner(self._setup)
+        self.setup = RemoteSetup(options, model, followers, self._timeouts)
+        self._runner = AttemptRunner(self.setup)
         self._replicas: tuple[Replica, ...] = ()
         self._monitors: list[asyncio.Task[None]] = []
         self._info: EngineInfo | None = None
@@ -103,7 +103,7 @@ class RemoteEngine:
         if self._child is not None:
             self._child.start()
         self._replicas = tuple(
-            Replica(endpoint, self._setup, api_key=self._api_key, on_change=self._on_change)
+            Replica(endpoint, self.setup, api_key=self._api_key, on_change=self._on_change)
             for endpoint in self._options.endpoints
         )
         self._monitors = [

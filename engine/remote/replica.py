@@ -60,7 +60,7 @@ class Replica:
         self.mismatch: str | None = None
         """Reason why the server does not fit; None if it does, or has not answered."""
         self.stats = ReplicaStats()
-        self._setup, self._timeouts, self._on_change = setup, setup.timeouts, on_change
+        self.setup, self._timeouts, self._on_change = setup, setup.timeouts, on_change
         self._recheck = asyncio.Event()
         self._shown_steps = {self.unready_reason}
 
@@ -81,9 +81,9 @@ class Replica:
         delay = self._timeouts.min_reconnect_delay_s
         while True:
             self._recheck.clear()
-            if await self._shake_hands():
+            if await self.shake_hands():
                 delay = self._timeouts.min_reconnect_delay_s
-                await self._watch_health()
+                await self.watch_health()
             else:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, self._timeouts.max_reconnect_delay_s)
@@ -93,8 +93,9 @@ class Replica:
         self._set_state(None, "the engine was stopped")
         self.client.close()
 
-    async def _shake_hands(self) -> bool:
-        handshake = Handshake(self.client, self._setup, self._show_step)
+    async def shake_hands(self) -> bool:
+        """Runs one handshake, which sets `profile` and `mismatch`. Returns True if the server can take jobs."""
+        handshake = Handshake(self.client, self.setup, self._show_step)
         try:
             profile = await handshake.run()
         except HandshakeError as error:
@@ -119,7 +120,7 @@ class Replica:
         self._set_state(profile, None)
         return True
 
-    async def _watch_health(self) -> None:
+    async def watch_health(self) -> None:
         """Returns as soon as the server is down."""
         failures = 0
         while failures < MAX_HEALTH_FAILURES:
@@ -128,10 +129,11 @@ class Replica:
                 async with asyncio.timeout(self._timeouts.health_interval_s):
                     await self._recheck.wait()
                     return
-            failures = 0 if await self._is_healthy() else failures + 1
+            failures = 0 if await self.is_healthy() else failures + 1
         self.request_handshake("does not answer health checks")
 
-    async def _is_healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
+        """Sends one health check. A connection that fails takes the replica out."""
         try:
             async with asyncio.timeout(self._timeouts.health_timeout_s):
                 response = await self.client.request("GET", "/health")

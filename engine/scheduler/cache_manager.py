@@ -58,21 +58,21 @@ class KVCacheManager:
         self.prefix_cache = PrefixCache()
         self.disk = DiskPrefixes(prefix_disk)
         self._forward = forward
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._max_idle_tokens = max_idle_tokens
-        self._enable_prefix_caching = enable_prefix_caching and forward.supports_chunked_prefill
-        self._allocate_spare = self._enable_prefix_caching and not forward.is_paged
+        self.enable_prefix_caching = enable_prefix_caching and forward.supports_chunked_prefill
+        self._allocate_spare = self.enable_prefix_caching and not forward.is_paged
         """True if caches get extra capacity for the next turn. Paged caches need none: they grow without a copy."""
 
     def allocate(self, sequence: Sequence, running: SequenceABC[Sequence]) -> int:
         """Gives a running sequence its cache. Returns the number of tokens that the cache holds already."""
-        free = self._max_tokens - sum(other.reserved_tokens for other in running if other is not sequence)
+        free = self.max_tokens - sum(other.reserved_tokens for other in running if other is not sequence)
         free -= self._forward.state_tokens
         capacity = self._choose_capacity(sequence, free)
         snapshot_lengths = self._choose_snapshots(sequence)
         source = (
             None
-            if sequence.needs_prompt_logprobs or not self._enable_prefix_caching
+            if sequence.needs_prompt_logprobs or not self.enable_prefix_caching
             else self._find_prefix(sequence, running)
         )
         if source is None:
@@ -80,7 +80,7 @@ class KVCacheManager:
         else:
             sequence.cache = self._take_or_copy(source, capacity, free)
             sequence.num_computed_tokens = source.length
-        if self._forward.state_tokens and self._enable_prefix_caching:
+        if self._forward.state_tokens and self.enable_prefix_caching:
             sequence.cache.plan_snapshots(snapshot_lengths)
         self.evict_to_fit(running)
         return sequence.num_computed_tokens
@@ -89,7 +89,7 @@ class KVCacheManager:
         """Takes the cache of a sequence. Keeps it for reuse if `keep` is set and it holds all computed tokens."""
         cache, length = sequence.cache, sequence.num_computed_tokens
         sequence.cache, sequence.num_computed_tokens = None, 0
-        if keep and self._enable_prefix_caching and isinstance(cache, KVCache) and cache.length == length:
+        if keep and self.enable_prefix_caching and isinstance(cache, KVCache) and cache.length == length:
             self.disk.offer(sequence, cache, length)
             self.prefix_cache.insert(sequence.cache_key, sequence.match_tokens[:length], cache, sequence.spans)
             self.prefix_cache.evict_to(self._max_idle_tokens)
@@ -103,7 +103,7 @@ class KVCacheManager:
         for sequence in running:
             if isinstance(sequence.cache, KVCache) and sequence.cache.capacity < len(sequence.tokens):
                 total -= sequence.reserved_tokens
-                sequence.cache.reserve(self._choose_capacity(sequence, self._max_tokens - total))
+                sequence.cache.reserve(self._choose_capacity(sequence, self.max_tokens - total))
                 total += sequence.reserved_tokens
         self.evict_to_fit(running)
 
@@ -123,7 +123,7 @@ class KVCacheManager:
     def find_leader(self, sequence: Sequence, running: SequenceABC[Sequence]) -> tuple[Sequence, int] | None:
         """Returns what `prefix_leader` returns. If that is None, the sequence may begin to wait for pages on disk."""
         leader = self.prefix_leader(sequence, running)
-        if leader is None and self._enable_prefix_caching and self.disk.may_help(sequence):
+        if leader is None and self.enable_prefix_caching and self.disk.may_help(sequence):
             free = self._count_free(running)
             capacity = self._choose_capacity(sequence, free)
             source = self._find_prefix(sequence, running) if capacity <= free else None
@@ -140,7 +140,7 @@ class KVCacheManager:
         until A has computed 2000 and then reuses these. Had A computed 1950, B would save only 50 tokens by waiting,
         fewer than `MIN_SHARED_TOKENS_TO_WAIT`, and would start with the 1950 at once.
         """
-        if not self._enable_prefix_caching or sequence.needs_prompt_logprobs:
+        if not self.enable_prefix_caching or sequence.needs_prompt_logprobs:
             return None
         max_length = len(sequence.tokens) - 1
         leader, length = None, 0
@@ -179,7 +179,7 @@ class KVCacheManager:
 
     def _count_free(self, running: SequenceABC[Sequence]) -> int:
         """Memory in tokens that idle caches may take."""
-        return self._max_tokens - sum(sequence.reserved_tokens for sequence in running)
+        return self.max_tokens - sum(sequence.reserved_tokens for sequence in running)
 
     def _choose_snapshots(self, sequence: Sequence) -> list[int]:
         """Lengths of the prefixes of a sequence that others may reuse, in a model that reuses only planned ones.
@@ -188,7 +188,7 @@ class KVCacheManager:
         tokens, snapshots are planned at 960, for the next turn of the conversation, at 640, since what two prompts
         share is shared by others, and at 448, half of the prompt.
         """
-        if not self._forward.state_tokens or not self._enable_prefix_caching:
+        if not self._forward.state_tokens or not self.enable_prefix_caching:
             return []
         last = len(sequence.tokens) - 1
         common = self.prefix_cache.common_length(sequence.cache_key, sequence.match_tokens, last, sequence.spans)

@@ -49,6 +49,9 @@ class Core:
 
     A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
     has no such chunk: its only chunk has `finish` set.
+
+    The parts `forward`, `scheduler`, `cache_manager`, `drafting` and `intake` are public for benchmarks and
+    tests, which read them between two steps.
     """
 
     waits_for_pictures = False
@@ -74,22 +77,22 @@ class Core:
         before_pass: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.info, self._forward = info, forward
+        self.info, self.forward = info, forward
         self.adapters, self.pictures = adapters, pictures
-        self._intake = JobIntake(info, grammars, adapters, pictures, clock)
+        self.intake = JobIntake(info, grammars, adapters, pictures, clock)
         self._kernels, self._before_pass, self._clock = kernels, before_pass, clock
         cache_tokens = max_cache_tokens or max_num_seqs * info.max_model_len
         self._prefill_budget = (
             PrefillBudget(max_batched_tokens, forward.prompt_alignment) if forward.supports_chunked_prefill else None
         )
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             max_num_seqs=max_num_seqs,
             max_waiting=max_waiting,
             max_cache_tokens=cache_tokens,
             prefill_budget=self._prefill_budget,
             state_tokens=forward.state_tokens,
         )
-        self._cache_manager = KVCacheManager(
+        self.cache_manager = KVCacheManager(
             forward,
             max_tokens=cache_tokens,
             max_idle_tokens=max_cache_tokens or info.max_model_len,
@@ -97,8 +100,8 @@ class Core:
             prefix_disk=prefix_disk,
         )
         if adapters is not None:
-            adapters.on_unload = self._cache_manager.prefix_cache.remove_adapter
-        self._drafting = Drafting(self._prefill_budget, clock, max_draft_seqs, draft_model, info.suppressed_ids)
+            adapters.on_unload = self.cache_manager.prefix_cache.remove_adapter
+        self.drafting = Drafting(self._prefill_budget, clock, max_draft_seqs, draft_model, info.suppressed_ids)
         self._jobs: dict[str, Sequence] = {}
         self._outbox: list[JobChunk] = []
         self._num_steps = self._prompt_tokens = self._prefix_hit_tokens = self._generated_tokens = (
@@ -113,24 +116,24 @@ class Core:
     def stats(self) -> EngineStats:
         """Returns current counts and totals since the start. May be called from any thread."""
         return EngineStats(
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
-            max_num_seqs=self._scheduler.max_num_seqs,
-            running_cache_tokens=self._scheduler.cached_tokens,
-            idle_cache_tokens=self._cache_manager.prefix_cache.num_tokens,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            max_num_seqs=self.scheduler.max_num_seqs,
+            running_cache_tokens=self.scheduler.cached_tokens,
+            idle_cache_tokens=self.cache_manager.prefix_cache.num_tokens,
             steps=self._num_steps,
             prompt_tokens=self._prompt_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,
             generated_tokens=self._generated_tokens,
-            drafted_tokens=self._drafting.num_drafted,
-            accepted_tokens=self._drafting.num_accepted,
+            drafted_tokens=self.drafting.num_drafted,
+            accepted_tokens=self.drafting.num_accepted,
             finished_jobs=self._finished_jobs,
             failed_jobs=self._failed_jobs,
             encoded_images=0 if self.pictures is None else self.pictures.num_encoded,
             feature_cache_hits=0 if self.pictures is None else self.pictures.num_hits,
-            disk_hit_tokens=self._cache_manager.disk.num_hit_tokens,
-            disk_pages_written=self._cache_manager.disk.num_written,
-            disk_pages_damaged=self._cache_manager.disk.num_damaged,
+            disk_hit_tokens=self.cache_manager.disk.num_hit_tokens,
+            disk_pages_written=self.cache_manager.disk.num_written,
+            disk_pages_damaged=self.cache_manager.disk.num_damaged,
             feature_cache_bytes=0 if self.pictures is None else self.pictures.cache.num_bytes,
         )
 
@@ -138,8 +141,8 @@ class Core:
         """Queues a job. Raises `EngineError` if it cannot run on this engine or the queue is full."""
         if job.id in self._jobs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
-        sequence = self._intake.build_sequence(job)
-        displaced = self._scheduler.add(sequence)
+        sequence = self.intake.build_sequence(job)
+        displaced = self.scheduler.add(sequence)
         self._jobs[job.id] = sequence
         if displaced is not None:
             self._end_job(displaced, Chunk(finish="error", fault=DISPLACED))
@@ -161,32 +164,32 @@ class Core:
                 self._end_job(sequence, Chunk(finish="error", fault=fault))
         self._admit_waiting()
         if self.pictures is not None:
-            for user, fault in self.pictures.update(self._scheduler.running):
+            for user, fault in self.pictures.update(self.scheduler.running):
                 self._end_job(self._jobs[user.job.id], Chunk(finish="error", fault=fault))
         self.waits_for_pictures = False
-        if not self._outbox and self._scheduler.running:
+        if not self._outbox and self.scheduler.running:
             self._run_model()
         elif not self._outbox:
-            self._cache_manager.disk.wait_for_load()
+            self.cache_manager.disk.wait_for_load()
         return self._take_outbox()
 
     def close(self, timeout_s: float) -> None:
         """Keeps the caches of running jobs on disk as well, waiting at most this time. No step follows."""
-        for sequence in self._scheduler.running:
-            self._cache_manager.free(sequence, keep=sequence.is_reusable)
-        self._cache_manager.disk.close(timeout_s)
+        for sequence in self.scheduler.running:
+            self.cache_manager.free(sequence, keep=sequence.is_reusable)
+        self.cache_manager.disk.close(timeout_s)
 
     def _take_outbox(self) -> list[JobChunk]:
         chunks, self._outbox = self._outbox, []
         return chunks
 
     def _admit_waiting(self) -> None:
-        for sequence in self._scheduler.yield_places():
+        for sequence in self.scheduler.yield_places():
             self._free_memory(sequence)
-        self._cache_manager.take_loaded(self._scheduler.running)
-        for sequence in self._scheduler.admit_waiting(self._find_leader):
+        self.cache_manager.take_loaded(self.scheduler.running)
+        for sequence in self.scheduler.admit_waiting(self._find_leader):
             try:
-                cached_tokens = self._cache_manager.allocate(sequence, self._scheduler.running)
+                cached_tokens = self.cache_manager.allocate(sequence, self.scheduler.running)
             except Exception as failure:  # the sequence ends with the fault, and others are served
                 log.exception("allocating a cache for %d tokens failed", len(sequence.tokens))
                 self._fail_sequence(sequence, failure)
@@ -198,17 +201,17 @@ class Core:
                 self._outbox.append((sequence.job.id, Chunk(cached_tokens=cached_tokens)))
 
     def _find_leader(self, sequence: Sequence, running: list[Sequence]) -> tuple[Sequence, int] | None:
-        leader = self._cache_manager.find_leader(sequence, running)
-        self._scheduler.loading_tokens = self._cache_manager.disk.num_loading_tokens
+        leader = self.cache_manager.find_leader(sequence, running)
+        self.scheduler.loading_tokens = self.cache_manager.disk.num_loading_tokens
         return leader
 
     def _run_model(self) -> None:
-        for sequence in self._scheduler.preempt():
+        for sequence in self.scheduler.preempt():
             self._free_memory(sequence)
-        self._cache_manager.grow_caches(self._scheduler.running)
-        scheduled = self._drafting.add(self._scheduler.schedule(), self._scheduler.running)
+        self.cache_manager.grow_caches(self.scheduler.running)
+        scheduled = self.drafting.add(self.scheduler.schedule(), self.scheduler.running)
         if not scheduled:
-            self.waits_for_pictures = not self._cache_manager.disk.wait_for_load()
+            self.waits_for_pictures = not self.cache_manager.disk.wait_for_load()
             return
         num_decoding = sum(entry.sequence.num_pending == 1 for entry in scheduled)
         self._num_steps += 1
@@ -221,7 +224,7 @@ class Core:
                 if entry.count == entry.sequence.num_pending
             )
             with torch.inference_mode():
-                logits = self._forward.run([entry.model_input for entry in scheduled])
+                logits = self.forward.run([entry.model_input for entry in scheduled])
                 outputs = process_logits(scheduled, logits, self._kernels)
         except Exception as failure:  # the sequences of the step end with the fault
             log.exception("a step of %d sequences failed", len(scheduled))
@@ -230,7 +233,7 @@ class Core:
             return
         for entry in scheduled:
             self._prompt_tokens += entry.sequence.take_newly_computed()
-        self._drafting.record(scheduled, outputs, num_decoding, self._clock() - started_at)
+        self.drafting.record(scheduled, outputs, num_decoding, self._clock() - started_at)
         for output in outputs:
             self._emit_output(output)
 
@@ -263,12 +266,12 @@ class Core:
         """Takes the cache and the features of a sequence that no longer runs."""
         if self.pictures is not None:
             self.pictures.release(sequence)
-        self._drafting.release(sequence, keep=keep)
-        self._cache_manager.free(sequence, keep=keep)
+        self.drafting.release(sequence, keep=keep)
+        self.cache_manager.free(sequence, keep=keep)
 
     def _end_job(self, sequence: Sequence, chunk: Chunk, *, keep_cache: bool = True) -> None:
         """Removes a job and queues its last chunk. Its cache may be reused by other jobs if `keep_cache` is set."""
-        self._scheduler.remove(sequence)
+        self.scheduler.remove(sequence)
         self._free_memory(sequence, keep=keep_cache and sequence.is_reusable)
         if self._jobs.pop(sequence.job.id, None) is not None:
             self._finished_jobs += 1

@@ -36,7 +36,7 @@ class DiskPrefixes:
 
     def __init__(self, disk: "PrefixDisk | None", clock: Callable[[], float] = time.monotonic) -> None:
         self.num_hit_tokens = 0
-        self._disk, self._clock = disk, clock
+        self.disk, self._clock = disk, clock
         self._load: PageLoad | None = None
         self._sequence: Sequence | None = None
         """The sequence for which the load was started."""
@@ -51,39 +51,39 @@ class DiskPrefixes:
     @property
     def num_written(self) -> int:
         """Number of pages written since the start."""
-        return 0 if self._disk is None else self._disk.num_written
+        return 0 if self.disk is None else self.disk.num_written
 
     @property
     def num_damaged(self) -> int:
         """Number of damaged pages found since the start."""
-        return 0 if self._disk is None else self._disk.num_damaged
+        return 0 if self.disk is None else self.disk.num_damaged
 
     def offer(self, sequence: Sequence, cache: KVCache, length: int) -> None:
         """Lets the first `length` tokens of a cache be written, whose sequence has ended."""
-        if self._disk is not None:
+        if self.disk is not None:
             length = min(length, _count_text_tokens(sequence))
-            self._disk.offer(self._context_of(sequence), sequence.tokens, length, cache)
+            self.disk.offer(self._context_of(sequence), sequence.tokens, length, cache)
 
     def forget(self, cache: KVCache, length: int) -> None:
         """Must be called before tokens of a cache behind the first `length` ones are replaced by others."""
-        if self._disk is not None:
-            self._disk.forget(cache, length)
+        if self.disk is not None:
+            self.disk.forget(cache, length)
 
     def may_help(self, sequence: Sequence) -> bool:
         """Tells whether to ask for the pages of a sequence: it has not waited for pages of its own yet."""
-        return not (self._disk is None or self._is_slow or sequence.has_tried_disk or sequence.needs_prompt_logprobs)
+        return not (self.disk is None or self._is_slow or sequence.has_tried_disk or sequence.needs_prompt_logprobs)
 
     def find(self, sequence: Sequence, num_cached: int) -> list[PageId]:
         """Returns the pages that a sequence should wait for; none if the memory holds as much, or nearly.
 
         While those of another sequence are read, this one waits for them, and then asks again: they may be the same.
         """
-        if self._disk is None or not self.may_help(sequence):
+        if self.disk is None or not self.may_help(sequence):
             return []
         length = min(len(sequence.tokens) - 1, _count_text_tokens(sequence))
         if length < num_cached + TOKENS_PER_PAGE:
             return []
-        pages = self._disk.find(self._context_of(sequence), sequence.tokens, length)
+        pages = self.disk.find(self._context_of(sequence), sequence.tokens, length)
         gain = len(pages) * TOKENS_PER_PAGE - num_cached
         if gain < max(TOKENS_PER_PAGE, len(pages) * TOKENS_PER_PAGE // MIN_GAIN_DIVISOR):
             return []
@@ -94,8 +94,8 @@ class DiskPrefixes:
 
     def start_load(self, sequence: Sequence, pages: list[PageId], capacity: int) -> None:
         """Begins to read pages, which the sequence waits for, into a cache of `capacity` tokens."""
-        assert self._disk is not None
-        self._load, self._sequence = self._disk.load(pages, capacity), sequence
+        assert self.disk is not None
+        self._load, self._sequence = self.disk.load(pages, capacity), sequence
         self._load_ends_at = self._clock() + LOAD_TIMEOUT_S
         sequence.page_load, sequence.has_tried_disk = self._load, True
 
@@ -136,14 +136,14 @@ class DiskPrefixes:
     def close(self, timeout_s: float) -> None:
         """Writes what has been offered, for at most this time."""
         self.discard()
-        if self._disk is not None:
-            self._disk.close(timeout_s)
+        if self.disk is not None:
+            self.disk.close(timeout_s)
 
     def _context_of(self, sequence: Sequence) -> PageContext:
-        assert self._disk is not None
+        assert self.disk is not None
         if sequence.page_context is None:
             job = sequence.job
-            sequence.page_context = self._disk.create_context(job.owner, job.cache_salt, sequence.adapter)
+            sequence.page_context = self.disk.create_context(job.owner, job.cache_salt, sequence.adapter)
         return sequence.page_context
 
 

@@ -43,20 +43,20 @@ class PrefixCache:
     """A pool of entries in order of their last use. No entry is a prefix of another one with the same key."""
 
     def __init__(self) -> None:
-        self._entries: list[CachedPrefix] = []
+        self.entries: list[CachedPrefix] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     @property
     def capacity_tokens(self) -> int:
         """Memory of all entries, in tokens."""
-        return sum(entry.cache.memory_tokens for entry in self._entries)
+        return sum(entry.cache.memory_tokens for entry in self.entries)
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens held by all entries."""
-        return sum(len(entry.tokens) for entry in self._entries)
+        return sum(len(entry.tokens) for entry in self.entries)
 
     def insert(self, key: CacheKey, tokens: "array[int]", kv: KVCache, spans: tuple[MediaSpan, ...] = ()) -> None:
         """Takes over the cache of a finished sequence. `tokens` are its first `kv.length` match tokens.
@@ -65,18 +65,18 @@ class PrefixCache:
         """
         if len(tokens) < MIN_PREFIX_TOKENS:
             return
-        for other in [other for other in self._entries if other.key == key]:
+        for other in [other for other in self.entries if other.key == key]:
             common = other.common_length(tokens, len(tokens), spans)
             if common == len(other.tokens):
-                self._entries.remove(other)
+                self.entries.remove(other)
             elif common == len(tokens):
                 self.mark_used(other)
                 return
         if kv.capacity > MAX_CAPACITY_RATIO * len(tokens) + MIN_PREFIX_TOKENS:
             kv.shrink(len(tokens))
         kv.park()
-        self._entries.append(CachedPrefix(key, tokens, kv, spans))
-        del self._entries[:-MAX_ENTRIES]
+        self.entries.append(CachedPrefix(key, tokens, kv, spans))
+        del self.entries[:-MAX_ENTRIES]
 
     def longest_match(
         self, key: CacheKey, tokens: "array[int]", max_length: int, spans: tuple[MediaSpan, ...] = ()
@@ -87,7 +87,7 @@ class PrefixCache:
         """
         best: CachedPrefix | None = None
         length = MIN_PREFIX_TOKENS - 1
-        for entry in self._entries:
+        for entry in self.entries:
             if entry.key != key:
                 continue
             common = entry.cache.reusable_length(entry.common_length(tokens, max_length, spans))
@@ -99,17 +99,17 @@ class PrefixCache:
         self, key: CacheKey, tokens: "array[int]", max_length: int, spans: tuple[MediaSpan, ...] = ()
     ) -> int:
         """Length of the longest common prefix with an entry, reusable or not, at most `max_length`."""
-        lengths = (entry.common_length(tokens, max_length, spans) for entry in self._entries if entry.key == key)
+        lengths = (entry.common_length(tokens, max_length, spans) for entry in self.entries if entry.key == key)
         return max(lengths, default=0)
 
     def mark_used(self, entry: CachedPrefix) -> None:
         """Makes the entry the most recently used one."""
-        self._entries.remove(entry)
-        self._entries.append(entry)
+        self.entries.remove(entry)
+        self.entries.append(entry)
 
     def pop(self, entry: CachedPrefix) -> KVCache:
         """Removes the entry and returns its cache."""
-        self._entries.remove(entry)
+        self.entries.remove(entry)
         entry.cache.unpark()
         return entry.cache
 
@@ -120,18 +120,18 @@ class PrefixCache:
         its end. It is shortened by more than necessary, so that it is not copied again soon.
         """
         excess = self.capacity_tokens - max_capacity_tokens
-        for entry in [entry for entry in self._entries if entry is not spared]:
+        for entry in [entry for entry in self.entries if entry is not spared]:
             if excess <= 0:
                 return
             length = (min(len(entry.tokens), entry.cache.capacity - excess) - MIN_PREFIX_TOKENS) * 3 // 4
             length = entry.cache.reusable_length(max(length, 0))
-            if len(self._entries) == 1 and length >= 4 * MIN_PREFIX_TOKENS:
+            if len(self.entries) == 1 and length >= 4 * MIN_PREFIX_TOKENS:
                 entry.cache.shrink(length)
                 del entry.tokens[length:]
                 return
             excess -= entry.cache.memory_tokens
-            self._entries.remove(entry)
+            self.entries.remove(entry)
 
     def remove_adapter(self, number: int) -> None:
         """Removes the entries of an adapter."""
-        self._entries = [entry for entry in self._entries if entry.key[2] != number]
+        self.entries = [entry for entry in self.entries if entry.key[2] != number]

@@ -53,7 +53,7 @@ class Scheduler:
         self.loading_tokens = 0
         """Cache taken by a prefix that is being read from disk, in tokens."""
         self._max_waiting = max_waiting
-        self._max_cache_tokens = max_cache_tokens
+        self.max_cache_tokens = max_cache_tokens
         self._state_tokens = state_tokens
         self._prefill_budget = prefill_budget
         self._arrivals = 0
@@ -131,8 +131,7 @@ class Scheduler:
         """
         preempted = []
         while (
-            len(self.running) > 1
-            and sum(sequence.reserved_tokens for sequence in self.running) > self._max_cache_tokens
+            len(self.running) > 1 and sum(sequence.reserved_tokens for sequence in self.running) > self.max_cache_tokens
         ):
             victim = max(self.running, key=lambda sequence: sequence.queue_rank)
             self.running.remove(victim)
@@ -184,7 +183,7 @@ class Scheduler:
     def _fits_cache(self, sequence: Sequence) -> bool:
         new_tokens = len(sequence.tokens) + 1 + self._state_tokens + self.loading_tokens
         planned = sum(other.reserved_tokens for other in self.running) + new_tokens
-        return not self.running or planned <= self._max_cache_tokens
+        return not self.running or planned <= self.max_cache_tokens
 
     def _find_yielding(self) -> Sequence | None:
         """The youngest running sequence of a batch, if another sequence waits for its slot or its cache."""

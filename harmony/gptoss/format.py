@@ -120,12 +120,12 @@ class GptOssFormat(TextOnlyFormat, VocabularyCodec):
     has_reasoning = has_calls = True
 
     def __init__(self) -> None:
-        self._vocabulary: GptOssVocabulary = GptOssVocabulary()
-        self.passthrough = Passthrough(self._vocabulary)
-        self._alphabet = MarkerAlphabet(self._vocabulary, MARKERS)
-        self.stop_ids = tuple(self._vocabulary.added_tokens[end] for end in ("<|return|>", "<|call|>"))
-        self.end_ids = (*self.stop_ids, self._vocabulary.added_tokens["<|end|>"])
-        self._opener = self._vocabulary.encode("<|start|>assistant")
+        self.vocabulary: GptOssVocabulary = GptOssVocabulary()
+        self.passthrough = Passthrough(self.vocabulary)
+        self._alphabet = MarkerAlphabet(self.vocabulary, MARKERS)
+        self.stop_ids = tuple(self.vocabulary.added_tokens[end] for end in ("<|return|>", "<|call|>"))
+        self.end_ids = (*self.stop_ids, self.vocabulary.added_tokens["<|end|>"])
+        self._opener = self.vocabulary.encode("<|start|>assistant")
         self._memory = EncodingCache()
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
@@ -153,7 +153,7 @@ class GptOssFormat(TextOnlyFormat, VocabularyCodec):
 
         Returns None if no such answer exists: a call is required, and there is no callable tool.
         """
-        rules = grammar.GrammarBuilder(self._vocabulary.added_tokens)
+        rules = grammar.GrammarBuilder(self.vocabulary.added_tokens)
         start, end, message, channel, constrain, return_, _ = map(rules.marker_symbol, MARKERS)
         text = f"{rules.free_text()}?"  # no text can contain a control token
         rules.add_rule(
@@ -171,7 +171,7 @@ class GptOssFormat(TextOnlyFormat, VocabularyCodec):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes all tokens to text, markers and control tokens included."""
-        return self._vocabulary.join_bytes(tokens).decode("utf-8", "replace")
+        return self.vocabulary.join_bytes(tokens).decode("utf-8", "replace")
 
 
 _ASIDE_CHANNELS = ("analysis", "commentary")

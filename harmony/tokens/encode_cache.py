@@ -39,22 +39,22 @@ class EncodingCache:
 
     def __init__(self, bound: int = MAX_CACHED_CHARS) -> None:
         self._bound, self._size = bound, 0
-        self._newer: dict[tuple[str, str], array[int]] = {}
-        self._older: dict[tuple[str, str], array[int]] = {}
+        self.newer: dict[tuple[str, str], array[int]] = {}
+        self.older: dict[tuple[str, str], array[int]] = {}
         """The older generation of a two-generation cache, each of half the bound. Hits move to the newer one."""
 
     def get_ids(self, owner: str, text: str, encode: Callable[[], list[int]]) -> "array[int]":
         """Returns the ids of a piece, from the cache if it has them, else from `encode`."""
         key = (owner, text)
-        ids = self._newer.get(key)
+        ids = self.newer.get(key)
         if ids is None:
-            ids = self._older.get(key)
+            ids = self.older.get(key)
             if ids is None:
                 ids = array("I", encode())
-            self._newer[key] = ids
+            self.newer[key] = ids
             self._size += len(text)
             if self._size > self._bound // 2:
-                self._older, self._newer, self._size = self._newer, {}, 0
+                self.older, self.newer, self._size = self.newer, {}, 0
         return ids
 
 
@@ -66,17 +66,17 @@ class CachedEncoder:
     ) -> None:
         self._encode = encode
         cuts = [end for end in dict.fromkeys(ends) if _is_unambiguous(end, added) and _splits_cleanly(end, encode)]
-        self._cut = re.compile(f"(?={'|'.join(map(re.escape, cuts))})") if cuts else None
-        self._memory = EncodingCache(bound)
+        self.cut = re.compile(f"(?={'|'.join(map(re.escape, cuts))})") if cuts else None
+        self.memory = EncodingCache(bound)
 
     def encode(self, text: str, owner: str) -> list[int]:
         """Encodes text to the same ids as without the cache."""
-        if self._cut is None:
+        if self.cut is None:
             return self._encode(text)
         ids: list[int] = []
-        for piece in self._cut.split(text):
+        for piece in self.cut.split(text):
             encode = partial(self._encode, piece)
-            ids.extend(self._memory.get_ids(owner, piece, encode) if len(piece) >= MIN_PIECE_CHARS else encode())
+            ids.extend(self.memory.get_ids(owner, piece, encode) if len(piece) >= MIN_PIECE_CHARS else encode())
         return ids
 
 

@@ -29,17 +29,17 @@ def test_child_processes_are_measured_and_terminated(tmp_path: Path) -> None:
         wait_for_output("up", process)
         assert process.peak_memory() >= process.resident_memory() > 50 << 20
         assert process.cpu_seconds() > 0
-        pids = [pid for pid, _ in process._process_stats()]
+        pids = [pid for pid, _ in process.process_stats()]
         assert len(pids) == 2
         process.pause()
     finally:
         process.terminate()
     assert process.has_exited
-    assert not list(process._process_stats())
+    assert not list(process.process_stats())
 
 
 def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     process = ServerProcess([sys.executable, "-c", IGNORE_SIGTERM_CODE], tmp_path / "log", {})
     wait_for_output("up", process)
     process.terminate(timeout_s=0.5)
-    assert not list(process._process_stats())
+    assert not list(process.process_stats())

@@ -12,7 +12,7 @@ class MatcherVocabulary:
 
     def __init__(self, model_format: ModelFormat, size: int) -> None:
         self.tokens = [model_format.decode_token(token)[1] for token in range(size)]
-        vocabulary: Any = getattr(model_format, "_vocabulary", None)
+        vocabulary: Any = getattr(model_format, "vocabulary", None)
         self.special_token_ids = sorted(vocabulary.special_ids) if vocabulary else list(range(199_998, size))
         self.eos_token_id = (*model_format.stop_ids, *model_format.encode("<|im_end|>"))[0]
 

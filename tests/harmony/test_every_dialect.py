@@ -517,7 +517,7 @@ _LLG_TOKENIZERS: dict[int, LLTokenizer] = {}
 def _get_llg_tokenizer(model_format: ModelFormat) -> LLTokenizer:
     if id(model_format) not in _LLG_TOKENIZERS:
         assert isinstance(model_format, TemplateFormat)
-        size = 256 + len(model_format._vocabulary.added_tokens)
+        size = 256 + len(model_format.vocabulary.added_tokens)
         _LLG_TOKENIZERS[id(model_format)] = LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, size)))
     return _LLG_TOKENIZERS[id(model_format)]
 

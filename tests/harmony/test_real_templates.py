@@ -64,7 +64,7 @@ def read_calls(model_format: TemplateFormat, output: str) -> list[tuple[str, obj
 
 
 def count_control_tokens(model_format: TemplateFormat, prompt: RenderedPrompt) -> Counter[int]:
-    added = frozenset(model_format._vocabulary.added_tokens.values())
+    added = frozenset(model_format.vocabulary.added_tokens.values())
     return Counter(token for token in prompt.tokens if token in added)
 
 
@@ -99,7 +99,7 @@ def test_answer_in_a_wrapper_that_the_prompt_opened_is_its_text() -> None:
 
 @EACH_TEMPLATE
 def test_efforts_reach_variables_that_the_template_reads(facts: TemplateFacts) -> None:
-    renderer = load_real_format(facts.file)._renderer
+    renderer = load_real_format(facts.file).renderer
     sent = {**renderer._find_effort_variables("none"), **renderer._find_effort_variables("high")}
     readable = renderer._template.variables
     assert readable is not None and sorted(sent.keys() & readable) == facts.effort_variables
@@ -126,7 +126,7 @@ def test_tool_loop_shows_calls_outputs_and_reasoning(facts: TemplateFacts) -> No
     for word in ("walrus", "Oslo", "sleet until noon", "Bergen", "drizzle all day"):
         assert word in text
     assert text.count("zebra") == facts.num_shown
-    assert model_format._renderer.shape.reasoning_in == facts.reasoning_in
+    assert model_format.renderer.shape.reasoning_in == facts.reasoning_in
 
 
 @pytest.mark.parametrize("file", ["Kimi-K2-Instruct", "Kimi-K2-Thinking"])
@@ -141,7 +141,7 @@ def test_ids_of_calls_count_over_the_conversation(file: str) -> None:
 @EACH_TEMPLATE
 def test_control_words_in_client_text_are_no_tokens(facts: TemplateFacts) -> None:
     model_format = load_real_format(facts.file)
-    markers = (*model_format._vocabulary.added_tokens, *model_format._dialect.all_markers)
+    markers = (*model_format.vocabulary.added_tokens, *model_format.dialect.all_markers)
     hostile, counts = " ".join(dict.fromkeys(markers)), []
     for text in ("harmless", hostile):
         calls = [CALL_ITEMS[0]] if facts.num_calls else []

@@ -135,7 +135,7 @@ def _original_rotary() -> Iterator[None]:
         if isinstance(function := vars(module).get(ROTARY_FUNCTION), FusedRotary)
     ]
     for module, function in fused:
-        setattr(module, ROTARY_FUNCTION, function._original)
+        setattr(module, ROTARY_FUNCTION, function.original)
     try:
         yield
     finally:
@@ -179,7 +179,7 @@ def _judge_exact(result: RowResult, path: Path, expected: dict[tuple[int, ...], 
         _compare(result, f"{dtype}, after a known beginning", chunks, [following], expected)
         reused += cached
     _compare(result, f"{dtype}, in a batch", _run_batch(core, prompts, ""), prompts, expected)
-    forward = core._forward
+    forward = core.forward
     result.reuses_prefixes = reused > 0
     result.path, result.reason = _describe_path(forward, warnings)
 
@@ -226,7 +226,7 @@ def _judge_form(path: Path, form: Quantization) -> FormResult:
     return FormResult(
         similarity=float(match[1]) if match else None,
         depends_on_batch=alone != batch[:NUM_ALONE],
-        packs_experts=_packs_experts(core._forward._model),  # type: ignore[attr-defined]
+        packs_experts=_packs_experts(core.forward.model),  # type: ignore[attr-defined]
     )
 
 

@@ -59,8 +59,8 @@ class TreeCopy:
         """Copies the tree into a temporary folder."""
         with tempfile.TemporaryDirectory(prefix="antiphon-mutation-") as name:
             copy = cls(Path(name))
-            copy._copy_files()
-            copy._link_packages()
+            copy.copy_files()
+            copy.link_packages()
             yield copy
 
     @property
@@ -109,7 +109,7 @@ class TreeCopy:
             return TestRun("broken", done.stdout[-3000:] + done.stderr[-1000:])
         return TestRun(verdict, done.stdout[-3000:])
 
-    def _copy_files(self) -> None:
+    def copy_files(self) -> None:
         args = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(args, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
         for name in filter(None, listed):
@@ -119,7 +119,7 @@ class TreeCopy:
                 target.write_bytes(source.read_bytes())
                 target.chmod(source.stat().st_mode)
 
-    def _link_packages(self) -> None:
+    def link_packages(self) -> None:
         """Links the packages below one name, in a folder that comes before the installed packages on the path."""
         package = self.folder / "antiphon"
         package.mkdir()

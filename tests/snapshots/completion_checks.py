@@ -13,7 +13,7 @@ ALL_DETAILS = {"logprobs": 2, "return_token_ids": True, "echo": True}
 
 def detokenize(tokens: list[int], model_format: ModelFormat) -> str:
     """Returns the text of the tokens without control tokens, which are in neither API's text."""
-    special: Any = model_format.passthrough._vocabulary.special_ids
+    special: Any = model_format.passthrough.vocabulary.special_ids
     data = b"".join(model_format.decode_token(token)[1] for token in tokens if token not in special)
     return data.decode("utf-8", "replace")
 

@@ -43,10 +43,10 @@ class HttpClient:
         self.endpoint = endpoint
         self.secrets = secrets
         self._silence_timeout_s = silence_timeout_s
-        self._tls = ssl.create_default_context() if endpoint.is_tls else None
+        self.tls = ssl.create_default_context() if endpoint.is_tls else None
         fixed = {"Host": endpoint.host_header, "Accept": "*/*", "User-Agent": "antiphon", **headers}
         self._fixed_headers = "".join(f"{name}: {value}\r\n" for name, value in fixed.items())
-        self._idle: list[HttpConnection] = []
+        self.idle_connections: list[HttpConnection] = []
 
     async def request(
         self,
@@ -81,8 +81,8 @@ class HttpClient:
 
     def close(self) -> None:
         """Closes the idle connections."""
-        while self._idle:
-            self._idle.pop().close()
+        while self.idle_connections:
+            self.idle_connections.pop().close()
 
     def _encode_head(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -94,16 +94,16 @@ class HttpClient:
 
     def _take_idle(self) -> HttpConnection | None:
         oldest = asyncio.get_running_loop().time() - MAX_IDLE_S
-        while self._idle:
-            connection = self._idle.pop()
+        while self.idle_connections:
+            connection = self.idle_connections.pop()
             if connection.is_reusable and connection.last_data_at >= oldest:
                 return connection
             connection.close()
         return None
 
     def _keep_idle(self, connection: HttpConnection) -> None:
-        if connection.is_reusable and len(self._idle) < MAX_IDLE_CONNECTIONS:
-            self._idle.append(connection)
+        if connection.is_reusable and len(self.idle_connections) < MAX_IDLE_CONNECTIONS:
+            self.idle_connections.append(connection)
         else:
             connection.close()
 
@@ -115,7 +115,7 @@ class HttpClient:
                     _, connection = await loop.create_unix_connection(HttpConnection, endpoint.socket_path)
                 else:
                     _, connection = await loop.create_connection(
-                        HttpConnection, endpoint.host, endpoint.port, ssl=self._tls
+                        HttpConnection, endpoint.host, endpoint.port, ssl=self.tls
                     )
         except TimeoutError:
             raise ConnectError(f"no connection to {endpoint.name} within {ENGINE_CONNECT_TIMEOUT_S:g} s") from None

@@ -60,9 +60,9 @@ class DraftModel:
     ) -> None:
         self._forward = forward
         self._max_idle_tokens = max_tokens if max_idle_tokens is None else max_idle_tokens
-        self._vocab_size, self._max_model_len, self._max_tokens = vocab_size, max_model_len, max_tokens
+        self._vocab_size, self._max_model_len, self.max_tokens = vocab_size, max_model_len, max_tokens
         self._suppressed_ids = [token for token in suppressed_ids if token < vocab_size]
-        self._caches: dict[str, _DraftCache] = {}
+        self.caches: dict[str, _DraftCache] = {}
         self._prefix_cache = PrefixCache()
 
     @property
@@ -77,7 +77,7 @@ class DraftModel:
         vocabulary ends.
         """
         needed = len(sequence.tokens) + max_draft
-        held = self._caches.get(sequence.job.id)
+        held = self.caches.get(sequence.job.id)
         if needed > self._max_model_len:
             return None
         if held is None or held.cache.capacity < needed:
@@ -85,7 +85,7 @@ class DraftModel:
             if not capacity:
                 return None
             if held is None:
-                held = self._caches[sequence.job.id] = _DraftCache(self._open_cache(sequence, capacity))
+                held = self.caches[sequence.job.id] = _DraftCache(self._open_cache(sequence, capacity))
             held.cache.reserve(capacity)
         held.drop_rejected(sequence.tokens[held.start :].tolist())
         unread = sequence.tokens[held.cache.length :]
@@ -96,7 +96,7 @@ class DraftModel:
         """Reads the next tokens of sequences, as many as given for each, into their caches."""
         inputs = []
         for sequence, count in chunks:
-            cache = self._caches[sequence.job.id].cache
+            cache = self.caches[sequence.job.id].cache
             inputs.append(SequenceInput(cache, sequence.tokens[cache.length : cache.length + count].tolist(), 0))
         self._forward.run(inputs)
 
@@ -106,7 +106,7 @@ class DraftModel:
 
         Reads all unread tokens of the sequences before.
         """
-        held = [self._caches[sequence.job.id] for sequence in sequences]
+        held = [self.caches[sequence.job.id] for sequence in sequences]
         drafts: list[list[int]] = [[] for _ in sequences]
         inputs = {
             index: sequence.tokens[held[index].cache.length :].tolist()
@@ -129,12 +129,12 @@ class DraftModel:
 
     def release(self, sequence: Sequence, *, keep: bool) -> None:
         """Takes the cache of a sequence that no longer runs, and keeps it for others if `keep` is set."""
-        held = self._caches.pop(sequence.job.id, None)
+        held = self.caches.pop(sequence.job.id, None)
         if held is None or not keep:
             return
         held.drop_rejected(sequence.tokens[held.start :].tolist())
         self._prefix_cache.insert(sequence.cache_key, sequence.tokens[: held.cache.length], held.cache)
-        self._prefix_cache.evict_to(min(self._max_tokens - self._running_tokens(), self._max_idle_tokens))
+        self._prefix_cache.evict_to(min(self.max_tokens - self._running_tokens(), self._max_idle_tokens))
 
     def _pick(self, logits: Tensor) -> list[int]:
         """Returns the most likely token of each row (rows, vocabulary)."""
@@ -144,11 +144,11 @@ class DraftModel:
         return logits.argmax(-1).tolist()
 
     def _running_tokens(self) -> int:
-        return sum(held.cache.memory_tokens for held in self._caches.values())
+        return sum(held.cache.memory_tokens for held in self.caches.values())
 
     def _make_room(self, held: _DraftCache | None, needed: int) -> int:
         """Evicts caches of finished sequences for one that holds `needed` tokens. Returns its capacity, 0 for none."""
-        free = self._max_tokens - self._running_tokens() + (0 if held is None else held.cache.memory_tokens)
+        free = self.max_tokens - self._running_tokens() + (0 if held is None else held.cache.memory_tokens)
         capacity = min(round_capacity(needed + GROWTH_TOKENS), free)
         if capacity < needed:
             return 0
@@ -161,7 +161,7 @@ class DraftModel:
         if entry is None:
             cache: KVCache = self._forward.new_cache(capacity)
             return cache
-        free = self._max_tokens - self._running_tokens() - self._prefix_cache.capacity_tokens
+        free = self.max_tokens - self._running_tokens() - self._prefix_cache.capacity_tokens
         if len(entry.tokens) > length and capacity <= free:
             self._prefix_cache.mark_used(entry)
             return entry.cache.copy(length, capacity)

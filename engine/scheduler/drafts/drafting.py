@@ -45,7 +45,9 @@ class Drafting:
         """Tokens that were drafted, and those that were accepted, since the start."""
         self._budget = prefill_budget
         self._suppressed = suppressed
-        self._model = None if model is None or prefill_budget is None else ModelDrafts(model, prefill_budget, clock)
+        self.model_drafts = (
+            None if model is None or prefill_budget is None else ModelDrafts(model, prefill_budget, clock)
+        )
 
     def add(self, scheduled: list[tuple[Sequence, int]], running: list[Sequence]) -> list[ScheduledTokens]:
         """Adds drafts if all of the running sequences decode.
@@ -61,12 +63,12 @@ class Drafting:
         if len(running) <= self.max_ngram_seqs:
             for entry in entries:
                 entry.draft = propose_draft(entry.sequence, self._suppressed)
-        if self._model is not None:
+        if self.model_drafts is not None:
             try:
-                self._model.add([entry for entry in entries if not entry.draft], len(running))
+                self.model_drafts.add([entry for entry in entries if not entry.draft], len(running))
             except Exception:  # sequences are decoded without drafts
                 log.exception("the draft model failed: there are no more drafts of it")
-                self._model = None
+                self.model_drafts = None
         return entries
 
     def record(
@@ -79,10 +81,10 @@ class Drafting:
         if not drafts:
             prompt_tokens = sum(entry.count for entry in scheduled) - decoding
             self._budget.record_step(decoding, prompt_tokens, seconds)
-            if self._model is not None and not prompt_tokens:
-                self._model.budget.record_step(decoding, 0, seconds)
+            if self.model_drafts is not None and not prompt_tokens:
+                self.model_drafts.budget.record_step(decoding, 0, seconds)
             return
-        by_model = {} if self._model is None else self._model.take_drafted()
+        by_model = {} if self.model_drafts is None else self.model_drafts.take_drafted()
         baseline = self._budget.decode_seconds(decoding)
         cost = seconds / baseline if baseline else 1.0
         for output in outputs:
@@ -94,18 +96,20 @@ class Drafting:
             self.num_accepted += accepted
             if output.finish:
                 continue
-            if output.sequence.job.id in by_model and self._model is not None:
-                self._model.record_acceptance(output.sequence, len(draft), accepted)
+            if output.sequence.job.id in by_model and self.model_drafts is not None:
+                self.model_drafts.record_acceptance(output.sequence, len(draft), accepted)
             else:
-                gain = 1.0 if self._model is None else self._model.policy.gain  # what the draft model would gain
+                gain = (
+                    1.0 if self.model_drafts is None else self.model_drafts.policy.gain
+                )  # what the draft model would gain
                 output.sequence.drafter.update(len(draft), accepted, cost * gain)
-        if by_model and self._model is not None and len(by_model) == len(drafts):
-            self._model.record_cost(list(drafts.values()), seconds, baseline)
+        if by_model and self.model_drafts is not None and len(by_model) == len(drafts):
+            self.model_drafts.record_cost(list(drafts.values()), seconds, baseline)
 
     def release(self, sequence: Sequence, *, keep: bool) -> None:
         """Frees what a sequence that no longer runs has here; keeps it for others if `keep` is set."""
-        if self._model is not None:
-            self._model.model.release(sequence, keep=keep)
+        if self.model_drafts is not None:
+            self.model_drafts.model.release(sequence, keep=keep)
 
 
 class ModelDrafts:

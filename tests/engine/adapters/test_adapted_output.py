@@ -65,7 +65,7 @@ def make_adapters(folder: Path, family: str, count: int = NUM_ADAPTERS) -> dict[
 @torch.inference_mode()
 def step_logits(core: Core, prompts: list[list[int]], names: list[str]) -> Tensor:
     """Returns the logits of the last token of each prompt, all computed in one pass."""
-    forward = core._forward
+    forward = core.forward
     inputs = [
         SequenceInput(forward.new_cache(len(ids)), ids, 1, adapter=core.adapters.find(name) if core.adapters else None)
         for ids, name in zip(prompts, names, strict=True)

@@ -208,7 +208,7 @@ def test_layers_of_single_experts_are_refused(tmp_path: Path) -> None:
     model: Any = copy.deepcopy(base_model("llama"))
     model.model.layers[1].mlp = RowChoosingMlp(model.model.layers[1].mlp)
     core = build_core_from_model(model, options=EngineOptions(allow_lora_updates=True, kv_cache_gib=0.01))
-    assert isinstance(core._forward, VarlenForward)
+    assert isinstance(core.forward, VarlenForward)
     assert core.adapters is not None
     make_adapter(tmp_path / "attention", "llama", 1, targets=ATTENTION)
     core.adapters.load("a", str(tmp_path / "attention"))

@@ -42,7 +42,7 @@ def test_cache_grows_to_the_reserved_capacity_and_keeps_its_tokens() -> None:
     kv.reserve(5)
     assert kv.capacity == 7
     assert write_and_commit(kv, 5) == [1, 2, 3, 4, 5]
-    assert kv._layers[1][0].shape[2] == 7
+    assert kv.layers[1][0].shape[2] == 7
     assert write_and_commit(kv, 6, 7, 8) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert kv.capacity == CAPACITY_STEP_TOKENS == round_capacity(8)
 
@@ -63,16 +63,16 @@ def test_copy_is_independent_of_its_source() -> None:
     assert (copy.length, copy.capacity) == (3, 10)
     assert write_and_commit(copy, 7) == [1, 2, 3, 7]
     assert write_tokens(kv, 5) == [1, 2, 3, 4, 5]
-    assert copy._layers[0][0].shape[2] == 10
+    assert copy.layers[0][0].shape[2] == 10
 
 
 def test_shrink_reduces_the_capacity() -> None:
     kv = ContiguousKVCache(1000)
     write_and_commit(kv, *range(40))
-    assert kv._layers[0][1].shape[2] == 1000
+    assert kv.layers[0][1].shape[2] == 1000
     kv.shrink(20)
     assert (kv.length, kv.capacity) == (20, round_capacity(20))
-    assert all(buffer.shape[2] == round_capacity(20) for buffers in kv._layers.values() for buffer in buffers[:2])
+    assert all(buffer.shape[2] == round_capacity(20) for buffers in kv.layers.values() for buffer in buffers[:2])
     assert write_tokens(kv, 99) == [*range(20), 99]
 
 

@@ -113,7 +113,7 @@ def test_resized_pool_is_empty_and_allocates_at_once() -> None:
     make_filled_caches(pages, 20)
     larger = pages.with_size(50)
     assert larger.num_free == 49 and larger.bytes_per_token == pages.bytes_per_token == NUM_LAYERS * 2 * 2 * 4 * 4
-    assert [tuple(buffer.shape) for buffer in larger._buffers] == [(NUM_LAYERS, 50, PAGE_TOKENS, 2, 4)] * 2
+    assert [tuple(buffer.shape) for buffer in larger.buffers] == [(NUM_LAYERS, 50, PAGE_TOKENS, 2, 4)] * 2
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, PAGE_TOKENS, PAGE_TOKENS + 1, 40, 1000])
@@ -149,7 +149,7 @@ def test_reused_page_contains_no_old_values() -> None:
     (kv,) = make_filled_caches(pages, 5 * PAGE_TOKENS - 1)
     for layer in range(NUM_LAYERS):
         kv.write_and_read(layer, *[torch.full((1, 2, 1, 4), float("nan"))] * 2)
-    pages._buffers[0].fill_(float("nan"))
+    pages.buffers[0].fill_(float("nan"))
     del kv
     cache = make_filled_caches(pages, 1)[0]
     batch = DecodeBatch(pages, *(torch.from_numpy(entry) for entry in build_tables([cache], 1, 1)), torch.float32)

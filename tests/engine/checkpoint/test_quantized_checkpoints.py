@@ -174,10 +174,10 @@ def test_engine_says_in_which_form_weights_are_computed(
     expected: Any = folders.write_checkpoint(tmp_path, quantize, settings)
     core = build_core(tmp_path, EngineOptions(threads=1, force_quantization=True, **options))
     assert forms in core.info.description
-    model: Any = core._forward._model  # type: ignore[attr-defined]
+    model: Any = core.forward.model  # type: ignore[attr-defined]
     with torch.inference_mode():
         logits = expected(torch.tensor([[(5 + 17 * n) % 96 for n in range(64)]])).logits[0]
-    error = relative_error(reference_logits(core._forward, model), logits)
+    error = relative_error(reference_logits(core.forward, model), logits)
     assert error < (1e-4 if "dtype" in options else 0.15)  # the rest is that of activations in 8 bits
 
 

@@ -49,7 +49,7 @@ def inference_mode() -> Iterator[None]:
 def optimize_model(model: Any, **options: Any) -> VarlenForward:
     forward = build_core_from_model(
         model, options=EngineOptions(**{"quantization": "int8"} | options), optimize=True
-    )._forward
+    ).forward
     assert isinstance(forward, VarlenForward)
     return forward
 

@@ -34,7 +34,7 @@ def original_rotary_functions() -> Iterator[None]:
     }
     for name, function in functions.items():
         if isinstance(function, FusedRotary):
-            setattr(sys.modules[name], ROTARY_FUNCTION, function._original)
+            setattr(sys.modules[name], ROTARY_FUNCTION, function.original)
     yield
     for name, function in functions.items():
         setattr(sys.modules[name], ROTARY_FUNCTION, function)

@@ -53,7 +53,7 @@ def build_tiny_core(folder: Path, **options: Any) -> Core:
 
 def find_kernels(core: Core) -> list[Any]:
     """Returns the kernel of every packed layer, those of merged groups and of fused decoder layers included."""
-    model: nn.Module = core._forward._model  # type: ignore[attr-defined]
+    model: nn.Module = core.forward.model  # type: ignore[attr-defined]
     layers = [getattr(module, "merged", None) for module in model.modules()]
     linears = {id(layer.linear): layer.linear for layer in layers if layer is not None}
     return [*linears.values(), *(module for module in model.modules() if isinstance(module, PackedLinear))]
@@ -83,7 +83,7 @@ def test_greedy_tokens_equal_generate_alone_and_in_a_batch(checkpoint: Any, fami
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_every_weight_of_a_linear_layer_takes_two_bytes(checkpoint: Any, dtype: torch.dtype) -> None:
     core = build_tiny_core(checkpoint("qwen3", dtype))
-    model: nn.Module = core._forward._model  # type: ignore[attr-defined]
+    model: nn.Module = core.forward.model  # type: ignore[attr-defined]
     assert not any(isinstance(module, MmapLinear) for module in model.modules())
     names = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
     assert all("embed" in name for name in names)
@@ -97,12 +97,12 @@ def test_every_weight_of_a_linear_layer_takes_two_bytes(checkpoint: Any, dtype: 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_fused_decoder_layers_equal_their_parts(checkpoint: Any, dtype: torch.dtype) -> None:
     core = build_tiny_core(checkpoint("qwen3", dtype))
-    model: Any = core._forward._model  # type: ignore[attr-defined]
+    model: Any = core.forward.model  # type: ignore[attr-defined]
     assert all(isinstance(layer, FusedDecoderLayer) for layer in model.model.layers)
-    fused_logits = reference_logits(core._forward, model)
+    fused_logits = reference_logits(core.forward, model)
     for index, layer in enumerate(model.model.layers):
         model.model.layers[index] = layer.original
-    assert torch.equal(fused_logits, reference_logits(core._forward, model))
+    assert torch.equal(fused_logits, reference_logits(core.forward, model))
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"compile_kernels": False}])
@@ -116,7 +116,7 @@ def test_weights_stay_as_stored_if_packing_fails(checkpoint: Any, monkeypatch: p
     expected = generate_in_fp32(checkpoint("llama"), [5, 6, 7])
     monkeypatch.setattr("antiphon.engine.fit.pack_linears.plan_packing", lambda *_: [])
     core = build_tiny_core(checkpoint("llama"))
-    model: nn.Module = core._forward._model  # type: ignore[attr-defined]
+    model: nn.Module = core.forward.model  # type: ignore[attr-defined]
     assert not any(isinstance(module, MmapLinear) for module in model.modules())
     job = make_job([5, 6, 7], max_tokens=NUM_TOKENS)
     assert join_tokens(run_jobs(core, job)[job.id]) == expected
@@ -140,5 +140,5 @@ def test_fp32_weights_of_a_mixed_checkpoint_are_not_rounded(
     weights[name] = weights[name].float() + torch.linspace(1e-4, 2e-4, len(weights[name]))
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
-    model: Any = build_tiny_core(tmp_path)._forward._model  # type: ignore[attr-defined]
+    model: Any = build_tiny_core(tmp_path).forward.model  # type: ignore[attr-defined]
     assert torch.equal(model.model.layers[1].original.input_layernorm.weight, weights[name])

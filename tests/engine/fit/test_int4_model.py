@@ -72,7 +72,7 @@ def test_int4_logits_are_those_of_the_rounded_weights() -> None:
                 layer.weight.copy_(unpack_int4_weight(pack_int4_weight(layer.weight, 8)))
     expected = reference_logits(select_forward(rounded), rounded)
     core = build_int4_core(model)
-    error = compare_logits(reference_logits(core._forward, model), ReferenceLogits.keep(expected))
+    error = compare_logits(reference_logits(core.forward, model), ReferenceLogits.keep(expected))
     assert error.similarity > 0.995 and error.agreement > 0.85, error
 
 
@@ -121,10 +121,10 @@ def test_fused_decoder_layers_equal_their_parts() -> None:
     model = make_wide_model()
     core = build_int4_core(model)
     assert all(isinstance(layer, FusedDecoderLayer) for layer in model.model.layers)
-    fused_logits = reference_logits(core._forward, model)
+    fused_logits = reference_logits(core.forward, model)
     for index, layer in enumerate(model.model.layers):
         model.model.layers[index] = layer.original
-    assert torch.equal(fused_logits, reference_logits(core._forward, model))
+    assert torch.equal(fused_logits, reference_logits(core.forward, model))
 
 
 @pytest.mark.parametrize("compile_", [True, False])

@@ -271,7 +271,7 @@ def compute_logits_as_scheduled(
 def test_quantized_rows_are_bit_identical_with_any_scheduled_chunks(family: str, compile_: bool, quantize: Any) -> None:
     forward = build_optimized_core(
         family, quantization=quantize, compile_kernels=compile_, force_quantization=True
-    )._forward
+    ).forward
     assert isinstance(forward, VarlenForward) and forward.prompt_alignment == (
         1 if forward.uses_kernels else QUANTIZED_PROMPT_BLOCK_TOKENS
     )
@@ -297,7 +297,7 @@ def test_quantized_output_is_the_same_with_a_cached_prompt(family: str, quantize
     assert {name: join_tokens(chunks) for name, chunks in first.items()} == {
         name: join_tokens(chunks) for name, chunks in repeated.items()
     }
-    alignment = core._forward.prompt_alignment
+    alignment = core.forward.prompt_alignment
     assert (
         repeated["0"][0].cached_tokens == 39 - 39 % alignment and repeated["1"][0].cached_tokens == 69 - 69 % alignment
     )
@@ -448,5 +448,5 @@ def test_model_that_runs_only_with_its_own_layers_is_validated_without_a_dry_run
     original = mlp.forward
     mlp.forward = lambda x: original(x) if type(mlp.up_proj) is nn.Linear else 2 * original(x)
     core = build_core_from_model(model, optimize=True)
-    assert isinstance(core._forward, VarlenForward)
+    assert isinstance(core.forward, VarlenForward)
     assert "packed" not in core.info.description and type(mlp.up_proj) is nn.Linear

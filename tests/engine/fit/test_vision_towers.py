@@ -33,8 +33,8 @@ def test_vision_tower_is_removed(family: str) -> None:
         model, options=EngineOptions(deterministic=True, keep_vision_tower=False), optimize=True
     )
     assert [name for name, _ in model.base_model.named_children()] in (["language_model"], ["text_model"])
-    assert isinstance(core._forward, VarlenForward)
-    assert core._forward.one_token_passes == (family in MIXTURES), "every matrix of the text model is packed"
+    assert isinstance(core.forward, VarlenForward)
+    assert core.forward.one_token_passes == (family in MIXTURES), "every matrix of the text model is packed"
 
 
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)

@@ -179,13 +179,13 @@ def test_new_tokens_are_written_only_at_their_positions(compiled_kernels: Kernel
     for kv in batch.kvs:
         kv.reserve(kv.capacity + 3)
         kv.write_and_read(0, *2 * [torch.full((1, 2, kv.capacity - kv.length, 16), 7.0)])
-    before = [[buffer.clone() for buffer in kv._layers[0][:2]] for kv in batch.kvs]
+    before = [[buffer.clone() for buffer in kv.layers[0][:2]] for kv in batch.kvs]
     attn_metadata = AttentionMetadata(
         [SequenceSpan(batch.kvs[0], [(0, 1)]), SequenceSpan(batch.kvs[1], [(1, 5)])], {}, (), compiled_kernels
     )
     call_attend(iter((batch.query, batch.key, batch.value)), attn_metadata)
     for n, kv in enumerate(batch.kvs):
-        for buffer, old, new in zip(kv._layers[0][:2], before[n], (batch.key, batch.value), strict=True):
+        for buffer, old, new in zip(kv.layers[0][:2], before[n], (batch.key, batch.value), strict=True):
             old[:, :, kv.length : kv.length + batch.new_counts[n]] = new[:, :, batch.positions(n)]
             assert torch.equal(buffer, old)
 
@@ -195,15 +195,15 @@ def test_cache_buffer_grows_before_it_is_written(compiled_kernels: Kernels, fp16
     kv = batch.kvs[0]
     kv.shrink(4)
     kv.reserve(900)  # reserved, but not yet allocated
-    full = kv._layers[0][0].shape[2]
+    full = kv.layers[0][0].shape[2]
     for _ in range(full):
         call_attend(
             iter((batch.query, batch.key, batch.value)),
             AttentionMetadata([SequenceSpan(kv, [(0, 1)])], {}, (), compiled_kernels),
         )
         kv.commit(1)
-    assert kv._layers[0][0].shape[2] == 900 and kv.length == full + 4
-    cached = kv._layers[0][0][:, :, 4 : kv.length]
+    assert kv.layers[0][0].shape[2] == 900 and kv.length == full + 4
+    cached = kv.layers[0][0][:, :, 4 : kv.length]
     assert torch.equal(cached, batch.key.to(cached.dtype).expand(-1, -1, full, -1))
 
 
@@ -218,7 +218,7 @@ def test_fp16_cache_clamps_values_in_kernels_and_in_torch(compiled_kernels: Kern
             iter((torch.zeros(1, 1, 1, 16), values, values)),
             AttentionMetadata([SequenceSpan(kv, [(0, 1)])], {}, (), kernels),
         )
-        for buffer in kv._layers[0][:2]:
+        for buffer in kv.layers[0][:2]:
             assert torch.equal(buffer[0, 0, 0].float().nan_to_num(-1), torch.tensor(expected).nan_to_num(-1))
 
 

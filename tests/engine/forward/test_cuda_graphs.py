@@ -85,12 +85,12 @@ def build_paged_core(family: str, capture: FakeGraphCapture | None = None, **opt
 
 
 def get_paged_forward(core: Core) -> VarlenForward:
-    assert isinstance(core._forward, VarlenForward) and core._forward.is_paged
-    return core._forward
+    assert isinstance(core.forward, VarlenForward) and core.forward.is_paged
+    return core.forward
 
 
 def count_free_pages(core: Core) -> int:
-    pages = get_paged_forward(core)._pages
+    pages = get_paged_forward(core).pages
     assert pages is not None
     return pages.num_free
 
@@ -110,13 +110,13 @@ def test_paged_greedy_output_equals_transformers_generate(family: str, captured:
     assert (capture.captures, capture.replays > 50) == ((4, True) if captured else (0, False)), (
         "batches of 1 to 3 rows, and the largest"
     )
-    core._cache_manager.prefix_cache.evict_to(0)
+    core.cache_manager.prefix_cache.evict_to(0)
     assert count_free_pages(core) == num_free
 
 
 def test_caches_on_a_cpu_are_contiguous_by_default() -> None:
     assert isinstance(select_forward(copy_tiny_model("llama")).new_cache(0), ContiguousKVCache)
-    assert not build_tiny_core("llama")._forward.is_paged  # type: ignore[attr-defined]
+    assert not build_tiny_core("llama").forward.is_paged  # type: ignore[attr-defined]
 
 
 def test_caches_are_contiguous_when_paged_logits_differ(
@@ -156,7 +156,7 @@ def test_paged_prefix_is_shared_without_a_copy() -> None:
     core.add(make_job([*prompt[:36], 4, 5], "next", max_tokens=60, ignore_eos=True))
     first = [chunk for _, chunk in (*core.step(), *core.step())]
     assert first[0].cached_tokens == 36
-    tables = [core._cache_manager.prefix_cache._entries[0].cache.table, core._scheduler.running[0].cache.table]  # type: ignore[attr-defined]
+    tables = [core.cache_manager.prefix_cache.entries[0].cache.table, core.scheduler.running[0].cache.table]  # type: ignore[attr-defined]
     assert tables[0][:2] == tables[1][:2] and tables[0][2] != tables[1][2]
     assert before - count_free_pages(core) == len(tables[1]) - 2
     expected = generate_tokens(build_tiny_core("llama"), make_job([*prompt[:36], 4, 5], max_tokens=60, ignore_eos=True))
@@ -170,7 +170,7 @@ def test_admitted_sequences_always_get_their_pages() -> None:
     ]
     chunks: dict[str, list[Chunk]] = run_jobs(core, *jobs)
     assert all(join_tokens(chunks[job.id]) == generate_without_reuse(job) for job in jobs)
-    assert core.stats().failed_jobs == 0 and len(core._cache_manager.prefix_cache) > 1
+    assert core.stats().failed_jobs == 0 and len(core.cache_manager.prefix_cache) > 1
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_random_jobs_in_a_full_paged_cache_return_all_pages(
         max_draft_seqs=max_draft_seqs,
         kv_cache_gib=0.0004,
     )
-    core._cache_manager.prefix_cache.evict_to(0)
+    core.cache_manager.prefix_cache.evict_to(0)
     num_free = count_free_pages(core)
     common = [make_tokens(100, start) for start in range(3)]
     jobs: dict[str, Job] = {}
@@ -211,7 +211,7 @@ def test_random_jobs_in_a_full_paged_cache_return_all_pages(
     contiguous_core = build_tiny_core(family)
     for name in generator.sample([name for name in chunks if chunks[name][-1].finish == "length"], 4):
         assert join_tokens(chunks[name]) == generate_tokens(contiguous_core, jobs[name])
-    core._cache_manager.prefix_cache.evict_to(0)
+    core.cache_manager.prefix_cache.evict_to(0)
     assert count_free_pages(core) == num_free
 
 
@@ -219,8 +219,8 @@ def test_paged_cache_capacity_is_a_multiple_of_the_page_size() -> None:
     """Otherwise a sequence that just fits would be rounded up, preempted, and admitted again in every step."""
     per_token = get_paged_forward(build_paged_core("llama")).bytes_per_token
     core = build_paged_core("llama", kv_cache_gib=700 * per_token / 2**30)
-    assert core._scheduler._max_cache_tokens == 700 // PAGE_TOKENS * PAGE_TOKENS
-    assert build_tiny_core("llama", kv_cache_gib=700 * per_token / 2**30)._scheduler._max_cache_tokens == 700
+    assert core.scheduler.max_cache_tokens == 700 // PAGE_TOKENS * PAGE_TOKENS
+    assert build_tiny_core("llama", kv_cache_gib=700 * per_token / 2**30).scheduler.max_cache_tokens == 700
 
 
 @pytest.mark.parametrize("window", [None, 30])
@@ -255,14 +255,14 @@ def test_steps_run_eagerly_when_capture_fails_or_differs(capture: Any, caplog: p
 def test_steps_of_short_sequences_are_captured_at_the_start() -> None:
     capture = FakeGraphCapture()
     core = build_paged_core("llama", capture, max_num_seqs=6)
-    graphs = get_paged_forward(core)._graphs
+    graphs = get_paged_forward(core).graphs
     assert graphs is not None
-    at_start = set(graphs._graphs)
+    at_start = set(graphs.captured)
     assert {rows for rows, columns in at_start if columns == MIN_TABLE_COLUMNS} == {1, 2, 3, 4, 6}
     run_jobs(
         core, *(make_job(prompt, str(n), max_tokens=6 + n) for n, prompt in enumerate(make_prompts(3, 30, 9, 4, 5, 6)))
     )
-    assert set(graphs._graphs) == at_start and capture.replays > 5
+    assert set(graphs.captured) == at_start and capture.replays > 5
 
 
 def test_batch_that_exceeds_max_tokens_read_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,8 +274,8 @@ def test_batch_that_exceeds_max_tokens_read_is_not_captured(monkeypatch: pytest.
     chunks = run_jobs(core, *(make_job(prompt, str(n), max_tokens=8 + 4 * n) for n, prompt in enumerate(prompts)))
     for n, prompt in enumerate(prompts):
         assert join_tokens(chunks[str(n)]) == generate_with_transformers("llama", prompt, 8 + 4 * n)
-    graphs = get_paged_forward(core)._graphs
-    assert graphs is not None and {rows for rows, _ in graphs._graphs} == {1, 2, 3, 4, 8}, (
+    graphs = get_paged_forward(core).graphs
+    assert graphs is not None and {rows for rows, _ in graphs.captured} == {1, 2, 3, 4, 8}, (
         "a batch of 6 has no graph of its own"
     )
 
@@ -283,8 +283,8 @@ def test_batch_that_exceeds_max_tokens_read_is_not_captured(monkeypatch: pytest.
 def test_batches_with_much_padding_are_not_replayed() -> None:
     capture = FakeGraphCapture()
     core = build_paged_core("llama", capture, kv_cache_gib=0.08)
-    graphs = get_paged_forward(core)._graphs
-    pages = get_paged_forward(core)._pages
+    graphs = get_paged_forward(core).graphs
+    pages = get_paged_forward(core).pages
     assert graphs is not None and pages is not None
 
     def can_replay(*lengths: int) -> bool:
@@ -346,6 +346,6 @@ def test_gpu_greedy_output_equals_generate_with_cuda_graphs(family: str) -> None
     assert [join_tokens(chunks[str(n)]) for n in range(5)] == [
         generate_with_transformers(family, prompt, NUM_OUTPUT_TOKENS) for prompt in prompts
     ]
-    graphs = get_paged_forward(core)._graphs
+    graphs = get_paged_forward(core).graphs
     experts = family in ("mixtral", "gpt_oss")  # in fp32, experts copy their token counts to the host
     assert graphs is not None and (len(graphs) > 1 or experts)

@@ -114,7 +114,7 @@ def test_int8_logits_are_close_with_and_without_kernels(family: str) -> None:
     for options in ({"compile_kernels": True}, {"compile_kernels": False}, {"quantization": None}):
         model = copy_tiny_model(family)
         core = build_core_from_model(model, options=EngineOptions(**{"quantization": "int8"} | options), optimize=True)
-        logits.append(reference_logits(core._forward, model))
+        logits.append(reference_logits(core.forward, model))
     compiled_error, torch_error = ((part - logits[2]).norm() / logits[2].norm() for part in logits[:2])
     levels = 127 if torch.cpu._is_vnni_supported() else 63  # those of fbgemm; the kernels have 127 on every CPU
     assert 0 < compiled_error < 0.06 and 0.8 * levels / 127 < compiled_error / torch_error < 1.25

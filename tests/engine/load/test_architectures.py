@@ -41,7 +41,7 @@ def generate(model: Any, prompt: list[int]) -> list[int]:
 def serve_prompts(path: Path, prompts: list[list[int]], **options: Any) -> list[list[int]]:
     """Loads the folder, runs the prompts together, and returns the outputs. The model must be batched."""
     core = build_core(path, EngineOptions(kv_cache_gib=0.01, **options))
-    assert isinstance(core._forward, VarlenForward)
+    assert isinstance(core.forward, VarlenForward)
     jobs = (make_job(prompt, str(n), max_tokens=NUM_OUTPUT_TOKENS) for n, prompt in enumerate(prompts))
     chunks = run_jobs(core, *jobs)
     return [join_tokens(chunks[str(n)]) for n in range(len(prompts))]

@@ -91,10 +91,10 @@ def test_packed_model_has_the_same_bits_mapped_or_in_memory(
         if not maps:
             monkeypatch.setattr(load_method, "_mappable_dtype", lambda checkpoint: None)
         core = build_quantized_core(folder, form)
-        model: Any = core._forward._model  # type: ignore[attr-defined]
+        model: Any = core.forward.model  # type: ignore[attr-defined]
         assert bool(find_mapped(model)) == maps
         assert not any(isinstance(module, MmapLinear) for module in model.modules())
-        logits.append(reference_logits(core._forward, model))
+        logits.append(reference_logits(core.forward, model))
     assert torch.equal(*logits)
 
 

@@ -80,7 +80,7 @@ def check_together(case: PictureCase) -> None:
     _run_together(core, case)
     stats = core.stats()
     assert stats.encoded_images == 4 and stats.feature_cache_hits > 0
-    assert not stats.running and not core._scheduler.running
+    assert not stats.running and not core.scheduler.running
 
 
 def check_cut(case: PictureCase) -> None:
@@ -129,14 +129,14 @@ def check_evicted(case: PictureCase) -> None:
 def check_preempted(case: PictureCase) -> None:
     """Checks sequences that lose their cache after some tokens, when there is room for half of them only."""
     core = case.build()
-    scheduler, preempted = core._scheduler, []
+    scheduler, preempted = core.scheduler, []
     preempt = scheduler.preempt
 
     def halve_once() -> list[Sequence]:
         generated = [sequence.num_generated for sequence in scheduler.running]
         if not preempted and len(generated) > 1 and min(generated) >= NUM_TOKENS // 4:
             reserved = sum(sequence.reserved_tokens for sequence in scheduler.running)
-            scheduler._max_cache_tokens = core._cache_manager._max_tokens = reserved // 2
+            scheduler.max_cache_tokens = core.cache_manager.max_tokens = reserved // 2
         preempted.extend(found := preempt())
         return found
 
@@ -151,7 +151,7 @@ def check_drafts(case: PictureCase) -> None:
     for index, prompt in enumerate(case.prompts[4:]):
         with _draft(len(prompt.tokens), case.expect(prompt)) as lengths:
             assert run_alone(core, prompt, f"j{index}", owner=str(index)) == case.expect(prompt)
-        assert sum(lengths) >= NUM_TOKENS // 2 if core._forward.supports_drafts else not lengths
+        assert sum(lengths) >= NUM_TOKENS // 2 if core.forward.supports_drafts else not lengths
 
 
 @contextmanager

@@ -99,12 +99,12 @@ def test_little_more_than_the_memory_knows_is_not_read(tmp_path: Path) -> None:
     run_and_stop(build_disk_core(tmp_path), make_short_job(PROMPT))
     core = build_disk_core(tmp_path, disk={"secret": b"other"})
     run_jobs(core, make_short_job(PROMPT[:810]))
-    core._cache_manager.disk._disk = open_disk(tmp_path)
+    core.cache_manager.disk.disk = open_disk(tmp_path)
     assert count_cached(run_jobs(core, make_short_job(PROMPT))["j"]) == 810
     assert count_cached(run_jobs(core, make_short_job([*PROMPT[:700], 5], owner="other"))["j"]) == 0
     core = build_disk_core(tmp_path, disk={"secret": b"other"})
     run_jobs(core, make_short_job(PROMPT[:700]))
-    core._cache_manager.disk._disk = open_disk(tmp_path)
+    core.cache_manager.disk.disk = open_disk(tmp_path)
     assert count_cached(run_jobs(core, make_short_job(PROMPT))["j"]) == WHOLE
 
 
@@ -117,7 +117,7 @@ def test_continued_job_reuses_pages_of_its_generated_tokens(tmp_path: Path) -> N
     first = join_tokens(run_and_stop(build_disk_core(tmp_path), make_short_job(PROMPT, max_tokens=200))["j"])
     job = make_short_job(PROMPT, generated=tuple(first[:150]), max_tokens=200)
     core = build_disk_core(tmp_path)
-    assert len(core._cache_manager.disk.find(core._intake.build_sequence(job), 0)) * TOKENS_PER_PAGE == 1024
+    assert len(core.cache_manager.disk.find(core.intake.build_sequence(job), 0)) * TOKENS_PER_PAGE == 1024
     chunks = run_and_stop(core, job)["j"]
     assert count_cached(chunks) == len(PROMPT), "generated tokens are none of the prompt's"
     assert join_tokens(chunks) == first[150:]
@@ -136,15 +136,15 @@ def test_pages_before_the_first_picture_are_kept(tmp_path: Path) -> None:
     """A job with pictures needs a tower, so the disk is asked itself."""
     core = build_disk_core(tmp_path)
     run_jobs(core, make_short_job(PROMPT))
-    manager = core._cache_manager
-    (entry,) = manager.prefix_cache._entries
+    manager = core.cache_manager
+    (entry,) = manager.prefix_cache.entries
     span = MediaSpan(key=bytes(32), offset=600, length=40, rows=40)
-    sequence = core._intake.build_sequence(make_short_job(PROMPT))
+    sequence = core.intake.build_sequence(make_short_job(PROMPT))
     sequence.job = make_short_job(PROMPT, media=(span,), owner="seer")
     manager.disk.offer(sequence, entry.cache, 900)
     core.close(30.0)
     assert core.stats().disk_pages_written == 14 + 9
-    assert len(build_disk_core(tmp_path)._cache_manager.disk.find(sequence, 0)) == 9
+    assert len(build_disk_core(tmp_path).cache_manager.disk.find(sequence, 0)) == 9
 
 
 def test_beginning_of_a_prompt_outlives_its_end(tmp_path: Path) -> None:
@@ -153,17 +153,17 @@ def test_beginning_of_a_prompt_outlives_its_end(tmp_path: Path) -> None:
     def list_by_use(prompt: list[int]) -> list[int]:
         names = [path.name for path in sorted(list_page_files(tmp_path), key=lambda path: -path.stat().st_mtime_ns)]
         core = build_disk_core(tmp_path)
-        pages = core._cache_manager.disk.find(core._intake.build_sequence(make_short_job(prompt)), 0)
+        pages = core.cache_manager.disk.find(core.intake.build_sequence(make_short_job(prompt)), 0)
         return [names.index(page.name) for page in pages]
 
     core = build_disk_core(tmp_path)
     other = make_tokens(300, 1)
     run_jobs(core, make_short_job(PROMPT), make_short_job(other, "other"))
-    assert core._cache_manager.disk._disk is not None and core._cache_manager.disk._disk._writer.flush(30.0)
+    assert core.cache_manager.disk.disk is not None and core.cache_manager.disk.disk.writer.flush(30.0)
     assert list_by_use(PROMPT) == sorted(list_by_use(PROMPT)) and list_by_use(other) == sorted(list_by_use(other))
     for prompt, num_pages in ((PROMPT, 14), (other, 4), (PROMPT, 14)):
         run_jobs(core, make_short_job(prompt))
-        assert core._cache_manager.disk._disk._writer.flush(30.0)
+        assert core.cache_manager.disk.disk.writer.flush(30.0)
         assert list_by_use(prompt) == list(range(num_pages))
     core.close(30.0)
 
@@ -177,8 +177,8 @@ def test_damaged_page_ends_the_prefix_and_is_written_again(
 ) -> None:
     run_and_stop(build_disk_core(tmp_path), make_short_job(PROMPT))
     disk, core = open_disk(tmp_path), build_disk_core(tmp_path)
-    sequence = core._intake.build_sequence(make_short_job(PROMPT))
-    pages = core._cache_manager.disk.find(sequence, 0)
+    sequence = core.intake.build_sequence(make_short_job(PROMPT))
+    pages = core.cache_manager.disk.find(sequence, 0)
     path = tmp_path / pages[index].name
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -231,7 +231,7 @@ def test_full_disk_ends_the_writing_with_one_line(
         prompt = make_tokens(600, start)
         job = make_short_job(prompt, str(start), max_tokens=4)
         assert join_tokens(run_jobs(core, job)[str(start)]) == expect_tokens(job)
-        assert core._cache_manager.disk._disk is not None and core._cache_manager.disk._disk._writer.flush(30.0)
+        assert core.cache_manager.disk.disk is not None and core.cache_manager.disk.disk.writer.flush(30.0)
     core.close(1.0)
     assert not list_page_files(tmp_path) and core.stats().disk_pages_written == 0
     assert len(caplog.records) == 1 and "No space left" in caplog.text and "no longer written" in caplog.text
@@ -312,7 +312,7 @@ def test_prefix_that_does_not_fit_into_the_cache_is_not_read(tmp_path: Path, mon
     step_until(core, "runs")
     core.add(make_short_job(PROMPT))
     core.step()
-    assert core._cache_manager.disk.num_loading_tokens == 0
+    assert core.cache_manager.disk.num_loading_tokens == 0
 
 
 def test_memory_of_a_prefix_that_is_read_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_memory_of_a_prefix_that_is_read_is_counted(tmp_path: Path, monkeypatch:
     run_jobs(core, make_short_job(make_tokens(500, 5), "idle"))
     core.add(make_short_job(PROMPT))
     core.step()
-    manager = core._cache_manager
+    manager = core.cache_manager
     assert manager.disk.num_loading_tokens >= 900
     assert manager.prefix_cache.capacity_tokens + manager.disk.num_loading_tokens <= 1200
     core.add(make_short_job(make_tokens(400, 9), "waits"))
@@ -356,8 +356,8 @@ def test_evicted_caches_are_not_kept_alive_by_the_queue(tmp_path: Path, monkeypa
     monkeypatch.setattr(writer.PageWriter, "_run", lambda self: may_copy.wait(30.0) and copy(self))
     core = build_disk_core(tmp_path)
     run_jobs(core, make_short_job(PROMPT))
-    core._cache_manager.prefix_cache.evict_to(0)
-    core._cache_manager.disk.discard()
+    core.cache_manager.prefix_cache.evict_to(0)
+    core.cache_manager.disk.discard()
     may_copy.set()
     core.close(30.0)
     assert not list_page_files(tmp_path)

@@ -102,7 +102,7 @@ class FakeServer:
         self.details: dict[str, Any] = {}
         """Further fields of `/version`, `/server_info` and `/props`."""
         self.text_field = "prompt"
-        self._encode, self._probes = encode, probes
+        self._encode, self.probes = encode, probes
         self._answers: dict[str, Callable[[ReceivedRequest], Reply]] = {
             "/v1/models": self._list_models,
             "/version": lambda _: _json_reply({"version": self.version, **self.details}),
@@ -113,7 +113,7 @@ class FakeServer:
             "/health": lambda _: Reply([b""], status=self.health_status, is_chunked=False),
         }
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.writers: set[asyncio.StreamWriter] = set()
 
     @property
     def jobs(self) -> list[ReceivedRequest]:
@@ -137,12 +137,12 @@ class FakeServer:
             for _ in range(PASSES_OF_A_CONNECTION):  # asyncio loses a connection whose server closes before
                 await asyncio.sleep(0)
             server.close()
-        for writer in list(self._writers):
+        for writer in list(self.writers):
             writer.transport.abort()
         await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        self.writers.add(writer)
         try:
             while (request := await _read_request(reader)) is not None:
                 self.requests.append(request)
@@ -150,7 +150,7 @@ class FakeServer:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            self._writers.discard(writer)
+            self.writers.discard(writer)
             writer.transport.abort()
 
     def _choose_reply(self, request: ReceivedRequest) -> Reply:
@@ -160,7 +160,7 @@ class FakeServer:
         if answer is not None:
             return answer(request)
         if "x-request-id" not in request.headers:
-            probe = self._probes(request.body)
+            probe = self.probes(request.body)
             return probe or self.default
         if self.answer_job is not None:
             return self.answer_job(request.body)

@@ -249,7 +249,7 @@ class TestGrammars:
 
     async def test_llama_cpp_without_llguidance_gets_a_bias(self) -> None:
         async with remote_engine() as (_, [server]):
-            server.owned_by, server.text_field, server._probes = "llamacpp", "content", follow_gbnf
+            server.owned_by, server.text_field, server.probes = "llamacpp", "content", follow_gbnf
             engine = build_engine([server])
             await engine.start()
             server.replies = [play_llama(*ids("x")), play_llama(*ids("c"), stop_type="limit"), play_llama(EOS)]

@@ -191,7 +191,7 @@ class TestState:
 
     @pytest.mark.parametrize(("policy", "has_followers"), [("probe", True), ("require", True), ("off", False)])
     async def test_grammars_are_followed_unless_they_are_off(self, policy: Any, has_followers: bool) -> None:
-        assert (build_engine([], grammar=policy)._setup.followers is not None) == has_followers
+        assert (build_engine([], grammar=policy).setup.followers is not None) == has_followers
         model, info = load_model()
         model = msgspec.structs.replace(model, tokenizer_file=None)
-        assert RemoteEngine(RemoteOptions(endpoints=(), grammar=policy), model, info)._setup.followers is None
+        assert RemoteEngine(RemoteOptions(endpoints=(), grammar=policy), model, info).setup.followers is None

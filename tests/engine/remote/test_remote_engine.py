@@ -296,7 +296,7 @@ class TestRetries:
     async def test_idle_connection_that_the_server_closed_is_replaced(self) -> None:
         async with remote_engine() as (engine, [server]):
             await run_job(engine)
-            for writer in list(server._writers):
+            for writer in list(server.writers):
                 writer.close()
             assert merge_chunks(await run_job(engine)) == (50, 51, EOS)
 
@@ -422,7 +422,7 @@ class TestGrammars:
 
     async def test_server_that_begins_to_drop_grammars_loses_the_ability(self) -> None:
         async with remote_engine() as (engine, [server]):
-            server._probes = drop_grammars
+            server.probes = drop_grammars
             server.replies = [play_vllm(letter_id("x"), EOS)]
             await run_job(engine, grammar=GRAMMAR)
             await engine.wait_ready()
@@ -473,7 +473,7 @@ async def test_each_status_is_reported_once() -> None:
             while "cannot be reached" not in str(shown):
                 await asyncio.sleep(0.005)
             for _ in range(20):
-                await engine.replicas[0]._shake_hands()
+                await engine.replicas[0].shake_hands()
             await server.start()
             await start
         await engine.close()
@@ -526,7 +526,7 @@ class TestTranslatedGrammars:
 
     async def test_llama_cpp_without_llguidance_follows_gbnf(self) -> None:
         async with remote_engine() as (_, [server]):
-            server.owned_by, server.text_field, server._probes = "llamacpp", "content", follow_gbnf
+            server.owned_by, server.text_field, server.probes = "llamacpp", "content", follow_gbnf
             engine = build_engine([server], separate_owners=True)
             await engine.start()
             server.replies = [play_llama(letter_id("a"), letter_id("c"), EOS), play_llama(letter_id("b"), EOS)]
@@ -578,7 +578,7 @@ class TestHandshake:
     async def test_server_that_is_busy_at_the_start_is_waited_for(self) -> None:
         async with remote_engine() as (_, [server]):
             busy = iter([json_reply({"error": "queue is full"}, 429)] * 3)
-            server._probes = lambda body: next(busy, follow_grammars(body))
+            server.probes = lambda body: next(busy, follow_grammars(body))
             engine = build_engine([server], grammar="off")
             async with asyncio.timeout(HANG_TIMEOUT_S):
                 await engine.start()

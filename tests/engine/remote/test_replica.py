@@ -59,8 +59,8 @@ async def check_health(results: Sequence[bool], monkeypatch: pytest.MonkeyPatch)
             await asyncio.Event().wait()
         return left.pop(0)
 
-    monkeypatch.setattr(replica, "_is_healthy", answer)
-    watch = asyncio.create_task(replica._watch_health())
+    monkeypatch.setattr(replica, "is_healthy", answer)
+    watch = asyncio.create_task(replica.watch_health())
     done = asyncio.create_task(all_done.wait())
     async with asyncio.timeout(HANG_TIMEOUT_S):
         await asyncio.wait({watch, done}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,14 +94,14 @@ class TestHealth:
         async with running_server() as server:
             server.health_status = status
             replica = build_replica(server.port)
-            assert await replica._is_healthy() == is_healthy
+            assert await replica.is_healthy() == is_healthy
             replica.close()
 
     async def test_health_check_without_an_answer_is_a_failure(self) -> None:
         async with running_server() as server:
             server.overrides["/health"] = Reply([Pause()])
             replica = build_replica(server.port, health_timeout_s=0.02)
-            assert not await replica._is_healthy()
+            assert not await replica.is_healthy()
             replica.close()
 
     async def test_refused_connection_takes_the_replica_out_at_once(self) -> None:
@@ -143,49 +143,49 @@ class TestHandshakes:
         async with running_server() as server:
             replica = build_replica(server.port)
             options = RemoteOptions(endpoints=(replica.client.endpoint,))
-            setup = msgspec.structs.replace(replica._setup, options=options)
-            replica._setup = msgspec.structs.replace(setup, followers=object())
+            setup = msgspec.structs.replace(replica.setup, options=options)
+            replica.setup = msgspec.structs.replace(setup, followers=object())
             async with monitored(replica):
                 async with asyncio.timeout(HANG_TIMEOUT_S):
                     while "the handshake with" not in str(replica.unready_reason):
                         await asyncio.sleep(0.005)
                 assert replica.mismatch is None
-                replica._setup = setup
+                replica.setup = setup
                 await wait_until_up(replica)
 
     async def test_mismatch_is_told_and_forgotten(self) -> None:
         async with running_server() as server:
             server.version = "0.1"
             replica = build_replica(server.port)
-            assert not await replica._shake_hands() and "0.12 or later" in str(replica.mismatch)
+            assert not await replica.shake_hands() and "0.12 or later" in str(replica.mismatch)
             server.overrides["/version"] = json_reply({}, 503)
-            assert not await replica._shake_hands() and replica.mismatch is None
+            assert not await replica.shake_hands() and replica.mismatch is None
             server.overrides.clear()
             server.version = "0.32"
-            assert await replica._shake_hands() and replica.mismatch is None
+            assert await replica.shake_hands() and replica.mismatch is None
             replica.close()
 
     async def test_mismatch_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         async with running_server() as server:
             replica = build_replica(server.port)
             server.overrides["/version"] = json_reply({}, 503)
-            assert not await replica._shake_hands() and not caplog.messages, "it may fit, once it answers"
+            assert not await replica.shake_hands() and not caplog.messages, "it may fit, once it answers"
             server.overrides.clear()
             server.version = "0.1"
             for _ in range(3):
-                assert not await replica._shake_hands()
+                assert not await replica.shake_hands()
             assert len(caplog.messages) == 1 and "0.12 or later" in caplog.messages[0]
             server.version = "0.32"
-            assert await replica._shake_hands() and replica.mismatch is None
+            assert await replica.shake_hands() and replica.mismatch is None
             server.version = "0.1"
             caplog.clear()
-            assert not await replica._shake_hands() and len(caplog.messages) == 1
+            assert not await replica.shake_hands() and len(caplog.messages) == 1
             replica.close()
 
     async def test_key_is_sent(self) -> None:
         async with running_server() as server:
             replica = build_replica(server.port)
-            await replica._is_healthy()
+            await replica.is_healthy()
             assert server.requests[0].headers["authorization"] == "Bearer sk-engine"
             replica.close()
 
@@ -199,23 +199,23 @@ class TestSteps:
             await server.kill()
             replica = build_replica(server.port, steps, max_reconnect_delay_s=0.02)
             for _ in range(20):
-                assert not await replica._shake_hands()
+                assert not await replica.shake_hands()
             [reason] = set(steps)
             assert f"{replica.name} cannot be reached" in str(reason)
             await server.start()
             server.overrides["/tokenize"] = json_reply({}, 503)
             del steps[:]
             for _ in range(20):
-                assert not await replica._shake_hands()
+                assert not await replica.shake_hands()
             assert list(dict.fromkeys(steps)) == [
                 f"comparing the tokenizer of {replica.name}",
                 f"{replica.name} is not ready yet",
             ]
             assert steps.count(f"comparing the tokenizer of {replica.name}") == 1
             server.overrides.clear()
-            assert await replica._shake_hands()
+            assert await replica.shake_hands()
             del steps[:]
-            assert await replica._shake_hands()
+            assert await replica.shake_hands()
             assert f"comparing the tokenizer of {replica.name}" in steps, "after a success all steps are shown again"
             replica.close()
 

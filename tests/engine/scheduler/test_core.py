@@ -219,7 +219,7 @@ def test_jobs_run_by_priority_then_by_arrival() -> None:
 def test_deadline_ends_running_and_waiting_jobs() -> None:
     now = 0.0
     tiny_core = build_tiny_core(max_num_seqs=1)
-    core = Core(tiny_core._forward, tiny_core.info, max_num_seqs=1, clock=lambda: now)
+    core = Core(tiny_core.forward, tiny_core.info, max_num_seqs=1, clock=lambda: now)
     core.add(make_job(SHORT_PROMPT, "a", deadline=5.0, ignore_eos=True))
     core.add(make_job(SHORT_PROMPT, "b", deadline=5.0))
     core.step(), core.step()
@@ -234,7 +234,7 @@ def test_deadline_ends_running_and_waiting_jobs() -> None:
 def test_preempted_sequences_are_recomputed_with_the_same_tokens() -> None:
     tiny_core = build_tiny_core(max_num_seqs=3)
     core = Core(
-        tiny_core._forward, tiny_core.info, max_num_seqs=3, max_cache_tokens=60, max_batched_tokens=16, max_draft_seqs=0
+        tiny_core.forward, tiny_core.info, max_num_seqs=3, max_cache_tokens=60, max_batched_tokens=16, max_draft_seqs=0
     )
     prompts = make_prompts(12, 14, 10)
     chunks = run_jobs(

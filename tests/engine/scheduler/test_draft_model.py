@@ -67,7 +67,7 @@ def build_pair(
     draft_model = DraftModel(draft, vocab_size=VOCAB_SIZE, max_model_len=1000, max_tokens=draft_tokens)
     core, model = build_core_with_fake_model(next_token, **{"draft_model": draft_model, "max_draft_seqs": 0} | options)
     model.time_per_token = TOKEN_TIME
-    core._clock = core._drafting._model._clock = lambda: model.now + draft.now  # type: ignore[union-attr]
+    core._clock = core.drafting.model_drafts._clock = lambda: model.now + draft.now  # type: ignore[union-attr]
     return core, model, draft
 
 
@@ -78,8 +78,8 @@ def build_plain(**options: Any) -> tuple[Core, FakeModel]:
 
 
 def get_draft_model(core: Core) -> DraftModel:
-    assert core._drafting._model is not None
-    return core._drafting._model.model
+    assert core.drafting.model_drafts is not None
+    return core.drafting.model_drafts.model
 
 
 def list_results(chunks: dict[str, list[Chunk]]) -> dict[str, tuple[list[int], str | None, int | None]]:
@@ -119,7 +119,7 @@ def test_drafts_change_no_token(percent: int, sampling: dict[str, Any]) -> None:
     for name, chunks in drafted.items():
         entries = [[entry for chunk in each for entry in chunk.logprobs] for each in (chunks, plain[name])]
         assert entries[0] == entries[1] and len(entries[0]) == 70
-    assert draft.passes and core._drafting.num_drafted
+    assert draft.passes and core.drafting.num_drafted
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -152,7 +152,7 @@ def test_drafts_change_no_token_of_streams_that_come_and_go(seed: int, percent: 
         else:
             assert tokens == others and drafted[job.id][-1].finish == plain[job.id][-1].finish
     assert any(len(chunk.tokens) > 1 for chunks in drafted.values() for chunk in chunks)
-    assert not get_draft_model(core)._caches and get_draft_model(core).memory_tokens <= cache_tokens
+    assert not get_draft_model(core).caches and get_draft_model(core).memory_tokens <= cache_tokens
     assert any(rows > 1 for sequences in model.passes for _, rows in sequences)
 
 
@@ -195,7 +195,7 @@ def test_grammar_mask_is_computed_for_each_token_in_order() -> None:
 
     sequence.sampling_state.grammar = EvenMatcher()  # type: ignore[assignment]
     tokens = join_tokens(run_jobs(core)["j"])
-    assert histories == [tokens[:n] for n in range(60)] and core._drafting.num_drafted
+    assert histories == [tokens[:n] for n in range(60)] and core.drafting.num_drafted
     assert [token % 2 for token in tokens] == [0, 1] * 30
 
 
@@ -204,7 +204,7 @@ def test_ngrams_draft_first() -> None:
     core, _, draft = build_pair(100, lambda history: cycle[len(history) % 5], max_draft_seqs=1)
     job = make_job([cycle[(n + 1) % 5] for n in range(20)], max_tokens=100, ignore_eos=True)
     assert join_tokens(run_jobs(core, job)["j"]) == [cycle[(20 + n) % 5] for n in range(100)]
-    assert not draft.passes and core._drafting.num_accepted > 60
+    assert not draft.passes and core.drafting.num_accepted > 60
 
 
 # Drafts follow what they cost.
@@ -304,7 +304,7 @@ def test_a_failing_draft_model_ends_no_job(caplog: pytest.LogCaptureFixture) -> 
         draft.fails = len(join_tokens(chunks)) > 40
         chunks += [chunk for _, chunk in core.step()]
     assert join_tokens(chunks) == generate_tokens(build_plain()[0], job) and chunks[-1].finish == "length"
-    assert core._drafting._model is None and "the draft model failed" in caplog.text
+    assert core.drafting.model_drafts is None and "the draft model failed" in caplog.text
 
 
 def test_suppressed_and_unknown_tokens_are_neither_proposed_nor_read() -> None:
@@ -359,7 +359,7 @@ def test_drafts_change_no_token_of_a_transformer(
     plain = build_core(folders["same"], EngineOptions(max_draft_seqs=0, **options))
     assert "drafts from LlamaForCausalLM" in drafted.info.description
     corrupt_choices(get_draft_model(drafted), percent)
-    always = drafted._drafting._model
+    always = drafted.drafting.model_drafts
     assert always is not None
     always.policy.choose_length = lambda *_: (4, False)  # type: ignore[method-assign]
     always._is_promising = lambda _: True  # type: ignore[method-assign]
@@ -375,7 +375,7 @@ def test_drafts_change_no_token_of_a_transformer(
             length = min(len(results[job.id][0]), len(others[job.id][0])) if job.id in cancelled else 40
             assert results[job.id][0][:length] == others[job.id][0][:length]
         stats.append(drafted.stats())
-    assert stats[2].drafted_tokens > 100 and not get_draft_model(drafted)._caches
+    assert stats[2].drafted_tokens > 100 and not get_draft_model(drafted).caches
     if name == "same":  # the first job is greedy
         share = stats[0].accepted_tokens / stats[0].drafted_tokens
         assert share == percent / 100 if percent in (0, 100) else share > 0.1
@@ -387,8 +387,8 @@ def test_memory_of_both_caches_counts(folders: dict[str, Path]) -> None:
         build_core(folders["same"], EngineOptions(draft_model=draft, **options))
         for draft in (None, str(folders["other"]))
     )
-    tokens = [core._cache_manager._max_tokens for core in (plain, drafted)]
-    assert tokens[1] == tokens[0] // 2 == get_draft_model(drafted)._max_tokens
+    tokens = [core.cache_manager.max_tokens for core in (plain, drafted)]
+    assert tokens[1] == tokens[0] // 2 == get_draft_model(drafted).max_tokens
 
 
 @pytest.mark.parametrize("family", ["mamba", "lfm2", "bloom"])

@@ -172,7 +172,7 @@ def test_masks_are_computed_while_the_model_runs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(GrammarMatcher, "_compute_mask", compute_and_count)
     core = build_random_core()
     passes: list[bool] = []
-    run = core._forward.run
+    run = core.forward.run
 
     def run_and_wait(work: list[SequenceInput]) -> torch.Tensor:
         logits = run(work)
@@ -182,7 +182,7 @@ def test_masks_are_computed_while_the_model_runs(monkeypatch: pytest.MonkeyPatch
         passes.append(computed.total() == 3 * (len(passes) + 1))
         return logits
 
-    core._forward.run = run_and_wait  # type: ignore[method-assign]
+    core.forward.run = run_and_wait  # type: ignore[method-assign]
     results = run_jobs(
         core, *(make_job_with_grammar(str(seed), "start: /[a-c]{200}/", seed, max_tokens=20) for seed in range(3))
     )
@@ -279,7 +279,7 @@ def test_a_stop_token_that_the_grammar_needs_ends_the_turn(tokenizer: Tokenizer)
 def test_a_complete_grammar_of_a_model_without_an_end_token_ends(tokenizer: Tokenizer) -> None:
     core = build_random_core()
     core.info = msgspec.structs.replace(core.info, eos_ids=())
-    core._intake._info = core.info
+    core.intake._info = core.info
     chunks = run_jobs(core, make_job_with_grammar("j", HELLO, stop_ids=()))["j"]
     assert chunks[-1].fault is None and chunks[-1].finish == "stop" and chunks[-1].stop_id is None
     assert decode_output(tokenizer, chunks).startswith("Hello")

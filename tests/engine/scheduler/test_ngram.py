@@ -208,7 +208,7 @@ def test_nan_row_of_a_draft_fails_after_the_valid_tokens() -> None:
     chunks = run_jobs(core, make_job(CYCLE * 3, max_tokens=100, ignore_eos=True))["j"]
     assert len(join_tokens(chunks)) == 41 - 21
     assert chunks[-1].finish == "error" and not chunks[-1].tokens
-    assert not len(core._cache_manager.prefix_cache)
+    assert not len(core.cache_manager.prefix_cache)
 
 
 def test_rejected_draft_tokens_are_not_left_in_the_cache() -> None:
@@ -252,7 +252,7 @@ def test_drafting_stops_when_verification_costs_more_than_it_saves() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "mistral"])
 def test_drafts_change_no_token_of_a_transformer(family: str) -> None:
     drafted, undrafted = build_tiny_core(family), build_tiny_core(family)
-    undrafted._drafting.max_ngram_seqs = 0
+    undrafted.drafting.max_ngram_seqs = 0
     for options in ({}, {"temperature": 0.7, "seed": 4}):
         bias = dict.fromkeys(range(5, 9), 8.0)
         job = make_job([5, 6, 7, 8] * 6, max_tokens=60, ignore_eos=True, logit_bias=bias, **options)

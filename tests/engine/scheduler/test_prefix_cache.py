@@ -42,8 +42,8 @@ def count_cached_tokens(chunks: list[Chunk]) -> int:
 
 
 def sum_capacities(core: Core) -> int:
-    return core._cache_manager.prefix_cache.capacity_tokens + sum(
-        sequence.cache.capacity for sequence in core._scheduler.running
+    return core.cache_manager.prefix_cache.capacity_tokens + sum(
+        sequence.cache.capacity for sequence in core.scheduler.running
     )
 
 
@@ -54,8 +54,8 @@ def test_growing_conversation_reuses_one_entry_without_a_copy(turns: int) -> Non
     for turn in range(turns):
         chunks = run_jobs(core, make_job(text, str(turn), max_tokens=20))[str(turn)]
         assert count_cached_tokens(chunks) == (0 if not turn else len(text) - 31)
-        (entry,) = core._cache_manager.prefix_cache._entries
-        addresses.add(entry.cache._layers[0].addresses)  # type: ignore[attr-defined]
+        (entry,) = core.cache_manager.prefix_cache.entries
+        addresses.add(entry.cache.layers[0].addresses)  # type: ignore[attr-defined]
         text = [*text, *join_tokens(chunks), *make_tokens(30, turn)]
     assert len(addresses) == 1 and entry.cache.capacity < 1.2 * len(text)
 
@@ -166,7 +166,7 @@ def test_prefix_reuse_changes_no_token(family: str) -> None:
         build_tiny_core(family, max_batched_tokens=16, max_num_seqs=3),
         build_tiny_core(family, max_batched_tokens=16, max_num_seqs=3),
     )
-    uncached._cache_manager._enable_prefix_caching = False
+    uncached.cache_manager.enable_prefix_caching = False
     first = make_tokens(60)
     history = [*first, *generate_tokens(core, make_job(first, max_tokens=20, ignore_eos=True)), *make_tokens(9)]
     prompts = [history, [*history[:50], *make_tokens(30, 4)], first, [*history[:70], *make_tokens(20, 2)]]
@@ -180,7 +180,7 @@ def test_prefix_reuse_changes_no_token(family: str) -> None:
     jobs = [make_job(prompt, str(n), max_tokens=12, ignore_eos=True) for n, prompt in enumerate(prompts)]
     results = run_jobs(core, *jobs), run_jobs(uncached, *jobs)
     assert [join_tokens(results[0][str(n)]) for n in range(4)] == [join_tokens(results[1][str(n)]) for n in range(4)]
-    assert is_idle(core) and not len(uncached._cache_manager.prefix_cache)
+    assert is_idle(core) and not len(uncached.cache_manager.prefix_cache)
 
 
 def test_resent_history_is_read_from_the_cache() -> None:
@@ -198,7 +198,7 @@ def test_resent_history_is_read_from_the_cache() -> None:
     assert counts[0][0] == 0 and all(count == length - 9 for count, length, _ in counts[1:])
     assert counts[-1][0] / counts[-1][1] > 0.95
     assert all(computed < 60 for *_, computed in counts[1:]), "besides drafts, only new tokens are computed"
-    assert len(core._cache_manager.prefix_cache) == 1
+    assert len(core.cache_manager.prefix_cache) == 1
     assert core.stats().prompt_tokens == sum(length for _, length, _ in counts)
 
 
@@ -316,7 +316,7 @@ def test_sequence_with_nan_logits_leaves_no_entry() -> None:
     logits_after = model._logits_after
     model._logits_after = lambda history: logits_after(history) * float("nan")  # type: ignore[method-assign]
     assert run_jobs(core, make_job(make_tokens(50)))["j"][-1].finish == "error"
-    assert not len(core._cache_manager.prefix_cache) and is_idle(core)
+    assert not len(core.cache_manager.prefix_cache) and is_idle(core)
 
 
 def test_capacity_never_exceeds_max_cache_tokens() -> None:
@@ -334,7 +334,7 @@ def test_capacity_never_exceeds_max_cache_tokens() -> None:
         peak = max(peak, sum_capacities(core))
     assert 600 < peak <= 700
     assert all(tokens[job.id] == generate_without_reuse(job) for job in jobs)
-    assert is_idle(core) and len(core._cache_manager.prefix_cache) > 1
+    assert is_idle(core) and len(core.cache_manager.prefix_cache) > 1
 
 
 def test_prefixes_of_one_owner_leave_room_for_another() -> None:
@@ -342,7 +342,7 @@ def test_prefixes_of_one_owner_leave_room_for_another() -> None:
     core, _ = build_core_with_fake_model(max_cache_tokens=700)
     for n in range(8):
         generate_tokens(core, make_job(make_tokens(150, n), max_tokens=4, owner="many"))
-    cache = core._cache_manager.prefix_cache
+    cache = core.cache_manager.prefix_cache
     assert 500 < cache.capacity_tokens <= 700
     job = make_job(make_tokens(150, 20), max_tokens=4, owner="one")
     assert generate_tokens(core, job) == generate_without_reuse(job)
@@ -356,7 +356,7 @@ def test_default_capacity_of_ended_sequences_is_one_context() -> None:
     for n in range(4):
         generate_tokens(core, make_job(make_tokens(120, n), max_tokens=10))
         assert sum_capacities(core) <= 300
-    assert len(core._cache_manager.prefix_cache) == 2
+    assert len(core.cache_manager.prefix_cache) == 2
 
 
 def test_entry_is_taken_over_when_a_copy_does_not_fit() -> None:

@@ -292,7 +292,7 @@ def control_ids(name: str, text_items: tuple[AnyInput, ...]) -> list[int]:
     """Returns the control tokens of a prompt."""
     model_format = load_format(name)
     tokens = model_format.render_prompt(PromptInput(items=text_items), now=parser_helpers.NOW).tokens
-    added = set(model_format._vocabulary.added_tokens.values())  # type: ignore[attr-defined]
+    added = set(model_format.vocabulary.added_tokens.values())  # type: ignore[attr-defined]
     return [token for token in tokens if token in added]
 
 

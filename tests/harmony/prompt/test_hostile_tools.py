@@ -31,7 +31,7 @@ def read_control_ids(name: str, prompt_input: PromptInput) -> list[int]:
     """Returns the control tokens of a prompt, in order."""
     model_format = load_format(name)
     tokens = model_format.render_prompt(prompt_input, now=parser_helpers.NOW).tokens
-    added = set(model_format._vocabulary.added_tokens.values())  # type: ignore[attr-defined]
+    added = set(model_format.vocabulary.added_tokens.values())  # type: ignore[attr-defined]
     return [token for token in tokens if token in added]
 
 

@@ -147,7 +147,7 @@ def render_place(template: str, place: str) -> str:
     loop = "{% for m in messages %}" + template.replace("PLACE", place) + "{% endfor %}"
     tokens = ("<think>", "</think>")
     model_format = TemplateFormat(DIALECTS["hermes"], ByteVocabulary((), tokens), ChatTemplate(loop))
-    return model_format._renderer.shape.reasoning_in
+    return model_format.renderer.shape.reasoning_in
 
 
 CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"

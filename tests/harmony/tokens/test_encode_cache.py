@@ -77,7 +77,7 @@ def test_cached_encoding_equals_encoding_of_the_whole_text(name: str) -> None:
     encode, rng = create_encode(tokenizer), random.Random(1)
     added_tokens = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
     cached_encoder = CachedEncoder(encode, [END_TOKEN], added_tokens)
-    assert cached_encoder._cut is not None or name not in CACHEABLE_TOKENIZERS
+    assert cached_encoder.cut is not None or name not in CACHEABLE_TOKENIZERS
     for _ in range(300):
         text = "".join(rng.choices(TEXT_PIECES, k=rng.randint(0, 200)))
         for _ in range(2):
@@ -133,13 +133,13 @@ def test_least_recently_used_pieces_are_evicted() -> None:
     assert encode.encoded_texts == texts
     cached_encoder.encode(texts[1], "me")
     assert encode.encoded_texts == [*texts, texts[1]]
-    cached_pieces = [*cached_encoder._memory._newer, *cached_encoder._memory._older]
+    cached_pieces = [*cached_encoder.memory.newer, *cached_encoder.memory.older]
     assert sum(len(piece) for _, piece in cached_pieces) <= 20 * MIN_PIECE_CHARS + len(texts[0])
 
 
 @pytest.mark.parametrize("other", ["<|im_end|>!", "!<|im_end|>", "a<", "b<|im_end|", "<|im_end|><|im_end|>"])
 def test_ambiguous_end_token_disables_the_cache(other: str) -> None:
-    assert CachedEncoder(CountingEncoder(), [END_TOKEN], {END_TOKEN: 256, other: 257})._cut is None
-    assert CachedEncoder(CountingEncoder(), [END_TOKEN], {END_TOKEN: 256, "<think>": 257})._cut is not None
-    assert CachedEncoder(CountingEncoder(), [], {END_TOKEN: 256})._cut is None
-    assert CachedEncoder(CountingEncoder(), ["</s>"], {END_TOKEN: 256})._cut is None
+    assert CachedEncoder(CountingEncoder(), [END_TOKEN], {END_TOKEN: 256, other: 257}).cut is None
+    assert CachedEncoder(CountingEncoder(), [END_TOKEN], {END_TOKEN: 256, "<think>": 257}).cut is not None
+    assert CachedEncoder(CountingEncoder(), [], {END_TOKEN: 256}).cut is None
+    assert CachedEncoder(CountingEncoder(), ["</s>"], {END_TOKEN: 256}).cut is None

@@ -189,7 +189,7 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(family: str, form
     assert f"experts in {form}" in core.info.description
     assert any(isinstance(module, ExactRouter) for module in model.modules())
     assert all(parameter.ndim == 1 or "embed" in name for name, parameter in model.named_parameters())
-    forward = core._forward
+    forward = core.forward
     sequences = [[(7 * n + k * k) % VOCAB_SIZE for n in range(3 + 6 * k)] for k in range(6)]
 
     def run(*batch: list[int]) -> Tensor:

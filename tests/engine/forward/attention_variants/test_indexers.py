@@ -63,7 +63,7 @@ def test_output_equals_generate_in_any_batch(name: str, changes: dict[str, Any],
     core = build_core_from_model(
         copy.deepcopy(model), options=EngineOptions(max_num_seqs=3, max_batched_tokens=16, max_draft_seqs=1)
     )
-    assert isinstance(core._forward, forward)
+    assert isinstance(core.forward, forward)
     options: dict[str, Any] = {"max_tokens": NUM_OUTPUT_TOKENS, "ignore_eos": True}
     jobs = [make_job(prompt, str(n), owner=str(n), **options) for n, prompt in enumerate(prompts)]
     chunks = run_jobs(core, *jobs)

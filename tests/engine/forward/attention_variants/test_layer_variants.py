@@ -108,7 +108,7 @@ def test_layer_without_keys_reads_those_of_its_source(compiled_kernels: Kernels)
                 output = attend(FakeAttentionLayer(layer), *piece, None, attn_metadata=metadata)[0][0]  # type: ignore[arg-type]
             results.append(output)
             cache.commit(end - start)
-        assert list(cache._layers) == [1]
+        assert list(cache.layers) == [1]
         assert torch.allclose(torch.cat(results), attend_by_mask(tensors, LENGTH_TOKENS), atol=1e-5)
 
 

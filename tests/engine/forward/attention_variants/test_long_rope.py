@@ -77,7 +77,7 @@ def test_output_equals_generate_on_both_sides_of_the_limit(phi3: PreTrainedModel
     prompts = [*make_prompts(5, 30, 39, 40, 41, 80), [5, 6, 7, 8] * 8]
     expected = [generate_expected(phi3, prompt) for prompt in prompts]
     core = build_core(phi3, max_num_seqs=4, **options)
-    assert isinstance(core._forward, LongRopeForward)
+    assert isinstance(core.forward, LongRopeForward)
     outputs = [generate_tokens(core, make_job(prompt, max_tokens=NUM_OUTPUT_TOKENS)) for prompt in prompts]
     assert outputs == expected
     jobs = [make_job(prompt, str(n), owner=str(n), max_tokens=NUM_OUTPUT_TOKENS) for n, prompt in enumerate(prompts)]

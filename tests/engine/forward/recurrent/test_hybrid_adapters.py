@@ -24,7 +24,7 @@ def test_adapters_of_mixers_equal_merged_models_alone_and_together(tmp_path: Pat
     targets = ("in_proj", "out_proj", "q_proj", "w1")
     folders = {f"a{n}": make_adapter(tmp_path / f"a{n}", "lfm2", 10 + n, targets=targets, rank=2 + n) for n in range(2)}
     core = build_adapted_core("lfm2", folders, max_num_seqs=8, max_batched_tokens=2 * MIXER_BLOCK_TOKENS)
-    assert isinstance(core._forward, RecurrentForward)
+    assert isinstance(core.forward, RecurrentForward)
     models = {"": base_model("lfm2")} | {name: merge_adapter("lfm2", folder) for name, folder in folders.items()}
     for model in models.values():
         model.generation_config.eos_token_id = None

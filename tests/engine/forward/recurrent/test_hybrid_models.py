@@ -57,7 +57,7 @@ def check_outputs(core: Core, family: str, prompts: list[list[int]]) -> list[int
 def test_output_equals_generate_alone_in_a_batch_and_after_reuse(family: str) -> None:
     prompts = make_hybrid_prompts(3, 140, 1, 18, 66, 20, 9, 12)
     core = build_hybrid_core(family, max_num_seqs=8, max_batched_tokens=MIXER_BLOCK_TOKENS + 8)
-    assert isinstance(core._forward, RecurrentForward)
+    assert isinstance(core.forward, RecurrentForward)
     alone = generate_tokens(core, make_job(prompts[1], max_tokens=NUM_TOKENS, cache_salt="other"))
     assert alone == generate_with_hybrid(family, prompts[1], NUM_TOKENS)
     assert not any(check_outputs(core, family, prompts))
@@ -135,7 +135,7 @@ def test_decoding_sequences_share_one_call_of_each_mixer() -> None:
 def test_int8_rows_do_not_depend_on_the_batch(family: str) -> None:
     require_kernels()
     options = EngineOptions(quantization="int8", force_quantization=True, kv_cache_gib=0.01)
-    forward = build_core_from_model(copy.deepcopy(hybrid_model(family)), options=options, optimize=True)._forward
+    forward = build_core_from_model(copy.deepcopy(hybrid_model(family)), options=options, optimize=True).forward
     assert isinstance(forward, RecurrentForward)
     prompts = make_hybrid_prompts(12, 70, 5)
     alone, together = (decode(forward, prompts, together=together) for together in (False, True))
@@ -145,7 +145,7 @@ def test_int8_rows_do_not_depend_on_the_batch(family: str) -> None:
 def test_a_finished_sequence_keeps_no_memory_of_those_that_ran_with_it() -> None:
     core = build_hybrid_core("granitemoehybrid", max_num_seqs=8)
     check_outputs(core, "granitemoehybrid", make_hybrid_prompts(20, 21, 22, 23))
-    caches = [entry.cache for entry in core._cache_manager.prefix_cache._entries]
+    caches = [entry.cache for entry in core.cache_manager.prefix_cache.entries]
     assert len(caches) == 4
     for cache in caches:
         assert isinstance(cache, RecurrentCache)
@@ -155,29 +155,29 @@ def test_a_finished_sequence_keeps_no_memory_of_those_that_ran_with_it() -> None
 
 def test_states_and_snapshots_count_as_memory_of_the_cache() -> None:
     core = build_hybrid_core("granitemoehybrid", max_num_seqs=8)
-    forward = core._forward
+    forward = core.forward
     assert isinstance(forward, RecurrentForward)
     (prompt,) = make_hybrid_prompts(2 * MIXER_BLOCK_TOKENS + 5)
     core.add(make_job(prompt, max_tokens=40, ignore_eos=True))
     core.step()
-    (sequence,) = core._scheduler.running
+    (sequence,) = core.scheduler.running
     assert sequence.reserved_tokens == sequence.cache.capacity + forward.state_tokens
     while core.has_work:
         core.step()
-    (entry,) = core._cache_manager.prefix_cache._entries
+    (entry,) = core.cache_manager.prefix_cache.entries
     assert isinstance(entry.cache, RecurrentCache) and entry.cache.snapshot_lengths == [
         MIXER_BLOCK_TOKENS,
         2 * MIXER_BLOCK_TOKENS,
     ]
     state_bytes = entry.cache.states.bytes_per_sequence
     assert forward.state_tokens == 4 * -(-state_bytes // forward.bytes_per_token)
-    assert core._cache_manager.prefix_cache.capacity_tokens == entry.cache.capacity + forward.state_tokens * 3 // 4
+    assert core.cache_manager.prefix_cache.capacity_tokens == entry.cache.capacity + forward.state_tokens * 3 // 4
 
 
 def test_little_memory_limits_the_sequences_in_progress_and_changes_no_output() -> None:
     family = "falcon_h1"
     core = build_hybrid_core(family, max_num_seqs=8, kv_cache_gib=1000 * 512 / 2**30, max_model_len=256)
-    assert core._scheduler._max_cache_tokens < 8 * core._forward.state_tokens
+    assert core.scheduler.max_cache_tokens < 8 * core.forward.state_tokens
     prompts = make_hybrid_prompts(140, 30, 66, 70)
     for n, prompt in enumerate(prompts):
         core.add(make_job(prompt, str(n), max_tokens=NUM_TOKENS))
@@ -185,9 +185,9 @@ def test_little_memory_limits_the_sequences_in_progress_and_changes_no_output() 
     while core.has_work:
         for name, chunk in core.step():
             tokens.setdefault(name, []).extend(chunk.tokens)
-        used = sum(sequence.reserved_tokens for sequence in core._scheduler.running)
-        idle = core._cache_manager.prefix_cache.capacity_tokens
-        assert len(core._scheduler.running) == 1 or used + idle <= core._scheduler._max_cache_tokens
+        used = sum(sequence.reserved_tokens for sequence in core.scheduler.running)
+        idle = core.cache_manager.prefix_cache.capacity_tokens
+        assert len(core.scheduler.running) == 1 or used + idle <= core.scheduler.max_cache_tokens
     assert tokens == {str(n): generate_with_hybrid(family, prompt, NUM_TOKENS) for n, prompt in enumerate(prompts)}
 
 

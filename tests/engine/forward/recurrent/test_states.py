@@ -153,5 +153,5 @@ def test_memory_limits_the_sequences_on_the_sequential_path(monkeypatch: pytest.
     most = 0
     while core.has_work:
         core.step()
-        most = max(most, len(core._scheduler.running))
+        most = max(most, len(core.scheduler.running))
     assert most == 3

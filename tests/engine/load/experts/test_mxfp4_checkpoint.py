@@ -93,7 +93,7 @@ def test_a_core_keeps_the_experts_in_mxfp4_and_a_sequence_has_the_same_logits_in
     )
     core = build_core_from_model(model, checkpoint, options, optimize=True)
     assert f"{quantization or 'packed'}, experts in mxfp4" in core.info.description
-    forward = core._forward
+    forward = core.forward
 
     def run(*batch: list[int]) -> Tensor:
         return forward.run([SequenceInput(forward.new_cache(len(ids)), ids, len(ids)) for ids in batch])
@@ -110,7 +110,7 @@ def test_greedy_tokens_equal_those_of_transformers(folder: Path, dequantized: nn
     """With experts that compute exactly: in the file, in fp32."""
     model, checkpoint = load_model(folder, device="cpu")
     core = build_core_from_model(model, checkpoint, EngineOptions(max_model_len=128, kv_cache_gib=0.01))
-    forward = core._forward
+    forward = core.forward
     with torch.inference_mode():
         expected = dequantized(torch.tensor([IDS])).logits[0].argmax(-1)
         cache = forward.new_cache(len(IDS))

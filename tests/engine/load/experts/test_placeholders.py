@@ -40,7 +40,7 @@ def test_a_model_whose_experts_amplify_the_last_bits_runs_packed(tmp_path: Path)
     model, checkpoint = load_model(save_mxfp4_checkpoint(tmp_path, **AMPLIFYING), device="cpu")
     options = EngineOptions(max_model_len=128, kv_cache_gib=0.01, pack_linears=False)
     core = build_core_from_model(model, checkpoint, options, optimize=True)
-    assert isinstance(core._forward, VarlenForward)
+    assert isinstance(core.forward, VarlenForward)
 
 
 def test_experts_in_the_files_are_not_read_to_validate_the_pass(
@@ -50,7 +50,7 @@ def test_experts_in_the_files_are_not_read_to_validate_the_pass(
     monkeypatch.setattr(StoredExperts, "read_weight", lambda *_: pytest.fail("an expert was read"))
     options = EngineOptions(max_model_len=128, kv_cache_gib=0.01, pack_linears=False)
     core = build_core_from_model(model, checkpoint, options)
-    assert isinstance(core._forward, VarlenForward)
+    assert isinstance(core.forward, VarlenForward)
 
 
 @pytest.mark.parametrize(

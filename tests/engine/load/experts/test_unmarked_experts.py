@@ -244,8 +244,8 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
     )
     core = build_core(folder, options)
     assert f"experts in {form}" in core.info.description
-    forward = core._forward
-    parameters = forward._model.named_parameters()  # type: ignore[attr-defined]
+    forward = core.forward
+    parameters = forward.model.named_parameters()  # type: ignore[attr-defined]
     assert [name for name, parameter in parameters if parameter.ndim > 1 and "embed" not in name] == []
     sequences = [[(7 * n + k * k) % VOCAB_SIZE for n in range(3 + 6 * k)] for k in range(6)]
 

@@ -79,9 +79,9 @@ class TestKeptConnections:
         async with raw_server(*[KEPT] * 4) as (server, endpoint):
             client = create_client(endpoint)
             await asyncio.gather(client.request("GET", "/"), client.request("GET", "/"))
-            last = client._idle[-1]
+            last = client.idle_connections[-1]
             await client.request("GET", "/")
-            assert client._idle[-1] is last and server.num_connections == 2
+            assert client.idle_connections[-1] is last and server.num_connections == 2
 
     @pytest.mark.parametrize(
         "reply",
@@ -98,7 +98,7 @@ class TestKeptConnections:
         async with raw_server(reply, KEPT) as (server, endpoint):
             client = create_client(endpoint)
             assert (await client.request("GET", "/")).status == 200
-            assert not client._idle
+            assert not client.idle_connections
             assert (await client.request("GET", "/")).body == b"first"
             assert server.requests == [1, 2]
 
@@ -107,7 +107,7 @@ class TestKeptConnections:
         async with raw_server(KEPT, KEPT) as (server, endpoint):
             client = create_client(endpoint)
             await client.request("GET", "/")
-            client._idle[0].last_data_at = asyncio.get_running_loop().time() - age_s
+            client.idle_connections[0].last_data_at = asyncio.get_running_loop().time() - age_s
             await client.request("GET", "/")
             assert server.requests == connections
 
@@ -115,7 +115,7 @@ class TestKeptConnections:
         async with raw_server(KEPT, KEPT) as (server, endpoint):
             client = create_client(endpoint)
             await client.request("GET", "/")
-            client._idle[0].is_reusable = False
+            client.idle_connections[0].is_reusable = False
             await client.request("GET", "/")
             assert server.requests == [1, 2]
 
@@ -125,7 +125,7 @@ class TestKeptConnections:
             client = create_client(endpoint)
             for number in (2, 3):
                 await asyncio.gather(*(client.request("GET", "/") for _ in range(number)))
-                assert len(client._idle) == 2
+                assert len(client.idle_connections) == 2
 
     async def test_close_hangs_up(self) -> None:
         async with raw_server(KEPT) as (server, endpoint):
@@ -135,7 +135,7 @@ class TestKeptConnections:
             async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not server.num_hung_up:
                     await asyncio.sleep(0.01)
-            assert not client._idle
+            assert not client.idle_connections
 
 
 class TestEndOfAResponse:
@@ -191,7 +191,7 @@ class TestEndOfAResponse:
         async with raw_server((CHUNKED, chunk(b"one"), chunk(b"two"), "wait")) as (server, endpoint):
             client, sink = create_client(endpoint), RecordingSink(enough_after=1)
             assert (await client.request("GET", "/", sink=sink)).status == 200
-            assert b"".join(sink.parts) in (b"one", b"onetwo") and not client._idle
+            assert b"".join(sink.parts) in (b"one", b"onetwo") and not client.idle_connections
             async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not server.num_hung_up:
                     await asyncio.sleep(0.01)
@@ -213,7 +213,7 @@ class TestEndOfAResponse:
                     await request
                 while not server.num_hung_up:
                     await asyncio.sleep(0.01)
-            assert not client._idle
+            assert not client.idle_connections
 
     async def test_large_response_leaves_the_connection_usable(self) -> None:
         """Reading pauses while slices are parsed, and goes on for the next response."""
@@ -271,8 +271,8 @@ class TestConnecting:
 
     def test_certificates_are_verified(self) -> None:
         client = HttpClient(RemoteEndpoint(is_tls=True, port=443), {}, silence_timeout_s=1.0)
-        assert client._tls is not None
-        assert (client._tls.verify_mode, client._tls.check_hostname) == (ssl.CERT_REQUIRED, True)
+        assert client.tls is not None
+        assert (client.tls.verify_mode, client.tls.check_hostname) == (ssl.CERT_REQUIRED, True)
 
     async def test_head_of_a_request(self) -> None:
         async with raw_server((ok(),), (ok(),)) as (server, endpoint):
