@@ -7,7 +7,7 @@ import pytest
 from antiphon.engine.protocol import BATCH_PRIORITY, EngineError, Job, is_full
 from antiphon.engine.scheduler.scheduler import Scheduler
 from antiphon.engine.scripted.engine import ScriptedEngine
-from tests.engine.scheduler.test_scheduler import make_scheduler, make_sequence
+from tests.engine.scheduler.scheduler_helpers import make_scheduler, make_sequence
 from tests.serving import scripted_registry
 
 CAPACITY = 3

@@ -1,8 +1,13 @@
-"""A model format's vocabulary in the form that llguidance reads."""
+"""Checks of text against the grammars of model formats, by llguidance."""
 
+from functools import cache
 from typing import Any
 
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
 from antiphon.harmony.format import ModelFormat
+from antiphon.harmony.rendered_prompt import RenderedPrompt
+from tests.harmony import parser_helpers
 
 
 class MatcherVocabulary:
@@ -18,3 +23,25 @@ class MatcherVocabulary:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def load_llg_tokenizer(name: str, byte_markers: bool = False) -> LLTokenizer:
+    model_format = parser_helpers.load_byte_format(name) if byte_markers else parser_helpers.load_token_format(name)
+    size = 201_088 if name == "gpt-oss" else 258 if byte_markers else 265
+    return LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, size)))
+
+
+def grammar_accepts(
+    model_format: ModelFormat, tokenizer: LLTokenizer, text: str, prompt_input: Any, *, thinking: bool = False
+) -> bool:
+    grammar = model_format.build_grammar(RenderedPrompt((), "", thinking), prompt_input)
+    assert grammar is not None
+    source = LLMatcher.grammar_from_lark(grammar)
+    assert LLMatcher.validate_grammar(source, tokenizer) == ""
+    matcher = LLMatcher(tokenizer, source, log_level=0)
+    end_tokens = {model_format.stop_ids[0], *model_format.encode("<|im_end|>")} - set(model_format.encode("<|call|>"))
+    tokens = model_format.encode(text)
+    tokens = tokens[:-1] if tokens and tokens[-1] in end_tokens else tokens
+    consumed = matcher.try_consume_tokens(tokens) == len(tokens)
+    return bool(consumed and not matcher.is_error() and matcher.is_accepting())

@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from antiphon.events.tools import CustomTool, FunctionTool, GrammarFormat
 from antiphon.harmony.detect import DIALECTS
-from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderedPrompt
@@ -18,7 +16,7 @@ from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
-from tests.harmony.grammar_helpers import MatcherVocabulary
+from tests.harmony.grammar_helpers import MatcherVocabulary, grammar_accepts, load_llg_tokenizer
 
 TEMPLATE_DIALECTS = ["hermes", "qwen3-coder", "plain"]
 ACCEPTED_TRANSCRIPTS = {
@@ -87,28 +85,6 @@ REJECTED_TRANSCRIPTS = {
         "malformed: empty channel",
     ],
 }
-
-
-@cache
-def load_llg_tokenizer(name: str, byte_markers: bool = False) -> LLTokenizer:
-    model_format = parser_helpers.load_byte_format(name) if byte_markers else parser_helpers.load_token_format(name)
-    size = 201_088 if name == "gpt-oss" else 258 if byte_markers else 265
-    return LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, size)))
-
-
-def grammar_accepts(
-    model_format: ModelFormat, tokenizer: LLTokenizer, text: str, prompt_input: Any, *, thinking: bool = False
-) -> bool:
-    grammar = model_format.build_grammar(RenderedPrompt((), "", thinking), prompt_input)
-    assert grammar is not None
-    source = LLMatcher.grammar_from_lark(grammar)
-    assert LLMatcher.validate_grammar(source, tokenizer) == ""
-    matcher = LLMatcher(tokenizer, source, log_level=0)
-    end_tokens = {model_format.stop_ids[0], *model_format.encode("<|im_end|>")} - set(model_format.encode("<|call|>"))
-    tokens = model_format.encode(text)
-    tokens = tokens[:-1] if tokens and tokens[-1] in end_tokens else tokens
-    consumed = matcher.try_consume_tokens(tokens) == len(tokens)
-    return bool(consumed and not matcher.is_error() and matcher.is_accepting())
 
 
 def find_transcripts(name: str, names: Iterable[str]) -> list[Any]:

@@ -21,9 +21,9 @@ from antiphon.state.machine import Machine
 from antiphon.state.segments import SERVER_TOOL_KINDS, Arguments, Call, Say, Segment, Think
 from tests.counts import FULL_COUNTS
 from tests.harmony import mutated_calls, parser_helpers
+from tests.harmony.dialect_outputs import REAL_OUTPUTS
 from tests.harmony.mutated_calls import CallMutator
-from tests.harmony.test_every_dialect import REAL_OUTPUTS
-from tests.harmony.test_response_template import TEMPLATES, build_formats, build_template
+from tests.harmony.response_templates import TEMPLATES, build_formats, build_template
 
 NUM_MUTATED = 1_000_000 if FULL_COUNTS else 150
 """Mutated outputs of one dialect."""

@@ -11,7 +11,7 @@ from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.strict_schema import MAX_SCHEMA_STEPS, close_objects
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
-from tests.harmony.test_grammar import grammar_accepts, load_llg_tokenizer
+from tests.harmony.grammar_helpers import grammar_accepts, load_llg_tokenizer
 
 TEXT, NUMBER, ANY = {"type": "string"}, {"type": "integer"}, dict[str, Any]()
 A = {"type": "object", "properties": {"a": NUMBER}}

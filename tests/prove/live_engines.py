@@ -12,16 +12,20 @@ from typing import Any, Literal
 
 import httpx
 
+from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.transport.endpoint import parse_endpoint
+from antiphon.harmony import detect
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 from bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT, find_script
 from bench.peers import VLLM_ENV
 from bench.random_models import create_model
 from bench.server_process import ServerProcess
+from tests.codex.codex_process import API_KEY
 from tests.progress import wait_with_progress
+from tests.serving import RunningServer, serve
 
 LLAMA_ENV = ENVS_DIR / "xllamacpp"
 """Environment with the prebuilt wheel of llama.cpp, which has llguidance."""
@@ -189,3 +193,19 @@ def find_free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+PROMPT = tuple(range(1000, 1100))
+
+
+KINDS: tuple[Kind, ...] = ("vllm", "llama.cpp")
+
+
+@contextmanager
+def serve_over(*urls: str, timeouts: RemoteTimeouts | None = None, **settings: Any) -> Iterator[RunningServer]:
+    """Serves the tiny model over the engines at these addresses."""
+    model_format = detect.load_format(create_model("tiny"), "hermes").format
+    engine = build_engine(*urls, timeouts=timeouts)
+    served = ServedModel(names=("tiny",), engine=engine, format=model_format, created=1_700_000_000)
+    with serve(ModelRegistry([served]), api_keys=(API_KEY,), **settings) as server:
+        yield server

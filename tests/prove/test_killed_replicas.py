@@ -24,8 +24,7 @@ from tests.codex.codex_process import API_KEY
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
 from tests.progress import wait_with_progress
-from tests.prove.live_engines import VLLM_FLAGS, Kind, LiveServer
-from tests.prove.test_live_engines import KINDS, serve_over
+from tests.prove.live_engines import KINDS, VLLM_FLAGS, Kind, LiveServer, serve_over
 from tests.serving import RunningServer
 
 MIN_COUNTS: dict[Kind, tuple[int, int]] = (

@@ -3,26 +3,26 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk
-from antiphon.engine.remote.options import RemoteTimeouts
-from antiphon.harmony import detect
-from bench.random_models import create_model
 from tests.codex.codex_process import API_KEY, CodexCli
 from tests.engine.engine_contract import CHECKS, EngineCase, join
 from tests.invariants import check_stream
-from tests.prove.live_engines import VLLM_FLAGS, Kind, build_engine, run_server, started_engine, wait_idle
-from tests.serving import RunningServer, serve
+from tests.prove.live_engines import (
+    KINDS,
+    PROMPT,
+    VLLM_FLAGS,
+    build_engine,
+    run_server,
+    serve_over,
+    started_engine,
+    wait_idle,
+)
 
-PROMPT = tuple(range(1000, 1100))
-KINDS: tuple[Kind, ...] = ("vllm", "llama.cpp")
 NUM_CALLS = 200
 
 
@@ -42,16 +42,6 @@ def llama() -> Iterator[str]:
 def url(request: pytest.FixtureRequest) -> str:
     found: str = request.getfixturevalue("vllm" if request.param == "vllm" else "llama")
     return found
-
-
-@contextmanager
-def serve_over(*urls: str, timeouts: RemoteTimeouts | None = None, **settings: Any) -> Iterator[RunningServer]:
-    """Serves the tiny model over the engines at these addresses."""
-    model_format = detect.load_format(create_model("tiny"), "hermes").format
-    engine = build_engine(*urls, timeouts=timeouts)
-    served = ServedModel(names=("tiny",), engine=engine, format=model_format, created=1_700_000_000)
-    with serve(ModelRegistry([served]), api_keys=(API_KEY,), **settings) as server:
-        yield server
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -12,8 +12,7 @@ from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteTimeouts
 from bench.random_models import create_model
 from tests.engine.engine_contract import EngineCase, check_chunks, join
-from tests.prove.live_engines import VLLM_FLAGS, LiveServer, started_engine
-from tests.prove.test_live_engines import KINDS, PROMPT
+from tests.prove.live_engines import KINDS, PROMPT, VLLM_FLAGS, LiveServer, started_engine
 
 PATIENT = RemoteTimeouts(continue_within_s=900.0)
 """vLLM's start takes minutes on a machine with few cores."""

@@ -8,8 +8,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from antiphon.engine.remote.backend_apis.base import JobTarget
 from antiphon.engine.remote.images.pictures import RemotePicture
+from tests.engine.remote.image_spans import APIS, KEY, MARKER, OTHER_KEY, TOKENS, spans
 from tests.engine.remote.remote_helpers import EOS, make_job
-from tests.engine.remote.test_remote_images import APIS, KEY, MARKER, OTHER_KEY, TOKENS, spans
 from tests.snapshots.snapshot_files import REMOTE_IMAGE_SNAPSHOT_FOLDER, RemoteImageSnapshot
 
 

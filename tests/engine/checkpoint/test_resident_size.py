@@ -21,7 +21,7 @@ from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions, Quantization
 from tests.engine.checkpoint import quantized_folders as folders
 from tests.engine.checkpoint.gguf_files import write_gguf_folder
-from tests.engine.checkpoint.test_quantized_checkpoints import CASES
+from tests.engine.checkpoint.quantized_cases import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

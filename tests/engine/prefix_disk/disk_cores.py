@@ -1,7 +1,13 @@
 """Cores on the fake model whose prefixes are kept on disk. Its keys are the tokens themselves: a wrong page shows."""
 
+import random
 from array import array
 from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
 from typing import Any
 
 from antiphon.engine.cache.contiguous import ContiguousKVCache
@@ -58,3 +64,25 @@ def make_page(tokens: list[int] | None = None, parts: tuple[str, ...] = ("me",),
 def make_short_job(tokens: list[int], name: str = "j", **options: Any) -> Job:
     """Returns a job of a few tokens. `options` are those of `make_job`."""
     return make_job(tokens, name, **{"max_tokens": 4} | options)
+
+
+def damage(content: bytes, random_source: random.Random) -> bytes:
+    """Returns a file with one of the faults that disks, crashes and people make."""
+    if not content:
+        return b"x"
+    kind, place = random_source.randrange(6), random_source.randrange(len(content))
+    if kind == 0:
+        return content[:place]
+    if kind == 1:
+        return content + random_source.randbytes(1 + place % 7)
+    if kind == 2:  # a block that was never written
+        length = random_source.randrange(1, 600)
+        zeros = content[:place] + bytes(len(content[place : place + length])) + content[place + length :]
+        return zeros if zeros != content else b""
+    if kind == 3:
+        return random_source.randbytes(len(content))
+    if kind == 4:  # two parts in each other's place
+        return content[place:] + content[:place] if place else content[:-1]
+    changed = bytearray(content)
+    changed[place] ^= 1 << random_source.randrange(8)
+    return bytes(changed)

@@ -14,7 +14,7 @@ from antiphon.engine.prefix_disk.page_file import PAGE_MAGIC, DamagedPageError, 
 from antiphon.engine.prefix_disk.page_id import TOKENS_PER_PAGE as SIZE
 from antiphon.engine.prefix_disk.page_id import PageContext, PageId, list_pages
 from tests.engine.fake_model import make_tokens
-from tests.engine.prefix_disk.disk_cores import BODY_BYTES, SECRET, make_page
+from tests.engine.prefix_disk.disk_cores import BODY_BYTES, SECRET, damage, make_page
 
 CODEC = PageCodec(SECRET, BODY_BYTES)
 BODY = random.Random(1).randbytes(BODY_BYTES)
@@ -66,28 +66,6 @@ def test_name_depends_on_everything() -> None:
     names = {page.name for page in (make_page(tokens), *others)}
     assert len(names) == 1 + len(others)
     assert make_page([*tokens[: 9 * SIZE], 9]).name == make_page(tokens).name
-
-
-def damage(content: bytes, random_source: random.Random) -> bytes:
-    """Returns a file with one of the faults that disks, crashes and people make."""
-    if not content:
-        return b"x"
-    kind, place = random_source.randrange(6), random_source.randrange(len(content))
-    if kind == 0:
-        return content[:place]
-    if kind == 1:
-        return content + random_source.randbytes(1 + place % 7)
-    if kind == 2:  # a block that was never written
-        length = random_source.randrange(1, 600)
-        zeros = content[:place] + bytes(len(content[place : place + length])) + content[place + length :]
-        return zeros if zeros != content else b""
-    if kind == 3:
-        return random_source.randbytes(len(content))
-    if kind == 4:  # two parts in each other's place
-        return content[place:] + content[:place] if place else content[:-1]
-    changed = bytearray(content)
-    changed[place] ^= 1 << random_source.randrange(8)
-    return bytes(changed)
 
 
 def test_no_damaged_page_is_read(tmp_path: Path) -> None:

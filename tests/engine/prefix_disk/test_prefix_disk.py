@@ -20,12 +20,12 @@ from tests.engine.fake_model import make_tokens
 from tests.engine.prefix_disk.disk_cores import (
     build_disk_core,
     count_cached,
+    damage,
     expect_tokens,
     make_short_job,
     open_disk,
     run_and_stop,
 )
-from tests.engine.prefix_disk.test_page_file import damage
 from tests.engine.tiny_models import join_tokens, run_jobs
 
 PROMPT = make_tokens(900)

@@ -13,7 +13,11 @@ import numpy as np
 from llguidance import LLMatcher
 
 from tests.engine.remote.fake_server import Pause, Reply, sse, vllm_tokens, vllm_usage
-from tests.engine.remote.remote_helpers import EOS, HELLO, load_tokenizer
+from tests.engine.remote.remote_helpers import (
+    EOS,
+    HELLO,
+    load_tokenizer,
+)
 
 VOCAB_SIZE = 1024
 LAPSES = 0.25
@@ -93,3 +97,8 @@ def _compile_once(grammar: str) -> LLMatcher:
 def _find_allowed(matcher: LLMatcher) -> Any:
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
     return bits[:VOCAB_SIZE].astype(bool)
+
+
+GRAMMAR = r"""
+start: "{\"city\": \"" /[A-Z][a-z]{2,9}/ "\", \"days\": " /[1-9][0-9]{0,2}/ ", \"unit\": \"" ("metric" | "imperial") "\"}"
+"""

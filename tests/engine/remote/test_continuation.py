@@ -10,7 +10,7 @@ from antiphon.engine.remote.backend_apis.llama_cpp import LlamaCppApi
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.remote_job import continue_texts, find_uncounted
 from tests.engine.remote.fake_server import json_reply, play_vllm
-from tests.engine.remote.hashing_model import HashingModel
+from tests.engine.remote.hashing_model import GRAMMAR, HashingModel
 from tests.engine.remote.remote_helpers import (
     EOS,
     HELLO,
@@ -24,10 +24,6 @@ from tests.engine.remote.remote_helpers import (
     play_llama,
     remote_engine,
 )
-
-GRAMMAR = r"""
-start: "{\"city\": \"" /[A-Z][a-z]{2,9}/ "\", \"days\": " /[1-9][0-9]{0,2}/ ", \"unit\": \"" ("metric" | "imperial") "\"}"
-"""
 
 
 async def run_job(engine: RemoteEngine, **fields: Any) -> list[Chunk]:

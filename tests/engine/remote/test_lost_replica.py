@@ -18,7 +18,7 @@ from antiphon.engine.remote.options import RemoteTimeouts
 from antiphon.engine.remote.remote_job import MAX_MOVES
 from antiphon.harmony.grammar import relax_whitespace
 from tests.engine.remote.fake_server import FakeServer, Pause, Reply, Reset, json_reply, play_vllm, sse, vllm_tokens
-from tests.engine.remote.hashing_model import HashingModel
+from tests.engine.remote.hashing_model import GRAMMAR, HashingModel
 from tests.engine.remote.remote_helpers import (
     EOS,
     FAST,
@@ -31,7 +31,6 @@ from tests.engine.remote.remote_helpers import (
     merge_chunks,
     remote_engine,
 )
-from tests.engine.remote.test_continuation import GRAMMAR
 from tests.progress import HANG_TIMEOUT_S
 
 BROKEN = Reply([*sse(vllm_tokens(50), end=False), Reset()])

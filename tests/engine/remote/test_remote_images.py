@@ -11,11 +11,9 @@ import msgspec
 import pytest
 
 from antiphon.engine.fallbacks import Fallback
-from antiphon.engine.media_messages import MediaArrays, MediaSpan, MediaUnavailable
+from antiphon.engine.media_messages import MediaArrays, MediaUnavailable
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job
-from antiphon.engine.remote.backend_apis.base import BackendApi
 from antiphon.engine.remote.backend_apis.llama_cpp import LlamaCppApi
-from antiphon.engine.remote.backend_apis.sglang_generate import SglangGenerateApi
 from antiphon.engine.remote.backend_apis.vllm_generate import VllmGenerateApi
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.images.image_handshake import ImageAbility, common_images
@@ -29,6 +27,7 @@ from antiphon.engine.remote.images.pictures import (
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.endpoint import RemoteEndpoint
 from tests.engine.remote.fake_server import FakeServer, Reply, fake_server, json_reply, play_vllm, sse
+from tests.engine.remote.image_spans import BOS, END, KEY, MARKER, OTHER_KEY, PLACEHOLDER, START, TOKENS, spans
 from tests.engine.remote.remote_helpers import (
     EOS,
     FAST,
@@ -41,15 +40,10 @@ from tests.engine.remote.remote_helpers import (
     merge_chunks,
 )
 
-PLACEHOLDER, START, END, BOS = 90, 91, 92, 1
 PNG_START = b"\x89PNG"
-MARKER = "<__media_f00__>"
 PROBE = ImageProbe(
     tokens=(40, START, PLACEHOLDER, END, 41), offset=2, texts=("Look: ", "what?"), text_tokens=(40, 41, 42)
 )
-KEY, OTHER_KEY = b"k" * 32, b"o" * 32
-TOKENS = (40, PLACEHOLDER, 41, PLACEHOLDER)
-APIS: dict[str, BackendApi] = {"vllm": VllmGenerateApi(), "sglang": SglangGenerateApi(), "llama.cpp": LlamaCppApi()}
 
 
 class PngSource:
@@ -68,10 +62,6 @@ class PngSource:
         if key not in (KEY, OTHER_KEY):
             raise MediaUnavailable("the image is gone")
         return PNG_START + key[:1]
-
-
-def spans(*keys: bytes, rows: int = 0, length: int = 1) -> tuple[MediaSpan, ...]:
-    return tuple(MediaSpan(key=key, offset=1 + 2 * index, length=length, rows=rows) for index, key in enumerate(keys))
 
 
 def test_names_of_pictures_differ_by_owner_salt_and_secret() -> None:

@@ -1,37 +1,13 @@
 """The scheduler: admission order by priority and owner, displacement, preemption, and the tokens of a step."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from antiphon.engine.protocol import EngineError, Job
+from antiphon.engine.protocol import EngineError
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.scheduler import Scheduler
-from antiphon.engine.scheduler.sequence import Sequence
-
-
-def make_sequence(name: str, owner: str = "", length: int = 10, priority: int = 0) -> Sequence:
-    job = Job(id=name, tokens=(5,) * length, owner=owner, priority=priority)
-    sampling_state: Any = None  # the scheduler does not read it, and it would need torch
-    return Sequence(
-        job,
-        sampling_state,
-        max_new_tokens=9,
-        stop_ids=frozenset(),
-        deadline_at=None,
-    )
-
-
-def make_scheduler(
-    max_num_seqs: int = 1, max_waiting: int = 99, max_cache_tokens: int = 10_000, max_batched_tokens: int = 64
-) -> Scheduler:
-    return Scheduler(
-        max_num_seqs=max_num_seqs,
-        max_waiting=max_waiting,
-        max_cache_tokens=max_cache_tokens,
-        prefill_budget=PrefillBudget(max_batched_tokens),
-    )
+from tests.engine.scheduler.scheduler_helpers import make_scheduler, make_sequence
 
 
 def admit_names(scheduler: Scheduler) -> list[str]:

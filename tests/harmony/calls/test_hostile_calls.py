@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.harmony.parsing.tape import MalformedText
 from tests.harmony import parser_helpers
-from tests.harmony.calls.test_builtin_calls import EACH_DIALECT, read_output, read_patch, read_shell, write_call
+from tests.harmony.calls.builtin_call_helpers import EACH_DIALECT, read_output, read_patch, read_shell, write_call
 
 MARKERS = ("<tool_call>", "</tool_call>", "</parameter>", "</function>", "</arg_value>", "[TOOL_CALLS]", "<｜tool▁calls▁end｜>",
            "<|tool_call_end|>", "<|tool_calls_section_end|>", "</think>", "</minimax:tool_call>", "<|python_tag|>")  # fmt: skip

@@ -1,13 +1,11 @@
 """Earlier calls of hosted tools in the prompt: calls and outputs, approvals, and names and texts of strangers."""
 
 import json
-from functools import cache
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from antiphon.engine.embedded import MODEL_DIR
 from antiphon.events.hosted_inputs import (
     AnyHostedInput,
     InputApprovalRequest,
@@ -16,15 +14,13 @@ from antiphon.events.hosted_inputs import (
     InputCodeOutput,
     InputFileResult,
     InputFileSearchCall,
-    InputMcpCall,
     InputMcpList,
     InputSearchAction,
     InputWebSearchCall,
 )
 from antiphon.events.inputs import AnyInput, InputFunctionCall, InputFunctionOutput, InputMessage, InputReasoning
 from antiphon.events.items import ReasoningText
-from antiphon.harmony import detect
-from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt.hosted_items import (
     HostedCall,
     find_approved_calls,
@@ -36,17 +32,12 @@ from antiphon.harmony.prompt.hosted_items import (
 from antiphon.harmony.prompt.shown_items import show_items
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
+from tests.harmony.prompt.hosted_item_helpers import ANSWER, USER, load_format, mcp_call
 
-USER = InputMessage(role="user", content="Roll.")
-ANSWER = InputMessage(role="assistant", content="Rolled.")
 REQUEST = InputApprovalRequest(id="mcpr_1", server_label="dice", name="roll", arguments='{"n": 2}')
 YES = InputApprovalResponse(approval_request_id="mcpr_1", approve=True)
 NO = InputApprovalResponse(approval_request_id="mcpr_1", approve=False)
 LIST = InputMcpList(id="mcpl_1", server_label="dice", tools=({"name": "roll"},))
-
-
-def mcp_call(**fields: Any) -> InputMcpCall:
-    return InputMcpCall(**{"id": "mcp_1", "server_label": "dice", "name": "roll", "arguments": '{"n": 2}', **fields})
 
 
 def function_call(call_id: str) -> InputFunctionCall:
@@ -225,13 +216,6 @@ def test_prompt_of_an_asynchronous_call_stays_the_same_when_its_output_comes() -
 def test_calls_without_ids_have_their_own() -> None:
     shown = show_hosted_items([mcp_call(id=None, output="4"), InputFileSearchCall(), mcp_call(id=None)])
     assert [item.call_id for item in shown if isinstance(item, InputFunctionCall)] == ["hosted_0", "hosted_1", "hosted_2"]  # fmt: skip
-
-
-@cache
-def load_format(name: str) -> ModelFormat:
-    if name == "embedded":
-        return detect.load_format(MODEL_DIR).format
-    return parser_helpers.load_token_format(name)
 
 
 def render(name: str, *items: AnyInput) -> str:

@@ -9,7 +9,7 @@ from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.tools import ServerTool, ToolTable
 from tests.harmony import parser_helpers
-from tests.harmony.prompt.test_hosted_items import ANSWER, USER, load_format, mcp_call
+from tests.harmony.prompt.hosted_item_helpers import ANSWER, USER, load_format, mcp_call
 
 DIALECTS = ("embedded", "gpt-oss", "qwen3-coder", "hermes")
 MARKERS = (

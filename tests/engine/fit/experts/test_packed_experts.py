@@ -24,10 +24,7 @@ from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.options import EngineOptions
 from tests.engine.kernel_builds import require_kernels
-from tests.engine.mixtures import FAMILY_CONFIGS, VOCAB_SIZE, make_mixture
-
-ROUNDING_ERROR = 2e-2
-"""Largest relative error against rounded weights in fp32: that of 8-bit activations in two products."""
+from tests.engine.mixtures import FAMILY_CONFIGS, ROUNDING_ERROR, VOCAB_SIZE, choose_routes, make_mixture, make_rows
 
 FORMS: list[ExpertForm] = ["int8", "int4"]
 
@@ -35,17 +32,6 @@ FORMS: list[ExpertForm] = ["int8", "int4"]
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
     return require_kernels()
-
-
-def choose_routes(rows: int, experts: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Returns two different experts and their weights for each row."""
-    generator = torch.Generator().manual_seed(seed)
-    indices = torch.rand(rows, experts, generator=generator).argsort(-1)[:, :2]
-    return indices, torch.rand(rows, 2, generator=generator)
-
-
-def make_rows(count: int, width: int = 64) -> Tensor:
-    return torch.randn(count, width, generator=torch.Generator().manual_seed(3))
 
 
 def round_experts(module: nn.Module, packed: PackedExperts, names: tuple[str, str]) -> None:

@@ -25,9 +25,8 @@ from antiphon.engine.load.experts.tensor_files import leave_out_experts
 from antiphon.engine.load.load_method import check_memory, unpacks_weights
 from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.options import EngineOptions
-from tests.engine.fit.experts.test_packed_experts import ROUNDING_ERROR, choose_routes, make_rows
 from tests.engine.kernel_builds import require_kernels
-from tests.engine.mixtures import VOCAB_SIZE, save_mxfp4_checkpoint
+from tests.engine.mixtures import ROUNDING_ERROR, VOCAB_SIZE, choose_routes, make_rows, save_mxfp4_checkpoint
 
 IDS = [(5 + 17 * n) % VOCAB_SIZE for n in range(40)]
 

@@ -20,9 +20,15 @@ from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions
-from tests.engine.fit.experts.test_packed_experts import choose_routes, make_rows
 from tests.engine.kernel_builds import require_kernels
-from tests.engine.mixtures import VOCAB_SIZE, make_mixture, save_mixture, save_mxfp4_checkpoint
+from tests.engine.mixtures import (
+    VOCAB_SIZE,
+    choose_routes,
+    make_mixture,
+    make_rows,
+    save_mixture,
+    save_mxfp4_checkpoint,
+)
 
 IDS = torch.tensor([[(5 + 17 * n) % VOCAB_SIZE for n in range(20)]])
 AMPLIFYING = {"num_local_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 32, "initializer_range": 0.3}

@@ -40,8 +40,8 @@ from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.experts.tensor_files import ExpertTensors
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.options import EngineOptions, Quantization
-from tests.engine.fit.experts.test_packed_experts import choose_routes, make_rows
 from tests.engine.kernel_builds import require_kernels
+from tests.engine.mixtures import choose_routes, make_rows
 from tests.models.checkpoints import build_model, save_checkpoint
 from tests.models.rows import VOCAB_SIZE
 from tests.models.rows_mixture import MIXTURE_ROWS
