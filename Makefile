@@ -27,28 +27,18 @@ serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8
 	$(BIN)/antiphon serve $(ARGS)
 
 # Three parts of the tests take longer than all others: those that compute with torch, those that run other programs, and
-# those that start, kill and replace whole processes of this one.
+# those that start, kill and replace whole processes of this one, which have the marker `processes`.
 ENGINE_TESTS = tests/engine tests/training tests/bench tests/models tests/app/requests/test_constraints.py \
 	tests/app/turns/test_rounds_embedded.py tests/kit/conformance/test_suites_on_embedded_model.py tests/test_readme.py
 CLIENT_TESTS = tests/clients tests/codex tests/web tests/console $(addprefix tests/kit/,pytest_plugin test_sample.py \
 	test_hostile_servers_in_terminals.py)
-
-PROCESS_TESTS = tests/app/batches/test_batch_command.py tests/app/batches/test_batch_kills.py \
-	tests/app/observability/test_log_sink.py tests/app/remote/test_launch.py tests/app/sandbox \
-	tests/app/store/test_approvals.py tests/app/store/test_blob_kills.py tests/app/store/test_continued_responses.py \
-	tests/app/store/test_durable_changes.py tests/app/store/test_failover_time.py tests/app/store/test_kill.py \
-	tests/app/store/test_maintenance.py tests/app/store/test_creation_kills.py \
-	tests/app/store/test_postgres_outage.py tests/app/store/test_record_kills.py \
-	tests/app/store/test_summaries.py tests/app/store/test_tool_kills.py tests/app/store/test_usage_kills.py \
-	tests/app/test_engine_process.py tests/app/test_exit.py tests/app/test_lost_workers_served.py \
-	tests/app/test_replacement.py tests/app/test_without_linux.py tests/app/test_worker_faults.py \
-	tests/app/tools/test_interrupted_calls.py tests/test_packaging.py tests/test_container_images.py
+OTHERS = $(addprefix --ignore=,$(ENGINE_TESTS) $(CLIENT_TESTS))
 
 test: $(TEST) $(CLIENTS)  ## install, then run the tests but those of the next targets (fixed seeds, reduced counts)
-	$(BIN)/python -m pytest $(SPREAD) $(addprefix --ignore=,$(ENGINE_TESTS) $(CLIENT_TESTS) $(PROCESS_TESTS)) $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m 'not processes' $(OTHERS) $(ARGS)
 
 test-processes: $(TEST) $(CLIENTS)  ## run the tests that start, kill and replace servers, databases and commands
-	$(BIN)/python -m pytest $(SPREAD) $(PROCESS_TESTS) $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m processes $(OTHERS) $(ARGS)
 
 test-engine: $(TEST) $(CLIENTS)  ## run the tests of the torch engine, the training and the benchmarks
 	$(BIN)/python -m pytest $(SPREAD) $(ENGINE_TESTS) $(ARGS)

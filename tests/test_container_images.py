@@ -22,6 +22,8 @@ from tests.app.server_helpers import free_port
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 BUILDER = shutil.which("podman") or shutil.which("docker")
 BUILD_FLAGS = shlex.split(os.environ.get("ANTIPHON_IMAGE_BUILD_FLAGS", ""))
 RUN_FLAGS = shlex.split(os.environ.get("ANTIPHON_IMAGE_RUN_FLAGS", ""))

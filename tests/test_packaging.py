@@ -19,6 +19,8 @@ from tests.clients.python_install import install_python_clients
 from tests.progress import HANG_TIMEOUT_S
 from tests.syntax import PACKAGES, ROOT, list_source_modules
 
+pytestmark = pytest.mark.processes
+
 OTHER_PROJECT_MODULE = """
 from antiphon.events import items, sse, stream
 from antiphon.events.base import Event

@@ -23,6 +23,8 @@ from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 NUM_KILLS, NUM_STREAMS, NUM_REQUESTS = (100, 16, 1000) if FULL_COUNTS else (3, 4, 60)
 BYTE_MODEL_CORE_FACTORY = "tests.engine.fake_core:build_byte_model_core"
 CLIENT_TIMEOUT = httpx.Timeout(110)

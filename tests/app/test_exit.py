@@ -16,6 +16,8 @@ from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -22,6 +22,8 @@ from tests.normalized_streams import normalize_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
+pytestmark = pytest.mark.processes
+
 NUM_KILLS, NUM_STREAMS = (200, 32) if FULL_COUNTS else (3, 8)
 NUM_BYSTANDERS = 16
 NUM_TOKENS = 120

@@ -26,6 +26,8 @@ from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 NUM_CLIENTS, NUM_REPLACEMENTS = (200, 10) if FULL_COUNTS else (20, 2)
 SCRIPT = """
 [[reply]]

@@ -17,6 +17,8 @@ from tests.kit.conformance.suite_scripts import write_script
 from tests.progress import wait_with_progress
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT / 'tests' / 'without_linux'}{os.pathsep}{ROOT}"}
 TIMEOUT_S = 120.0
 SCHEMA = {

@@ -25,6 +25,8 @@ from tests.engine.embeddings.tiny_repositories import save_tokenizer
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry, serve
 
+pytestmark = pytest.mark.processes
+
 ENCODER_FACTORY = "tests.engine.embeddings.fake_encoder:build_fake_encoder"
 
 

@@ -17,6 +17,8 @@ from tests.app.batches.batch_client import make_lines
 from tests.app.server_helpers import wait_until
 from tests.progress import HANG_TIMEOUT_S
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 [[reply]]
 name = "slow"

@@ -27,6 +27,8 @@ from tests.app.batches.batch_cluster import DEFAULT_TIMINGS, BatchCluster, Batch
 from tests.app.store.store_helpers import PostgresPlace, SqlitePlace, StorePlace
 from tests.counts import FULL_COUNTS
 
+pytestmark = pytest.mark.processes
+
 NUM_KILLS = 100 if FULL_COUNTS else 2
 MAX_LINES = 300 if FULL_COUNTS else 80
 NUM_PAUSES = 6 if FULL_COUNTS else 1

@@ -20,6 +20,8 @@ from tests.app.server_helpers import free_port
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = '[[reply]]\nname = "hello"\noutput = ["Hello."]\n'
 LINE = "x" * 99 + "\n"
 

@@ -25,6 +25,8 @@ from antiphon.engine.remote.remote_job import MAX_JOB_ATTEMPTS
 from tests.engine.remote.remote_helpers import EOS, make_job, merge_chunks
 from tests.progress import HANG_TIMEOUT_S
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -10,6 +10,8 @@ from antiphon.app.sandbox.confinement import MAX_OPEN_FILES
 from antiphon.app.sandbox.sandbox_process import KEPT_VARIABLES, SINGLE_THREAD
 from tests.app.sandbox.helper_processes import HELPERS, OpenHelper
 
+pytestmark = pytest.mark.processes
+
 MIB = 1 << 20
 MEMORY_BYTES = {"image": 2048 * MIB, "pdf": 2048 * MIB, "grammar": 1024 * MIB, "template": 1024 * MIB}
 FILE_BYTES = {"image": 512 * MIB, "pdf": 512 * MIB, "grammar": 128 * MIB, "template": 128 * MIB}

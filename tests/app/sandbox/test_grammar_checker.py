@@ -21,6 +21,8 @@ from tests.app.sandbox.grammar_chains import reference_chain, rule_chain, termin
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
 
+pytestmark = pytest.mark.processes
+
 HELLO = [{"name": f"hello {n}", "output": ["Hello."]} for n in range(4)]
 
 

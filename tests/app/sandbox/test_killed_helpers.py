@@ -17,6 +17,8 @@ from tests.app.sandbox.helper_processes import HELPERS, OpenHelper
 from tests.counts import FULL_COUNTS
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 
 class _Killer:
     """Kills each of the next processes once its socket has passed `cuts.pop(0)` bytes in one direction."""

@@ -21,6 +21,8 @@ from antiphon.app.sandbox.media.messages import (
 )
 from antiphon.app.sandbox.sandbox_process import SandboxError
 
+pytestmark = pytest.mark.processes
+
 MODULE = "tests.app.sandbox.confined_worker"
 LANDLOCK, NETWORK = "landlock", "an own network namespace"
 

@@ -20,6 +20,8 @@ from antiphon.engine.process import resident_memory
 from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
 
+pytestmark = pytest.mark.processes
+
 Start = Callable[..., SandboxProcess]
 LANDLOCK, NETWORK = "landlock", "an own network namespace"
 CPU_LIMITS_S = {"boundless grammars": 0.05, "watched grammars": SANDBOX_CPU_LIMIT_S, "no library": SANDBOX_CPU_LIMIT_S}

@@ -22,6 +22,8 @@ from tests.harmony.template_models import TEMPLATES_FOLDER
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
+pytestmark = pytest.mark.processes
+
 SERVER = partial(
     serve,
     partial(scripted_registry, SCRIPT, delay=0.01),

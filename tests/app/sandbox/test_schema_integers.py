@@ -10,6 +10,8 @@ from llguidance import LLMatcher
 from antiphon.app.sandbox.grammar_checker import GrammarChecker
 from antiphon.app.sandbox.grammar_worker import _byte_tokenizer
 
+pytestmark = pytest.mark.processes
+
 FLOAT, BITS = "which a 64-bit float does not hold exactly", "which has more than 63 bits"
 
 

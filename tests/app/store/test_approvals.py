@@ -20,6 +20,8 @@ from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 NONCE = "0123456789abcdef" * 2
 NUM_RACES = 200 if FULL_COUNTS else 20
 RACE_PROGRAM = """

@@ -23,6 +23,8 @@ from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 NUM_KILLS = 200 if FULL_COUNTS else 3
 PROGRAM = """
 import asyncio, itertools, os, random, sys

@@ -30,6 +30,8 @@ from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
 
+pytestmark = pytest.mark.processes
+
 
 def text_of(events: Sequence[dict[str, Any]]) -> str:
     response = check_stream(list(events))

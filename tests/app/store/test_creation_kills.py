@@ -17,6 +17,8 @@ from antiphon.app.store.tables import SCHEMA_VERSION
 from tests.app.store.store_helpers import open_test_store
 from tests.counts import FULL_COUNTS
 
+pytestmark = pytest.mark.processes
+
 NUM_KILLS_UNLESS_FULL = 7
 KILLED_STARTS = """
 import asyncio, os, signal, sqlite3, sys

@@ -18,6 +18,8 @@ from tests.conftest import StartServer
 from tests.progress import HANG_TIMEOUT_S
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 HELLO = [{"name": f"hello {n}", "output": ["Hello."]} for n in range(8)]
 BODY = {"model": "scripted", "input": "Hi"}
 

@@ -1,8 +1,12 @@
 """The time after which a client learns that a server died, as the documentation promises it."""
 
+import pytest
+
 from antiphon.app.store.postgres.follower import FOLLOW_POLL_INTERVAL_S
 from antiphon.app.store.write_ops import StoreTimings
 from tests.syntax import ROOT
+
+pytestmark = pytest.mark.processes
 
 
 def test_failover_is_seen_within_ten_seconds() -> None:

@@ -29,6 +29,8 @@ from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 
+pytestmark = pytest.mark.processes
+
 NUM_KILLS = 200 if FULL_COUNTS else 2
 NUM_STREAMS = 16 if FULL_COUNTS else 4
 NUM_CLUSTER_STREAMS = 16

@@ -23,6 +23,8 @@ from antiphon.app.store.tables import SCHEMA_VERSION
 from tests.app.store.store_helpers import SqlitePlace, StorePlace, add_log, open_test_store
 from tests.serving import scripted_registry, serve
 
+pytestmark = pytest.mark.processes
+
 SCRIPT: list[dict[str, Any]] = [{"name": "any", "output": ["word "] * 50}]
 
 

@@ -31,6 +31,8 @@ from tests.conftest import StartServer
 from tests.postgres_server import PASSWORD, PostgresServer, run_postgres
 from tests.progress import HANG_TIMEOUT_S
 
+pytestmark = pytest.mark.processes
+
 QUIET = StoreTimings(heartbeat_s=3600, lease_s=3600)
 """Without heartbeats, whose commits would come between those of a test."""
 ITEM = InputMessage(role="user", content="hi", id="msg_1")

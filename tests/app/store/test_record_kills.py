@@ -4,11 +4,14 @@ import asyncio
 import random
 
 import httpx
+import pytest
 
 from tests.app.store.killed_servers import read_until_killed, replay, run_server
 from tests.app.store.store_helpers import StorePlace, read_uses
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S
+
+pytestmark = pytest.mark.processes
 
 NUM_KILLS = 40 if FULL_COUNTS else 2
 NUM_TURNS = 8

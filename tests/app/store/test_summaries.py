@@ -12,6 +12,8 @@ from antiphon.app.turn_types.turn_stats import TurnStats, TurnTimes
 from tests.app.store.continued_turns import read_end, run_context, start_turn, wait_for_entries
 from tests.app.store.store_helpers import StorePlace
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 async def tables(place: StorePlace) -> StorePlace:

@@ -22,6 +22,8 @@ from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
 from tests.progress import HANG_TIMEOUT_S
 
+pytestmark = pytest.mark.processes
+
 NUM_KILLS = 100 if FULL_COUNTS else 2
 NUM_TAKEOVERS = 100 if FULL_COUNTS else 1
 NUM_RACES = 50 if FULL_COUNTS else 8

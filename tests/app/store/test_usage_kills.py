@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.app.server_helpers import free_port
 from tests.app.store.store_helpers import StorePlace
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
+
+pytestmark = pytest.mark.processes
 
 NUM_TURNS = 10_000 if FULL_COUNTS else 120
 NUM_THREADS = 8

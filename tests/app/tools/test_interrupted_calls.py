@@ -21,6 +21,8 @@ from tests.progress import HANG_TIMEOUT_S
 from tests.serving import serve
 from tests.syntax import ROOT
 
+pytestmark = pytest.mark.processes
+
 check_extra()
 ERAS = pytest.mark.parametrize("is_legacy", [False, True], ids=["2026-07-28", "legacy"])
 CALLS = pytest.mark.parametrize(
