@@ -79,7 +79,7 @@ def measure(core: Core, model: DraftModel, percent: int, streams: int, options: 
     """Returns a row of the table. Checks that drafts change no token."""
     clock = time.process_time if options.cpu_time else time.perf_counter
     drafting, forward = core.drafting, model.forward
-    core._clock = clock
+    core.clock = clock
     assert core._prefill_budget is not None
     drafting._model = None
     wanted, _ = run_streams(core, streams, options.tokens, clock)

@@ -110,12 +110,12 @@ def measure_gaps(core: Core, num_steps: int, num_pictures: int = 0) -> list[floa
         _add_streams(core, num_steps)
         last: dict[str, float] = {}
         found: list[float] = []
-        while any(name.startswith("text") for name in core._jobs):
-            if num_pictures and not any(name.startswith("picture") for name in core._jobs):
+        while any(name.startswith("text") for name in core.jobs):
+            if num_pictures and not any(name.startswith("picture") for name in core.jobs):
                 core.add(_make_picture_job(next(numbers)))
             _run_step(core, last, found)
         gaps += found[NUM_STREAMS * WARM_UP_STEPS :]
-    for name in list(core._jobs):
+    for name in list(core.jobs):
         core.cancel(name)
         core.step()
     return gaps

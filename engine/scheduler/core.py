@@ -50,8 +50,8 @@ class Core:
     A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
     has no such chunk: its only chunk has `finish` set.
 
-    The parts `forward`, `scheduler`, `cache_manager`, `drafting` and `intake` are public for benchmarks and
-    tests, which read them between two steps.
+    The parts `forward`, `scheduler`, `cache_manager`, `drafting`, `intake`, `jobs` and `clock` are public for
+    benchmarks and tests, which use them between two steps.
     """
 
     waits_for_pictures = False
@@ -80,7 +80,7 @@ class Core:
         self.info, self.forward = info, forward
         self.adapters, self.pictures = adapters, pictures
         self.intake = JobIntake(info, grammars, adapters, pictures, clock)
-        self._kernels, self._before_pass, self._clock = kernels, before_pass, clock
+        self._kernels, self._before_pass, self.clock = kernels, before_pass, clock
         cache_tokens = max_cache_tokens or max_num_seqs * info.max_model_len
         self._prefill_budget = (
             PrefillBudget(max_batched_tokens, forward.prompt_alignment) if forward.supports_chunked_prefill else None
@@ -102,7 +102,7 @@ class Core:
         if adapters is not None:
             adapters.on_unload = self.cache_manager.prefix_cache.remove_adapter
         self.drafting = Drafting(self._prefill_budget, clock, max_draft_seqs, draft_model, info.suppressed_ids)
-        self._jobs: dict[str, Sequence] = {}
+        self.jobs: dict[str, Sequence] = {}
         self._outbox: list[JobChunk] = []
         self._num_steps = self._prompt_tokens = self._prefix_hit_tokens = self._generated_tokens = (
             self._finished_jobs
@@ -111,7 +111,7 @@ class Core:
     @property
     def has_work(self) -> bool:
         """True if `step` has a job to run or a chunk to return."""
-        return bool(self._jobs or self._outbox)
+        return bool(self.jobs or self._outbox)
 
     def stats(self) -> EngineStats:
         """Returns current counts and totals since the start. May be called from any thread."""
@@ -139,33 +139,33 @@ class Core:
 
     def add(self, job: Job) -> None:
         """Queues a job. Raises `EngineError` if it cannot run on this engine or the queue is full."""
-        if job.id in self._jobs:
+        if job.id in self.jobs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
         sequence = self.intake.build_sequence(job)
         displaced = self.scheduler.add(sequence)
-        self._jobs[job.id] = sequence
+        self.jobs[job.id] = sequence
         if displaced is not None:
             self._end_job(displaced, Chunk(finish="error", fault=DISPLACED))
 
     def cancel(self, job_id: str) -> None:
         """Ends a job and frees its slot. The next step returns its last chunk. Unknown ids are ignored."""
-        if job_id in self._jobs:
-            self._end_job(self._jobs[job_id], Chunk(finish="cancelled"))
+        if job_id in self.jobs:
+            self._end_job(self.jobs[job_id], Chunk(finish="cancelled"))
 
     def step(self) -> list[JobChunk]:
         """Admits waiting jobs, then returns pending chunks or, if there are none, runs the model once.
 
         Never raises because of a job: the job ends with a fault instead.
         """
-        now = self._clock()
-        for sequence in list(self._jobs.values()):
+        now = self.clock()
+        for sequence in list(self.jobs.values()):
             fault = deadline_fault(sequence, now)
             if fault is not None:
                 self._end_job(sequence, Chunk(finish="error", fault=fault))
         self._admit_waiting()
         if self.pictures is not None:
             for user, fault in self.pictures.update(self.scheduler.running):
-                self._end_job(self._jobs[user.job.id], Chunk(finish="error", fault=fault))
+                self._end_job(self.jobs[user.job.id], Chunk(finish="error", fault=fault))
         self.waits_for_pictures = False
         if not self._outbox and self.scheduler.running:
             self._run_model()
@@ -216,7 +216,7 @@ class Core:
         num_decoding = sum(entry.sequence.num_pending == 1 for entry in scheduled)
         self._num_steps += 1
         self._before_pass()
-        started_at = self._clock()
+        started_at = self.clock()
         try:
             prefetch_masks(
                 entry.sequence.sampling_state.grammar
@@ -233,7 +233,7 @@ class Core:
             return
         for entry in scheduled:
             self._prompt_tokens += entry.sequence.take_newly_computed()
-        self.drafting.record(scheduled, outputs, num_decoding, self._clock() - started_at)
+        self.drafting.record(scheduled, outputs, num_decoding, self.clock() - started_at)
         for output in outputs:
             self._emit_output(output)
 
@@ -273,7 +273,7 @@ class Core:
         """Removes a job and queues its last chunk. Its cache may be reused by other jobs if `keep_cache` is set."""
         self.scheduler.remove(sequence)
         self._free_memory(sequence, keep=keep_cache and sequence.is_reusable)
-        if self._jobs.pop(sequence.job.id, None) is not None:
+        if self.jobs.pop(sequence.job.id, None) is not None:
             self._finished_jobs += 1
             self._failed_jobs += chunk.finish == "error"
             self._outbox.append((sequence.job.id, chunk))

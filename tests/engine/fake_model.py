@@ -70,9 +70,9 @@ class FakeModel:
         keys, negated = item.cache.write_and_read(0, ids, -ids)
         history = [int(token) for token in keys[0, 0, :, 0].tolist()]
         assert history == [-int(token) for token in negated[0, 0, :, 0].tolist()]
-        return [self._logits_after(history[: len(history) - later]) for later in reversed(range(item.num_logits))]
+        return [self.logits_after(history[: len(history) - later]) for later in reversed(range(item.num_logits))]
 
-    def _logits_after(self, history: list[int]) -> Tensor:
+    def logits_after(self, history: list[int]) -> Tensor:
         generator = torch.Generator().manual_seed(random.Random(repr(history)).getrandbits(40))
         row = torch.rand(VOCAB_SIZE, generator=generator)
         row[self.next_token(history)] += 2.0

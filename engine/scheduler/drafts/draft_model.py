@@ -115,7 +115,7 @@ class DraftModel:
         }
         while inputs:
             logits = self._forward.run([SequenceInput(held[index].cache, ids, 1) for index, ids in inputs.items()])
-            tokens = dict(zip(inputs, self._pick(logits), strict=True))
+            tokens = dict(zip(inputs, self.pick(logits), strict=True))
             for index, token in tokens.items():
                 drafts[index].append(token)
             inputs = {
@@ -136,7 +136,7 @@ class DraftModel:
         self._prefix_cache.insert(sequence.cache_key, sequence.tokens[: held.cache.length], held.cache)
         self._prefix_cache.evict_to(min(self.max_tokens - self._running_tokens(), self._max_idle_tokens))
 
-    def _pick(self, logits: Tensor) -> list[int]:
+    def pick(self, logits: Tensor) -> list[int]:
         """Returns the most likely token of each row (rows, vocabulary)."""
         logits = logits[:, : self._vocab_size]
         if self._suppressed_ids:

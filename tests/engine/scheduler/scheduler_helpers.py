@@ -7,6 +7,14 @@ from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.scheduler import Scheduler
 from antiphon.engine.scheduler.sequence import Sequence
 
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.4, "seed": 5},
+    {"temperature": 1.0, "seed": 6, "top_p": 0.9, "top_k": 20},
+    {"temperature": 0.3, "seed": 7, "presence_penalty": 0.4, "frequency_penalty": 0.1, "repetition_penalty": 1.1},
+    {"logit_bias": {9: -1.0}, "min_tokens": 30},
+]
+
 
 def make_sequence(name: str, owner: str = "", length: int = 10, priority: int = 0) -> Sequence:
     job = Job(id=name, tokens=(5,) * length, owner=owner, priority=priority)

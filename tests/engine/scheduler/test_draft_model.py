@@ -25,6 +25,7 @@ from tests.engine.fake_model import (
     make_tokens,
     next_token_by_hash,
 )
+from tests.engine.scheduler.scheduler_helpers import SAMPLINGS
 from tests.engine.tiny_models import (
     DEVICE,
     copy_tiny_model,
@@ -37,14 +38,6 @@ from tests.engine.tiny_models import (
 
 DRAFT_TIME, TOKEN_TIME = 0.05, 0.01
 """Durations of a pass of the draft model, and of each token in a pass of the target model, in passes of the latter."""
-
-SAMPLINGS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.4, "seed": 5},
-    {"temperature": 1.0, "seed": 6, "top_p": 0.9, "top_k": 20},
-    {"temperature": 0.3, "seed": 7, "presence_penalty": 0.4, "frequency_penalty": 0.1, "repetition_penalty": 1.1},
-    {"logit_bias": {9: -1.0}, "min_tokens": 30},
-]
 
 
 def corrupt(next_token: NextToken, percent: int) -> NextToken:
@@ -67,7 +60,7 @@ def build_pair(
     draft_model = DraftModel(draft, vocab_size=VOCAB_SIZE, max_model_len=1000, max_tokens=draft_tokens)
     core, model = build_core_with_fake_model(next_token, **{"draft_model": draft_model, "max_draft_seqs": 0} | options)
     model.time_per_token = TOKEN_TIME
-    core._clock = core.drafting.model_drafts._clock = lambda: model.now + draft.now  # type: ignore[union-attr]
+    core.clock = core.drafting.model_drafts._clock = lambda: model.now + draft.now  # type: ignore[union-attr]
     return core, model, draft
 
 
@@ -178,7 +171,7 @@ def test_grammar_mask_is_computed_for_each_token_in_order() -> None:
     core, _, _ = build_pair(90)
     job = make_job(make_tokens(30), max_tokens=60, ignore_eos=True)
     core.add(job)
-    sequence = core._jobs["j"]
+    sequence = core.jobs["j"]
     histories: list[list[int]] = []
 
     class EvenMatcher:
@@ -312,11 +305,11 @@ def test_suppressed_and_unknown_tokens_are_neither_proposed_nor_read() -> None:
     model = DraftModel(draft, vocab_size=30, max_model_len=100, max_tokens=1000, suppressed_ids=(3, 4, 49))
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, [49, 3, 4, 7]] = torch.tensor([9.0, 8.0, 7.0, 6.0])
-    assert model._pick(logits) == [7]
+    assert model.pick(logits) == [7]
     core, _ = build_plain()
     for tokens, is_known in (([5, 29], True), ([5, 30], False), ([5] * 95, False)):
         core.add(make_job(tokens, str(len(tokens) + tokens[-1])))
-        sequence = core._jobs[str(len(tokens) + tokens[-1])]
+        sequence = core.jobs[str(len(tokens) + tokens[-1])]
         assert (model.count_unread(sequence, MAX_DRAFT_TOKENS) is not None) == is_known
 
 
@@ -340,12 +333,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def corrupt_choices(model: DraftModel, percent: int) -> None:
     """Makes the draft model, whose weights are those of the target, choose another token at a part of the places."""
-    pick, numbers = model._pick, random.Random(7)
+    pick, numbers = model.pick, random.Random(7)
 
     def pick_corrupted(logits: torch.Tensor) -> list[int]:
         return [token if numbers.randrange(100) < percent else 3 + token % 90 for token in pick(logits)]
 
-    model._pick = pick_corrupted  # type: ignore[method-assign]
+    model.pick = pick_corrupted  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

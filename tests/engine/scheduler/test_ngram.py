@@ -18,6 +18,7 @@ from antiphon.engine.scheduler.drafts.ngram import (
     find_continuation,
 )
 from tests.engine.fake_model import FakeModel, build_core_with_fake_model, next_token_by_hash
+from tests.engine.scheduler.scheduler_helpers import SAMPLINGS
 from tests.engine.tiny_models import build_tiny_core, generate_tokens, join_tokens, make_job, run_jobs
 
 NO_DRAFTS: dict[str, Any] = {"max_draft_seqs": 0}
@@ -123,16 +124,7 @@ def test_slow_accepted_drafts_cause_a_cooldown() -> None:
 
 
 @pytest.mark.parametrize("next_token", [next_cycle_token, next_token_by_hash, lambda history: 9])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {},
-        {"temperature": 0.4, "seed": 5},
-        {"temperature": 1.0, "seed": 6, "top_p": 0.9, "top_k": 20},
-        {"temperature": 0.3, "seed": 7, "presence_penalty": 0.4, "frequency_penalty": 0.1, "repetition_penalty": 1.1},
-        {"logit_bias": {9: -1.0}, "min_tokens": 30},
-    ],
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_drafts_change_no_token(next_token: Any, sampling: dict[str, Any]) -> None:
     job = make_job([*CYCLE, *CYCLE, 7], max_tokens=150, ignore_eos=True, **sampling)
     drafted, undrafted, model = run_with_and_without_drafts(job, next_token)
@@ -183,7 +175,7 @@ def test_grammar_mask_is_computed_for_each_token_in_order() -> None:
     histories: list[list[int]] = []
     (core, _), job = build_core_with_fake_model(next_cycle_token), make_job(CYCLE * 3, max_tokens=40, ignore_eos=True)
     core.add(job)
-    sequence = core._jobs["j"]
+    sequence = core.jobs["j"]
 
     class RecordingMatcher:
         is_finished = False
@@ -203,8 +195,8 @@ def test_grammar_mask_is_computed_for_each_token_in_order() -> None:
 
 def test_nan_row_of_a_draft_fails_after_the_valid_tokens() -> None:
     core, model = build_core_with_fake_model(next_cycle_token)
-    logits_after = model._logits_after
-    model._logits_after = lambda history: logits_after(history) * (float("nan") if len(history) > 40 else 1.0)  # type: ignore[method-assign]
+    logits_after = model.logits_after
+    model.logits_after = lambda history: logits_after(history) * (float("nan") if len(history) > 40 else 1.0)  # type: ignore[method-assign]
     chunks = run_jobs(core, make_job(CYCLE * 3, max_tokens=100, ignore_eos=True))["j"]
     assert len(join_tokens(chunks)) == 41 - 21
     assert chunks[-1].finish == "error" and not chunks[-1].tokens

@@ -313,8 +313,8 @@ def test_failed_step_leaves_no_entries() -> None:
 
 def test_sequence_with_nan_logits_leaves_no_entry() -> None:
     core, model = build_core_with_fake_model()
-    logits_after = model._logits_after
-    model._logits_after = lambda history: logits_after(history) * float("nan")  # type: ignore[method-assign]
+    logits_after = model.logits_after
+    model.logits_after = lambda history: logits_after(history) * float("nan")  # type: ignore[method-assign]
     assert run_jobs(core, make_job(make_tokens(50)))["j"][-1].finish == "error"
     assert not len(core.cache_manager.prefix_cache) and is_idle(core)
 

@@ -85,6 +85,14 @@ class Exchange:
             self.connection.data_received(each)
         return await self.finish()
 
+    def age(self, seconds: float) -> None:
+        """Sets the time of the last output back."""
+        self.connection._progress_at -= seconds
+
+    def check_silence(self) -> None:
+        """Runs the check of a timeout of 10 s."""
+        self.connection._check_silence(10)
+
     async def finish(self) -> HttpResponse:
         """Returns the response that the bytes so far complete."""
         async with asyncio.timeout(HANG_TIMEOUT_S):
@@ -265,8 +273,8 @@ class TestSlices:
     async def test_no_pass_runs_after_a_timeout(self) -> None:
         sink = RecordingSink(backlog_per_part=100)
         exchange = await start_exchange(CHUNKED, chunk(b"one"), sink=sink)
-        exchange.connection._progress_at -= 20
-        exchange.connection._check_silence(10)
+        exchange.age(20)
+        exchange.check_silence()
         exchange.connection._run_pass()
         assert sink.num_passes == 0
         with pytest.raises(SilenceTimeoutError):
@@ -357,17 +365,17 @@ class TestSilence:
     async def test_output_postpones_the_timeout(self) -> None:
         sink = RecordingSink()
         exchange = await start_exchange(CHUNKED, sink=sink)
-        exchange.connection._progress_at -= 20
+        exchange.age(20)
         exchange.connection.data_received(chunk(b"x"))
-        exchange.connection._check_silence(10)
+        exchange.check_silence()
         exchange.connection.data_received(END_CHUNK)
         assert (await exchange.finish()).status == 200
 
     async def test_begin_of_the_response_postpones_the_timeout(self) -> None:
         exchange = await start_exchange()
-        exchange.connection._progress_at -= 20
+        exchange.age(20)
         exchange.connection.data_received(CHUNKED)
-        exchange.connection._check_silence(10)
+        exchange.check_silence()
         exchange.connection.data_received(END_CHUNK)
         assert (await exchange.finish()).status == 200
 
@@ -382,7 +390,7 @@ class TestSilence:
     async def test_timeout_of_a_response_does_not_end_the_next_one(self) -> None:
         exchange = await start_exchange(ok(), silence_timeout_s=0.05)
         await exchange.finish()
-        exchange.connection._progress_at -= 20
+        exchange.age(20)
         task = asyncio.ensure_future(exchange.repeat())
         await asyncio.sleep(0.1)
         assert not task.done()
@@ -393,10 +401,10 @@ class TestSilence:
         sink = RecordingSink(backlog_per_part=1)
         sink.counts_outputs = False
         exchange = await start_exchange(CHUNKED, chunk(b"x"), sink=sink)
-        exchange.connection._progress_at -= 20
+        exchange.age(20)
         sink.num_outputs += 1
         exchange.connection._run_pass()
-        exchange.connection._check_silence(10)
+        exchange.check_silence()
         exchange.connection.data_received(END_CHUNK)
         assert (await exchange.finish()).status == 200
 
