@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
-from antiphon.engine.protocol import Chunk, Engine, Job
+import pytest
+
+from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
 
 
 async def stream_chunks(engine: Engine, job: Job) -> AsyncGenerator[Chunk, None]:
@@ -20,3 +22,13 @@ async def stream_chunks(engine: Engine, job: Job) -> AsyncGenerator[Chunk, None]
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
+
+
+async def collect_chunks(engine: Engine, job: Job) -> list[Chunk]:
+    return [chunk async for chunk in stream_chunks(engine, job)]
+
+
+async def get_error_code(engine: Engine, job: Job) -> str:
+    with pytest.raises(EngineError) as caught:
+        await collect_chunks(engine, job)
+    return caught.value.code

@@ -41,7 +41,7 @@ LATENT_ATTENTION = {
 }
 
 
-def _mrope(*sections: int, **parameters: Any) -> dict[str, Any]:
+def make_mrope(*sections: int, **parameters: Any) -> dict[str, Any]:
     """Returns rotary parameters with sections for time, height and width."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
     return {"rope_parameters": rope | parameters}
@@ -64,18 +64,18 @@ VISION_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"model_type": "pixtral"},
     ),
-    "qwen2_vl": ("qwen2_vl", _mrope(1, 1, 2), {}),
-    "qwen2_5_vl": ("qwen2_5_vl", _mrope(1, 1, 2), {}),
-    "qwen3_vl": ("qwen3_vl", _mrope(4, 6, 6) | {"head_dim": 32}, {"deepstack_visual_indexes": [0]}),
+    "qwen2_vl": ("qwen2_vl", make_mrope(1, 1, 2), {}),
+    "qwen2_5_vl": ("qwen2_5_vl", make_mrope(1, 1, 2), {}),
+    "qwen3_vl": ("qwen3_vl", make_mrope(4, 6, 6) | {"head_dim": 32}, {"deepstack_visual_indexes": [0]}),
     "qwen3_vl_moe": (
         "qwen3_vl_moe",
-        _mrope(4, 6, 6) | MOE | {"head_dim": 32},
+        make_mrope(4, 6, 6) | MOE | {"head_dim": 32},
         {"deepstack_visual_indexes": [0]},
     ),
     "kimi_k25": ("kimi_k25", {"model_type": "deepseek_v3"} | LATENT_ATTENTION, {}),
     "glm4v_moe": (
         "glm4v_moe",
-        _mrope(2, 3, 3, partial_rotary_factor=0.5)
+        make_mrope(2, 3, 3, partial_rotary_factor=0.5)
         | MOE
         | {"head_dim": 32, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
         {},

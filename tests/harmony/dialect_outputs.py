@@ -3,13 +3,12 @@
 import random
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from antiphon.harmony.template_format import TemplateFormat
-from tests.harmony.grammar_helpers import MatcherVocabulary
+from tests.harmony.grammar_helpers import load_llg_tokenizer
 
 CALLING_DIALECTS = [dialect for dialect in DIALECTS.values() if dialect.calls]
 
@@ -20,7 +19,7 @@ def draw_output_under_grammar(
     """Draws the output of a random model under the grammar. Returns None if it does not end within `max_tokens`."""
     grammar = model_format.build_grammar(RenderedPrompt((), "", False), prompt_input)
     assert grammar is not None
-    matcher = LLMatcher(_get_llg_tokenizer(model_format), LLMatcher.grammar_from_lark(grammar), log_level=0)
+    matcher = LLMatcher(load_llg_tokenizer(model_format), LLMatcher.grammar_from_lark(grammar), log_level=0)
     stop_token = (*model_format.stop_ids, *model_format.encode("<|im_end|>"))[0]
     tokens: list[int] = []
     while len(tokens) < max_tokens and not matcher.is_stopped():
@@ -38,28 +37,6 @@ def draw_output_under_grammar(
         assert matcher.consume_token(token)
         tokens.append(token)
     return tokens if matcher.is_stopped() else None
-
-
-def grammar_accepts(model_format: ModelFormat, text: str, prompt_input: Any) -> bool:
-    grammar = model_format.build_grammar(RenderedPrompt((), "", False), prompt_input)
-    assert grammar is not None
-    tokenizer = _get_llg_tokenizer(model_format)
-    source = LLMatcher.grammar_from_lark(grammar)
-    assert LLMatcher.validate_grammar(source, tokenizer) == "", grammar
-    matcher = LLMatcher(tokenizer, source, log_level=0)
-    tokens = model_format.encode(text)
-    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and not matcher.is_error() and matcher.is_accepting())
-
-
-_LLG_TOKENIZERS: dict[int, LLTokenizer] = {}
-
-
-def _get_llg_tokenizer(model_format: ModelFormat) -> LLTokenizer:
-    if id(model_format) not in _LLG_TOKENIZERS:
-        assert isinstance(model_format, TemplateFormat)
-        size = 256 + len(model_format.vocabulary.added_tokens)
-        _LLG_TOKENIZERS[id(model_format)] = LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, size)))
-    return _LLG_TOKENIZERS[id(model_format)]
 
 
 REAL_OUTPUTS = [

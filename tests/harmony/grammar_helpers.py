@@ -7,7 +7,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from antiphon.harmony.format import ModelFormat
 from antiphon.harmony.rendered_prompt import RenderedPrompt
-from tests.harmony import parser_helpers
+from antiphon.harmony.template_format import TemplateFormat
 
 
 class MatcherVocabulary:
@@ -26,22 +26,27 @@ class MatcherVocabulary:
 
 
 @cache
-def load_llg_tokenizer(name: str, byte_markers: bool = False) -> LLTokenizer:
-    model_format = parser_helpers.load_byte_format(name) if byte_markers else parser_helpers.load_token_format(name)
-    size = 201_088 if name == "gpt-oss" else 258 if byte_markers else 265
+def load_llg_tokenizer(model_format: ModelFormat) -> LLTokenizer:
+    size = 256 + len(model_format.vocabulary.added_tokens) if isinstance(model_format, TemplateFormat) else 201_088
     return LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, size)))
 
 
 def grammar_accepts(
-    model_format: ModelFormat, tokenizer: LLTokenizer, text: str, prompt_input: Any, *, thinking: bool = False
+    model_format: ModelFormat, text: str | list[int], prompt_input: Any, *, thinking: bool = False
 ) -> bool:
+    """Returns True if the text, or its tokens, is a whole output under the request's grammar, which must be valid."""
     grammar = model_format.build_grammar(RenderedPrompt((), "", thinking), prompt_input)
     assert grammar is not None
-    source = LLMatcher.grammar_from_lark(grammar)
-    assert LLMatcher.validate_grammar(source, tokenizer) == ""
+    tokenizer, source = load_llg_tokenizer(model_format), LLMatcher.grammar_from_lark(grammar)
+    assert LLMatcher.validate_grammar(source, tokenizer) == "", grammar
     matcher = LLMatcher(tokenizer, source, log_level=0)
+    tokens = model_format.encode(text) if isinstance(text, str) else text
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and not matcher.is_error() and matcher.is_accepting())
+
+
+def accepts_output(model_format: ModelFormat, text: str, prompt_input: Any, *, thinking: bool = False) -> bool:
+    """Returns what `grammar_accepts` does for the text without its end token."""
     end_tokens = {model_format.stop_ids[0], *model_format.encode("<|im_end|>")} - set(model_format.encode("<|call|>"))
     tokens = model_format.encode(text)
     tokens = tokens[:-1] if tokens and tokens[-1] in end_tokens else tokens
-    consumed = matcher.try_consume_tokens(tokens) == len(tokens)
-    return bool(consumed and not matcher.is_error() and matcher.is_accepting())
+    return grammar_accepts(model_format, tokens, prompt_input, thinking=thinking)

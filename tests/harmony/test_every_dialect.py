@@ -29,7 +29,8 @@ from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ServerTool, ToolTable
 from antiphon.state.segments import Arguments, Call, Close, Say, Think
 from tests.harmony import parser_helpers
-from tests.harmony.dialect_outputs import CALLING_DIALECTS, REAL_OUTPUTS, draw_output_under_grammar, grammar_accepts
+from tests.harmony.dialect_outputs import CALLING_DIALECTS, REAL_OUTPUTS, draw_output_under_grammar
+from tests.harmony.grammar_helpers import grammar_accepts
 from tests.harmony.samples import SAMPLE_CALLS, write_sample_calls
 
 THINKING_DIALECTS = [dialect for dialect in CALLING_DIALECTS if dialect.think]

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from antiphon.events.tools import CustomTool, FunctionTool, GrammarFormat
 from antiphon.harmony.detect import DIALECTS
@@ -16,7 +15,7 @@ from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
-from tests.harmony.grammar_helpers import MatcherVocabulary, grammar_accepts, load_llg_tokenizer
+from tests.harmony.grammar_helpers import accepts_output
 
 TEMPLATE_DIALECTS = ["hermes", "qwen3-coder", "plain"]
 ACCEPTED_TRANSCRIPTS = {
@@ -96,9 +95,8 @@ def find_transcripts(name: str, names: Iterable[str]) -> list[Any]:
 def test_grammar_accepts_output_of_the_dialect(name: str) -> None:
     for case in find_transcripts(name, ACCEPTED_TRANSCRIPTS[name]):
         thinking = case.get("thinking", False)
-        assert grammar_accepts(
+        assert accepts_output(
             parser_helpers.load_token_format(name),
-            load_llg_tokenizer(name),
             case["text"],
             parser_helpers.build_prompt_input(),
             thinking=thinking,
@@ -109,9 +107,8 @@ def test_grammar_accepts_output_of_the_dialect(name: str) -> None:
 def test_grammar_accepts_markers_spelled_in_bytes(name: str) -> None:
     for case in find_transcripts(name, ACCEPTED_TRANSCRIPTS[name]):
         model_format, thinking = parser_helpers.load_byte_format(name), case.get("thinking", False)
-        assert grammar_accepts(
+        assert accepts_output(
             model_format,
-            load_llg_tokenizer(name, byte_markers=True),
             case["text"],
             parser_helpers.build_prompt_input(),
             thinking=thinking,
@@ -123,9 +120,9 @@ def test_grammar_rejects_malformed_output(name: str) -> None:
     for case in find_transcripts(name, REJECTED_TRANSCRIPTS[name]):
         thinking = case.get("thinking", False)
         model_format = parser_helpers.load_token_format(name)
-        assert not grammar_accepts(
-            model_format, load_llg_tokenizer(name), case["text"], parser_helpers.build_prompt_input(), thinking=thinking
-        ), case
+        assert not accepts_output(model_format, case["text"], parser_helpers.build_prompt_input(), thinking=thinking), (
+            case
+        )
 
 
 @pytest.mark.parametrize("name", parser_helpers.TRANSCRIPT_DIALECTS)
@@ -138,10 +135,10 @@ def test_grammar_without_tools_rejects_calls(name: str) -> None:
         text_case = next(
             case for case in parser_helpers.load_transcripts(name) if case["name"] == "reasoning then text"
         )
-        assert grammar_accepts(model_format, load_llg_tokenizer(name), text_case["text"], prompt_input)
+        assert accepts_output(model_format, text_case["text"], prompt_input)
         for case in parser_helpers.load_transcripts(name):
             if case["name"] == "one call":
-                assert not grammar_accepts(model_format, load_llg_tokenizer(name), case["text"], prompt_input)
+                assert not accepts_output(model_format, case["text"], prompt_input)
 
 
 GRAMMAR_DEFINITIONS = {"lark": 'start: "go " STEP\nSTEP: /[0-9]+/', "regex": r"go [0-9]+/?"}
@@ -158,12 +155,8 @@ def test_grammar_of_a_custom_tool_applies_inside_its_frame(name: str, syntax: An
     steer = CustomTool(name="steer", format=GrammarFormat(syntax=syntax, definition=GRAMMAR_DEFINITIONS[syntax]))
     prompt_input = parser_helpers.build_prompt_input(tools=ToolTable.from_request([steer, FunctionTool(name="now")]))
     model_format = parser_helpers.load_token_format(name)
-    assert grammar_accepts(
-        model_format, load_llg_tokenizer(name), CUSTOM_CALL_FRAMES[name].format("go 12"), prompt_input
-    )
-    assert not grammar_accepts(
-        model_format, load_llg_tokenizer(name), CUSTOM_CALL_FRAMES[name].format("stay"), prompt_input
-    )
+    assert accepts_output(model_format, CUSTOM_CALL_FRAMES[name].format("go 12"), prompt_input)
+    assert not accepts_output(model_format, CUSTOM_CALL_FRAMES[name].format("stay"), prompt_input)
 
 
 EMPTY_OBJECT_SCHEMA = {"type": "object", "additionalProperties": False}
@@ -195,39 +188,33 @@ def test_grammar_enforces_tool_choice_and_answer_schema(
 ) -> None:
     prompt_input = parser_helpers.build_prompt_input(**constraints)
     for case in find_transcripts(name, expected):
-        accepted = grammar_accepts(
-            parser_helpers.load_token_format(name), load_llg_tokenizer(name), case["text"], prompt_input
-        )
+        accepted = accepts_output(parser_helpers.load_token_format(name), case["text"], prompt_input)
         assert accepted == expected[case["name"]], case["name"]
     if "output_constraint" in constraints:
         for text, accepted in (("{}", True), ("\n{ }", True), ('{"a": 1}', False), ("{} and more", False), ("", False)):
-            assert (
-                grammar_accepts(parser_helpers.load_token_format(name), load_llg_tokenizer(name), text, prompt_input)
-                == accepted
-            ), text
+            assert accepts_output(parser_helpers.load_token_format(name), text, prompt_input) == accepted, text
 
 
 def test_gpt_oss_grammar_enforces_tool_choice_and_answer_schema() -> None:
-    model_format, tokenizer, final = (
+    model_format, final = (
         parser_helpers.load_token_format("gpt-oss"),
-        load_llg_tokenizer("gpt-oss"),
         "<|channel|>final<|message|>",
     )
     (reasoning_case, call_case) = find_transcripts("gpt-oss", ["reasoning then text", "reasoning then call"])
     required = parser_helpers.build_prompt_input(**REQUIRED_CALL)
-    assert not grammar_accepts(model_format, tokenizer, reasoning_case["text"], required) and grammar_accepts(
-        model_format, tokenizer, call_case["text"], required
+    assert not accepts_output(model_format, reasoning_case["text"], required) and accepts_output(
+        model_format, call_case["text"], required
     )
     answer = parser_helpers.build_prompt_input(
         output_constraint=OutputConstraint(schema=EMPTY_OBJECT_SCHEMA), tool_choice="none"
     )
-    assert grammar_accepts(model_format, tokenizer, f"{final}{{}}<|return|>", answer)
-    assert not grammar_accepts(model_format, tokenizer, f"{final}Hello.<|return|>", answer)
-    assert not grammar_accepts(model_format, tokenizer, reasoning_case["text"], answer) and not grammar_accepts(
-        model_format, tokenizer, call_case["text"], answer
+    assert accepts_output(model_format, f"{final}{{}}<|return|>", answer)
+    assert not accepts_output(model_format, f"{final}Hello.<|return|>", answer)
+    assert not accepts_output(model_format, reasoning_case["text"], answer) and not accepts_output(
+        model_format, call_case["text"], answer
     )
     other_tool = parser_helpers.build_prompt_input(tool_choice="required", allowed_tools=frozenset({"now"}))
-    assert not grammar_accepts(model_format, tokenizer, call_case["text"], other_tool)
+    assert not accepts_output(model_format, call_case["text"], other_tool)
 
 
 OUTPUT_CONSTRAINTS = [
@@ -252,23 +239,18 @@ def test_text_has_the_required_form(
 ) -> None:
     prompt_input = parser_helpers.build_prompt_input(output_constraint=constraint, tool_choice="none")
     for text in (*accepted, *refused):
-        is_accepted = grammar_accepts(
-            parser_helpers.load_token_format(name), load_llg_tokenizer(name), frame.replace("{}", text), prompt_input
-        )
+        is_accepted = accepts_output(parser_helpers.load_token_format(name), frame.replace("{}", text), prompt_input)
         assert is_accepted == (text in accepted), text
 
 
 def test_grammar_leaves_reasoning_before_the_answer_free() -> None:
-    model_format, tokenizer, prompt_input = (
+    model_format, prompt_input = (
         parser_helpers.load_token_format("hermes"),
-        load_llg_tokenizer("hermes"),
         parser_helpers.build_prompt_input(output_constraint=OutputConstraint(schema=EMPTY_OBJECT_SCHEMA)),
     )
     for text, thinking in (("<think>\nAny {words}.\n</think>\n\n{}", False), ("Any {words}.\n</think>\n\n{}", True)):
-        assert grammar_accepts(model_format, tokenizer, text, prompt_input, thinking=thinking)
-        assert not grammar_accepts(
-            model_format, tokenizer, text.replace("\n\n{}", "\n\nno"), prompt_input, thinking=thinking
-        )
+        assert accepts_output(model_format, text, prompt_input, thinking=thinking)
+        assert not accepts_output(model_format, text.replace("\n\n{}", "\n\nno"), prompt_input, thinking=thinking)
 
 
 TOKEN_MARKERS = {
@@ -296,7 +278,6 @@ def test_grammar_with_some_markers_as_tokens(name: str) -> None:
     assert offer is not None
     vocabulary = ByteVocabulary(TOKEN_MARKERS[name], (*DIALECTS[name].stop, "<|im_end|>"))
     model_format = TemplateFormat(DIALECTS[name], vocabulary, ChatTemplate("{{ messages }}"))
-    tokenizer = LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, 256 + len(vocabulary.added_tokens))))
     for prompt_input in (
         parser_helpers.build_prompt_input(tools=tools, tool_choice="required"),
         parser_helpers.build_prompt_input(tools=tools),
@@ -304,7 +285,7 @@ def test_grammar_with_some_markers_as_tokens(name: str) -> None:
         for text in ("", "a", "six or", "a\nb\n", "\n\n", "a<b"):
             prefix = "" if prompt_input.tool_choice == "required" else "So: 1 < 2\n"
             call = DIALECTS[name].calls[0].write_calls([(offer, json.dumps({"word": text, "free": f"{text}\n{text}"}))])
-            assert call is not None and grammar_accepts(model_format, tokenizer, prefix + call, prompt_input), text
+            assert call is not None and accepts_output(model_format, prefix + call, prompt_input), text
             segments, _ = parser_helpers.parse_tokens(
                 model_format, model_format.encode(prefix + call), prompt_input=prompt_input
             )
@@ -313,10 +294,8 @@ def test_grammar_with_some_markers_as_tokens(name: str) -> None:
                 and parser_helpers.format_segments(segments)[-1] == "close"
             ), text
         call = DIALECTS[name].calls[0].write_calls([(offer, json.dumps({"word": "sevenlt", "free": ""}))])
-        assert call is not None and not grammar_accepts(model_format, tokenizer, call, prompt_input)
-        assert grammar_accepts(model_format, tokenizer, "One < two.", prompt_input) is (
-            prompt_input.tool_choice == "auto"
-        )
+        assert call is not None and not accepts_output(model_format, call, prompt_input)
+        assert accepts_output(model_format, "One < two.", prompt_input) is (prompt_input.tool_choice == "auto")
 
 
 LIST_SCHEMA = {
@@ -339,12 +318,11 @@ LIST_SCHEMA = {
     ],
 )
 def test_grammar_limits_json_whitespace_to_one_line_or_indented(text: str, expected: bool) -> None:
-    model_format, tokenizer, prompt_input = (
+    model_format, prompt_input = (
         parser_helpers.load_token_format("plain"),
-        load_llg_tokenizer("plain"),
         parser_helpers.build_prompt_input(output_constraint=OutputConstraint(schema=LIST_SCHEMA)),
     )
-    assert grammar_accepts(model_format, tokenizer, text, prompt_input) is expected
+    assert accepts_output(model_format, text, prompt_input) is expected
 
 
 def test_required_call_without_callable_tools_has_no_grammar() -> None:

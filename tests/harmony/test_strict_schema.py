@@ -11,7 +11,7 @@ from antiphon.harmony.grammar import OutputConstraint
 from antiphon.harmony.strict_schema import MAX_SCHEMA_STEPS, close_objects
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
-from tests.harmony.grammar_helpers import grammar_accepts, load_llg_tokenizer
+from tests.harmony.grammar_helpers import accepts_output
 
 TEXT, NUMBER, ANY = {"type": "string"}, {"type": "integer"}, dict[str, Any]()
 A = {"type": "object", "properties": {"a": NUMBER}}
@@ -22,9 +22,8 @@ OBJECT = {"type": "object"}
 
 
 def accepts(schema: dict[str, Any], value: object) -> bool:
-    return grammar_accepts(
+    return accepts_output(
         parser_helpers.load_token_format("plain"),
-        load_llg_tokenizer("plain"),
         json.dumps(value),
         parser_helpers.build_prompt_input(output_constraint=OutputConstraint(schema=schema)),
     )
@@ -191,10 +190,10 @@ def test_arguments_of_tools_are_closed(name: str, strict: bool) -> None:
     prompt_input = parser_helpers.build_prompt_input(tools=tools, tool_choice="required")
     offer = tools.find_tool("f")
     assert offer is not None
-    model_format, tokenizer = parser_helpers.load_token_format(name), load_llg_tokenizer(name)
+    model_format = parser_helpers.load_token_format(name)
     for value, expected in (({"a": 1}, True), ({"a": 1, "z": 1}, False)):
         call = parser_helpers.DIALECTS[name].calls[0].write_calls([(offer, json.dumps({"o": value}))])
-        assert call is not None and grammar_accepts(model_format, tokenizer, call, prompt_input) is expected
+        assert call is not None and accepts_output(model_format, call, prompt_input) is expected
 
 
 @pytest.mark.parametrize(

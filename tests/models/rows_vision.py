@@ -1,8 +1,6 @@
 """Rows of the table of models: vision-language models."""
 
-from typing import Any
-
-from tests.engine.vision_models import VISION_CONFIG
+from tests.engine.vision_models import VISION_CONFIG, make_mrope
 from tests.models.rows import ModelRow
 from tests.models.rows_dense import LATENT, WINDOWS
 from tests.models.rows_hybrid import DELTA
@@ -32,24 +30,18 @@ OCR_TOWER = {
 PIXTRAL = TOWER | {"model_type": "pixtral"}
 
 
-def _mrope(*sections: int, **parameters: Any) -> dict[str, Any]:
-    """Returns rotary parameters with sections for time, height and width."""
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
-    return {"rope_parameters": rope | parameters}
-
-
 VISION_ROWS = (
     ModelRow("mistral3", config={"model_type": "mistral"}, vision=PIXTRAL),
     ModelRow("mistral3", "Ministral 3", {"model_type": "ministral3"}, vision=PIXTRAL, pictures="ministral3"),
-    ModelRow("qwen2_vl", config=_mrope(2, 3, 3), vision=TOWER),
-    ModelRow("qwen2_5_vl", config=_mrope(2, 3, 3), vision=TOWER),
-    ModelRow("qwen3_vl", config=_mrope(2, 3, 3), vision=TOWER | {"deepstack_visual_indexes": [0]}),
-    ModelRow("qwen3_vl_moe", config=_mrope(2, 3, 3) | EXPERTS, vision=TOWER | {"deepstack_visual_indexes": [0]}),
+    ModelRow("qwen2_vl", config=make_mrope(2, 3, 3), vision=TOWER),
+    ModelRow("qwen2_5_vl", config=make_mrope(2, 3, 3), vision=TOWER),
+    ModelRow("qwen3_vl", config=make_mrope(2, 3, 3), vision=TOWER | {"deepstack_visual_indexes": [0]}),
+    ModelRow("qwen3_vl_moe", config=make_mrope(2, 3, 3) | EXPERTS, vision=TOWER | {"deepstack_visual_indexes": [0]}),
     ModelRow("qwen3_5", config=DELTA, vision=TOWER),
     ModelRow("qwen3_5_moe", config=DELTA | EXPERTS | {"shared_expert_intermediate_size": 32}, vision=TOWER),
     ModelRow("gemma3", config=WINDOWED, vision=TOWER),
     ModelRow("kimi_k25", config={"model_type": "deepseek_v3"} | LATENT | ROUTED, vision=TOWER),
-    ModelRow("glm4v_moe", config=_mrope(1, 2, 1, partial_rotary_factor=0.5) | ROUTED | EXPERTS, vision=TOWER),
+    ModelRow("glm4v_moe", config=make_mrope(1, 2, 1, partial_rotary_factor=0.5) | ROUTED | EXPERTS, vision=TOWER),
     ModelRow("internvl", config={"model_type": "qwen2"}, vision=TOWER),
     ModelRow(
         "llava",
@@ -58,7 +50,7 @@ VISION_ROWS = (
     ),
     ModelRow("llava", "Pixtral", {"model_type": "mistral"}, vision=PIXTRAL, pictures="pixtral"),
     ModelRow("smolvlm", config={"model_type": "llama"}, vision=TOWER),
-    ModelRow("glm4v", config=_mrope(2, 3, 3, partial_rotary_factor=1.0), vision=TOWER),
+    ModelRow("glm4v", config=make_mrope(2, 3, 3, partial_rotary_factor=1.0), vision=TOWER),
     ModelRow("gemma4", config=GEMMA4 | WINDOWED, vision=GEMMA4_TOWER),
     ModelRow(
         "gemma4",

@@ -12,6 +12,7 @@ from torch import Tensor
 from antiphon.engine.forward.adapter_weights import BLOCK_ROWS, LoraWeight
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.kernels.lora import describe_group
+from antiphon.engine.protocol import Job
 from antiphon.engine.scheduler.core import Core
 from tests.engine.adapters.adapter_folders import (
     ATTENTION,
@@ -95,17 +96,21 @@ def test_eight_adapters_in_one_step_give_the_logits_of_merged_models(family: str
             assert (expected - merged_logits(base_model(family), prompt)).abs().max() > 0.05
 
 
+def make_adapter_jobs(prompts: list[list[int]], names: list[str]) -> list[Job]:
+    """Returns a job of each prompt and adapter, with the adapter's name in its id."""
+    return [
+        make_job(prompt, f"j{name}", adapter=name, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize("family", ["qwen3", "llama", "phi3"])
 def test_greedy_output_equals_that_of_merged_models(family: str, optimize: bool, tmp_path: Path) -> None:
     folders = make_adapters(tmp_path, family)
     core = build_adapted_core(family, folders, optimize=optimize)
     prompts, names = make_prompts(*range(9, 18)), ["", *folders]
-    jobs = [
-        make_job(prompt, f"j{name}", adapter=name, max_tokens=NUM_TOKENS, ignore_eos=True)
-        for prompt, name in zip(prompts, names, strict=True)
-    ]
-
+    jobs = make_adapter_jobs(prompts, names)
     together = {name: join_tokens(chunks) for name, chunks in run_jobs(core, *jobs).items()}
     alone = {job.id: generate_tokens(core, job) for job in jobs}
 
@@ -152,11 +157,7 @@ def test_paged_caches_serve_adapters(tmp_path: Path) -> None:
     folders = make_adapters(tmp_path, "qwen3", 3)
     core = build_adapted_core("qwen3", folders, paged_cache=True)
     prompts, names = make_prompts(9, 10, 11, 12), ["", *folders]
-    jobs = [
-        make_job(prompt, f"j{name}", adapter=name, max_tokens=NUM_TOKENS, ignore_eos=True)
-        for prompt, name in zip(prompts, names, strict=True)
-    ]
-
+    jobs = make_adapter_jobs(prompts, names)
     together = {name: join_tokens(chunks) for name, chunks in run_jobs(core, *jobs).items()}
 
     for prompt, name in zip(prompts, names, strict=True):

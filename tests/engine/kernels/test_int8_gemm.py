@@ -80,9 +80,11 @@ def test_largest_possible_sums_do_not_saturate(compiled_kernels: Kernels) -> Non
     assert torch.equal(compiled_kernels.multiply(-signs[:1], matrix), -functional.linear(signs[:1], signs))
 
 
-def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kernels: Kernels) -> None:
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kernels: Kernels, form: str) -> None:
     weight, bias, x = make_random_matrix(20, 64), make_random_matrix(20, seed=2), make_random_matrix(40, 64, seed=3)
-    matrix = compiled_kernels.pack_int8_weight(weight)
+    pack = compiled_kernels.pack_int4_weight if form == "int4" else compiled_kernels.pack_int8_weight
+    matrix = pack(weight)
     expected = compiled_kernels.multiply(x, matrix, bias)
     x[0], x[1, 5], x[2, 7], x[3], x[20, 63] = 0.0, NAN, INF, 1e-42, -INF
     for first in (0, 1, 2, 3, 20):

@@ -108,12 +108,18 @@ async def test_output_equals_generate(engine: ProcessEngine) -> None:
     assert len(source.loads) == 2 and count_descriptors() == before
 
 
-async def test_text_goes_on_while_a_picture_is_awaited(engine: ProcessEngine) -> None:
-    prompt = prompt_of(1)
+async def start_with_held_pictures(engine: ProcessEngine, prompt: Prompt) -> PictureSource:
+    """Starts the engine on a source that answers once `may_answer` is set."""
     source = PictureSource(prompt)
     source.may_answer.clear()
     engine.attach_media(source)
     await engine.start()
+    return source
+
+
+async def test_text_goes_on_while_a_picture_is_awaited(engine: ProcessEngine) -> None:
+    prompt = prompt_of(1)
+    source = await start_with_held_pictures(engine, prompt)
     waiting = asyncio.create_task(run(engine, prompt, "waits"))
     assert join_output(await run(engine, make_prompt(20), "text")) == generate_reference(FAMILY, make_prompt(20))
     assert not waiting.done()
@@ -158,10 +164,7 @@ async def test_arrays_that_do_not_fit_end_their_job_only(engine: ProcessEngine) 
 
 async def test_the_picture_of_a_cancelled_job_is_asked_for_again(engine: ProcessEngine) -> None:
     prompt = prompt_of(1)
-    source = PictureSource(prompt)
-    source.may_answer.clear()
-    engine.attach_media(source)
-    await engine.start()
+    source = await start_with_held_pictures(engine, prompt)
     first = asyncio.create_task(run(engine, prompt, "first"))
     while not source.loads:
         await asyncio.sleep(0.01)
@@ -175,10 +178,7 @@ async def test_the_picture_of_a_cancelled_job_is_asked_for_again(engine: Process
 
 async def test_a_deadline_ends_a_job_that_waits_for_its_picture(engine: ProcessEngine) -> None:
     prompt = prompt_of(1)
-    source = PictureSource(prompt)
-    source.may_answer.clear()
-    engine.attach_media(source)
-    await engine.start()
+    source = await start_with_held_pictures(engine, prompt)
     chunks = await run(engine, prompt, "late", deadline=0.3)
     assert chunks[-1].fault is not None and chunks[-1].fault.code == "deadline_exceeded"
     source.may_answer.set()

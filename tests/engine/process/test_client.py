@@ -20,7 +20,7 @@ from antiphon.engine.process.messages import Report, StepReport
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, JobChunk
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scripted.engine import ScriptedEngine, ScriptedReply, ScriptStep
-from tests.engine.chunk_stream import stream_chunks
+from tests.engine.chunk_stream import collect_chunks, get_error_code, stream_chunks
 from tests.engine.threaded_engine import build_threaded_engine
 from tests.engine.tiny_models import (
     build_tiny_core,
@@ -49,10 +49,6 @@ async def start_engine(*, step_delay: float = 0.0, **options: Any) -> ProcessEng
     return engine
 
 
-async def collect_chunks(engine: ProcessEngine, job: Job) -> list[Chunk]:
-    return [chunk async for chunk in stream_chunks(engine, job)]
-
-
 async def wait_until_idle(engine: ProcessEngine) -> bool:
     for _ in range(200):
         stats = engine.stats()
@@ -60,12 +56,6 @@ async def wait_until_idle(engine: ProcessEngine) -> bool:
             return True
         await asyncio.sleep(0.01)
     return False
-
-
-async def get_error_code(engine: ProcessEngine, job: Job) -> str:
-    with pytest.raises(EngineError) as caught:
-        await collect_chunks(engine, job)
-    return caught.value.code
 
 
 async def test_concurrent_streams_get_their_own_tokens() -> None:
@@ -263,7 +253,7 @@ async def test_both_engines_implement_the_protocol() -> None:
     ]
     for engine in engines:
         await engine.start()
-        chunks = [chunk async for chunk in stream_chunks(engine, make_job(SHORT_PROMPT, max_tokens=2, ignore_eos=True))]
+        chunks = await collect_chunks(engine, make_job(SHORT_PROMPT, max_tokens=2, ignore_eos=True))
         assert [len(chunk.tokens) for chunk in chunks] == [0, 1, 1] and chunks[-1].finish == "length"
         assert engine.info.vocab_size == 96 and engine.stats().generated_tokens == 2
         await engine.wait_ready()

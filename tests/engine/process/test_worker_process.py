@@ -36,7 +36,7 @@ from antiphon.engine.process.spawn import PrespawnedWorker, describe_exit
 from antiphon.engine.process.timeouts import WorkerTimeouts
 from antiphon.engine.protocol import Chunk, EngineError, EngineStats, Fault, Job, Sampling, TokenLogprob
 from tests.counts import FULL_COUNTS
-from tests.engine.chunk_stream import stream_chunks
+from tests.engine.chunk_stream import collect_chunks, get_error_code, stream_chunks
 from tests.engine.fake_core import OUTPUT_TOKEN
 from tests.syntax import ROOT
 
@@ -61,16 +61,6 @@ async def run_engine(
 
 def make_job(name: str, prompt: str = "hello", max_tokens: int | None = 5, **options: Any) -> Job:
     return Job(id=name, tokens=tuple(prompt.encode()), sampling=Sampling(max_tokens=max_tokens), **options)
-
-
-async def collect_chunks(engine: ProcessEngine, job: Job) -> list[Chunk]:
-    return [chunk async for chunk in stream_chunks(engine, job)]
-
-
-async def get_error_code(engine: ProcessEngine, job: Job) -> str:
-    with pytest.raises(EngineError) as caught:
-        await collect_chunks(engine, job)
-    return caught.value.code
 
 
 def join_tokens(chunks: list[Chunk]) -> list[int]:
@@ -482,7 +472,7 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.process.client import ProcessEngine
-from tests.engine.chunk_stream import stream_chunks
+from tests.engine.chunk_stream import collect_chunks, get_error_code, stream_chunks
 
 async def main():
     engine = ProcessEngine(core_factory="tests.engine.fake_core:build_fake_core")

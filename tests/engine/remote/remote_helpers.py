@@ -189,3 +189,10 @@ def check_rules(chunks: list[Chunk]) -> None:
     assert (last.finish == "error") == (last.fault is not None)
     if last.finish == "stop" and last.stop_id is not None:
         assert last.tokens[-1] == last.stop_id
+
+
+async def run_job(engine: RemoteEngine, job_id: str = "job", **fields: Any) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    await engine.generate(make_job(job_id, **fields), chunks.append)
+    check_rules(chunks)
+    return chunks

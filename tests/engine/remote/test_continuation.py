@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.protocol import Chunk, EngineError, Job, Sampling
+from antiphon.engine.protocol import EngineError, Job, Sampling
 from antiphon.engine.remote.backend_apis.completions import CompletionsApi
 from antiphon.engine.remote.backend_apis.llama_cpp import LlamaCppApi
 from antiphon.engine.remote.engine import RemoteEngine
@@ -15,7 +15,6 @@ from tests.engine.remote.remote_helpers import (
     EOS,
     HELLO,
     build_engine,
-    check_rules,
     follow_gbnf,
     load_model,
     load_tokenizer,
@@ -23,14 +22,8 @@ from tests.engine.remote.remote_helpers import (
     merge_chunks,
     play_llama,
     remote_engine,
+    run_job,
 )
-
-
-async def run_job(engine: RemoteEngine, **fields: Any) -> list[Chunk]:
-    chunks: list[Chunk] = []
-    await engine.generate(make_job(**fields), chunks.append)
-    check_rules(chunks)
-    return chunks
 
 
 async def refuse_job(engine: RemoteEngine, **fields: Any) -> EngineError:

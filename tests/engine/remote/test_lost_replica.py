@@ -13,7 +13,6 @@ import pytest
 from llguidance import LLMatcher
 
 from antiphon.engine.protocol import Chunk
-from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteTimeouts
 from antiphon.engine.remote.remote_job import MAX_MOVES
 from antiphon.harmony.grammar import relax_whitespace
@@ -23,25 +22,17 @@ from tests.engine.remote.remote_helpers import (
     EOS,
     FAST,
     HELLO,
-    check_rules,
     follow_grammars,
     load_model,
     load_tokenizer,
-    make_job,
     merge_chunks,
     remote_engine,
+    run_job,
 )
 from tests.progress import HANG_TIMEOUT_S
 
 BROKEN = Reply([*sse(vllm_tokens(50), end=False), Reset()])
 """A reply with one token, after which the connection is lost."""
-
-
-async def run_job(engine: RemoteEngine, job_id: str = "job", **fields: Any) -> list[Chunk]:
-    chunks: list[Chunk] = []
-    await engine.generate(make_job(job_id, **fields), chunks.append)
-    check_rules(chunks)
-    return chunks
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

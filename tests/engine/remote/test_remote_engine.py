@@ -35,18 +35,12 @@ from tests.engine.remote.remote_helpers import (
     merge_chunks,
     play_llama,
     remote_engine,
+    run_job,
 )
 from tests.progress import HANG_TIMEOUT_S
 
 IMPATIENT = msgspec.structs.replace(FAST, continue_within_s=0.0)
 GRAMMAR = 'start: "a" "b"? "c"'
-
-
-async def run_job(engine: RemoteEngine, job_id: str = "job", **fields: Any) -> list[Chunk]:
-    chunks: list[Chunk] = []
-    await engine.generate(make_job(job_id, **fields), chunks.append)
-    check_rules(chunks)
-    return chunks
 
 
 async def fail_job(engine: RemoteEngine, job_id: str = "job", **fields: Any) -> EngineError:

@@ -19,7 +19,7 @@ from antiphon.engine.scripted.engine import (
     parse_script,
 )
 from antiphon.engine.scripted.playback import play_reply
-from tests.engine.chunk_stream import stream_chunks
+from tests.engine.chunk_stream import collect_chunks, stream_chunks
 
 ENGINE_INFO = EngineInfo(max_model_len=64, vocab_size=256, eos_ids=(0,))
 
@@ -39,10 +39,6 @@ def make_engine(*replies: ScriptedReply, **options: Any) -> ScriptedEngine:
 def make_job(text: str = "hi", name: str = "j", **options: Any) -> Job:
     sampling = Sampling(**{key: options.pop(key) for key in list(options) if key in Sampling.__struct_fields__})
     return Job(id=name, tokens=tuple(encode(text)), sampling=sampling, **options)
-
-
-async def collect_chunks(engine: ScriptedEngine, job: Job) -> list[Chunk]:
-    return [chunk async for chunk in stream_chunks(engine, job)]
 
 
 def decode_chunks(chunks: list[Chunk]) -> str:

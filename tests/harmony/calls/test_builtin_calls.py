@@ -28,7 +28,8 @@ from tests.harmony.calls.builtin_call_helpers import (
     read_shell,
     write_call,
 )
-from tests.harmony.dialect_outputs import draw_output_under_grammar, grammar_accepts
+from tests.harmony.dialect_outputs import draw_output_under_grammar
+from tests.harmony.grammar_helpers import grammar_accepts
 
 COMMANDS = ['cat "a b" | wc', "", "echo \U0001f600 \\n\ttab é"]
 SHELL_ARGUMENTS = json.dumps({"commands": COMMANDS, "timeout_ms": 5000})
