@@ -1,29 +1,27 @@
 """Fixtures for every test: real servers on real sockets, over a scripted engine."""
 
 import atexit
-import functools
 import gc
 import inspect
 import os
 import shutil
-import ssl
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx2._config import DEFAULT_TIMEOUT_CONFIG as HTTPX2_TIMEOUT_CONFIG
 
-from antiphon.app.store.sqlite.store import MemoryStore
-from antiphon.app.turns.manager import TurnManager
-from antiphon.app.turns.turn import Turn
 from tests.postgres_server import PostgresServer, run_postgres
 from tests.progress import HANG_TIMEOUT_S
-from tests.route_signatures import share_signatures
-from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
+
+if TYPE_CHECKING:
+    from antiphon.app.store.sqlite.store import MemoryStore
+    from tests.serving import RunningServer
 
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="antiphon-data-")
 atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
@@ -45,28 +43,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 pytest_plugins = ("tests.skip_report",)
 
-create_default_context = ssl.create_default_context
-
-
-@functools.cache
-def create_context_once(cafile: str) -> ssl.SSLContext:
-    return create_default_context(cafile=cafile)
-
-
-def create_shared_context(*args: Any, **options: Any) -> ssl.SSLContext:
-    """Creates a TLS context, or returns the one with the same root certificates.
-
-    Reading them takes longer than a request over loopback, and HTTP clients read them even for a plain `http:` URL.
-    """
-    is_shared = not args and options.keys() == {"cafile"}
-    return create_context_once(**options) if is_shared else create_default_context(*args, **options)
-
-
-ssl.create_default_context = create_shared_context
-
-share_signatures()
-
-StartServer = Callable[..., RunningServer]
+StartServer = Callable[..., "RunningServer"]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,26 +62,20 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def check_endings() -> Iterator[None]:
-    """Checks that every turn which ends in this process has a cause, whichever test it belongs to."""
-    without_ending: list[str] = []
-    on_turn_end = TurnManager._on_turn_end
-
-    def check_ending(self: TurnManager, model: Any, turn: Turn, *parts: Any) -> None:
-        if turn.stats.ending is None or turn.stats.times.ended is None:
-            without_ending.append(turn.log.id)
-        on_turn_end(self, model, turn, *parts)
-
-    TurnManager._on_turn_end = check_ending  # type: ignore[method-assign]
+    """Checks that every turn which ended in this process had a cause."""
     yield
-    assert not without_ending, f"turns that have ended without a cause: {without_ending}"
+    runtime = sys.modules.get("tests.server_runtime")
+    assert runtime is None or not runtime.turns_without_ending, "turns that have ended without a cause"
 
 
 @pytest.fixture
 def start_server() -> Iterator[StartServer]:
     """Starts servers: `start_server(script, **settings)`. All are stopped when the test ends."""
+    from tests.serving import serve
+
     with ExitStack() as stack:
 
-        def start(*args: Any, **settings: Any) -> RunningServer:
+        def start(*args: Any, **settings: Any) -> "RunningServer":
             running: AbstractContextManager[RunningServer] = serve(*args, **settings)
             return stack.enter_context(running)
 
@@ -112,7 +83,9 @@ def start_server() -> Iterator[StartServer]:
 
 
 @pytest.fixture
-async def memory_store() -> AsyncIterator[MemoryStore]:
+async def memory_store() -> AsyncIterator["MemoryStore"]:
+    from antiphon.app.store.sqlite.store import MemoryStore
+
     store = MemoryStore()
     yield store
     await store.close()
@@ -132,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", servers.values(), ids=servers, indirect=True)
 
 
-def start_module_server(request: pytest.FixtureRequest) -> AbstractContextManager[RunningServer]:
+def start_module_server(request: pytest.FixtureRequest) -> AbstractContextManager["RunningServer"]:
     """Starts the server of a test's module. A parameter that `SERVER` lacks is the fixture of this name."""
     start = getattr(request, "param", None) or request.module.SERVER
     required = [
@@ -145,7 +118,7 @@ def start_module_server(request: pytest.FixtureRequest) -> AbstractContextManage
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+def server(request: pytest.FixtureRequest) -> Iterator["RunningServer"]:
     """The server that all tests of a module share. The module defines `SERVER`, a call of `serve` without arguments.
 
     For example: `SERVER = partial(serve, SCRIPT, api_keys=("sk-test",))`. With `SERVERS`, calls by name, each test runs once with each server.
@@ -155,14 +128,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def fresh_server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+def fresh_server(request: pytest.FixtureRequest) -> Iterator["RunningServer"]:
     """A `server` that each test has for itself. A module where all tests need one says `server = fresh_server`."""
     with start_module_server(request) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: RunningServer) -> Iterator[Any]:
+def client(server: "RunningServer") -> Iterator[Any]:
     """The SDK of OpenAI for `server`, with its first key, which never retries."""
     from openai import OpenAI
 

@@ -30,6 +30,9 @@ from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_s
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import ModelFormat
 from tests.progress import wait_with_progress
+from tests.server_runtime import prepare_process
+
+prepare_process()
 
 Script = Path | Sequence[dict[str, Any]]
 WrapApp = Callable[[AsgiApp], AsgiApp]
