@@ -4,12 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
-import gguf
 import torch
 from safetensors.torch import save_file
 from torch import Tensor

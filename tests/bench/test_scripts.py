@@ -10,8 +10,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-pytest.importorskip("torch")
-
 from bench import install, peers, picture_peers
 from bench.install import find_script
 from bench.peers import PEERS

@@ -1,13 +1,8 @@
 """Tiny random mixtures of experts, one for each way in which transformers stores and applies experts."""
 
-from typing import Any, cast
-
-import pytest
-
-pytest.importorskip("torch")
-
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import transformers

@@ -1,10 +1,8 @@
 """The page of models says what the engine does."""
 
-import pytest
-
-pytest.importorskip("torch")
-
 from pathlib import Path
+
+import pytest
 
 from tests.counts import FULL_COUNTS
 from tests.models.judge import RowResult, judge_row

@@ -1,9 +1,5 @@
 """The contiguous KV cache of one sequence: growth, truncation, copies, and writes that were not committed."""
 
-import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.cache.base import CAPACITY_STEP_TOKENS, KVCache, round_capacity

@@ -4,9 +4,6 @@ import random
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool

@@ -5,12 +5,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch")
-
 import gguf
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel

@@ -3,9 +3,6 @@
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.checkpoint.quantized.compressed_tensors import _find_bits, _find_block_shape

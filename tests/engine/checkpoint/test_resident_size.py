@@ -4,9 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from msgspec import structs
 from torch import Tensor, nn
 

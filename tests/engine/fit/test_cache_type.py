@@ -3,9 +3,6 @@
 from typing import Any, cast
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 

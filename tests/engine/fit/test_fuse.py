@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import nn
 from transformers.models.llama import modeling_llama

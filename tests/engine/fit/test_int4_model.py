@@ -4,9 +4,6 @@ import re
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import transformers
 from transformers import AutoModelForCausalLM

@@ -7,9 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import nn
 

@@ -4,9 +4,6 @@ import itertools
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import nn
 

@@ -6,9 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import Tensor
 

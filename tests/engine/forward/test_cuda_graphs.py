@@ -9,9 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -3,9 +3,6 @@
 from unittest.mock import Mock
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.errors import LoadError

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.kernels import compiler
 from antiphon.engine.kernels.compiler import CompilationError, load_library
 from tests.engine.kernel_builds import find_c_compiler

@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import Tensor
 

@@ -1,9 +1,6 @@
 """The compiled product with 16-bit weights: the error of fp32, and rows that do not affect each other."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import Tensor, nn
 

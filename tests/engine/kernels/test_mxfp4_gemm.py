@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors

@@ -1,9 +1,6 @@
 """The compiled product with 16-bit weights that lie row by row: the error of fp32, and rows that affect only themselves."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import Tensor, nn
 

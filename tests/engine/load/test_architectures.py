@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor

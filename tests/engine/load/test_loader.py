@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file

@@ -1,11 +1,8 @@
 """Output with pictures equals that of transformers' `generate`, however jobs are batched, split, cached and preempted."""
 
-import pytest
-
-pytest.importorskip("torch")
-
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from antiphon.engine.protocol import EngineError

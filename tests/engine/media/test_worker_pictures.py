@@ -7,9 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.media_messages import ARRAY_ALIGNMENT, ArrayType, MediaArray, MediaArrays, MediaUnavailable

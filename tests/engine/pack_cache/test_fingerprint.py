@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.pack_cache.fingerprint import CHECKED_FOLDERS, ENGINE_DIR, LAYOUT_SOURCES, NUMBER_SOURCES
 
 

@@ -4,9 +4,6 @@ import stat
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.pack_cache.pack_file import ALIGNMENT_BYTES, DamagedPackError, PackEntry, PackFile, PackFileWriter

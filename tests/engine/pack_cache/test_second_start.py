@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint.gguf.stored_matrix import GgufMatrix
 from antiphon.engine.options import EngineOptions

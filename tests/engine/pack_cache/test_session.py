@@ -12,9 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import save_file
 

@@ -3,11 +3,6 @@
 import random
 from array import array
 from pathlib import Path
-
-import pytest
-
-pytest.importorskip("torch")
-
 from typing import Any
 
 from antiphon.engine.cache.contiguous import ContiguousKVCache

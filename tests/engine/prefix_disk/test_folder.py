@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.pack_cache.folder import MAX_UNFINISHED_AGE_S
 from antiphon.engine.prefix_disk import folder as folders
 from antiphon.engine.prefix_disk.folder import (

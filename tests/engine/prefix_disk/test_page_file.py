@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.prefix_disk.page_file import PAGE_MAGIC, DamagedPageError, PageCodec
 from antiphon.engine.prefix_disk.page_id import TOKENS_PER_PAGE as SIZE
 from antiphon.engine.prefix_disk.page_id import PageContext, PageId, list_pages

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.prefix_disk import loading, writer
 from antiphon.engine.prefix_disk.folder import PageFolder

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.builder import build_core
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions, LoraModule, SecretBytes

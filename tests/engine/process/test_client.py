@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.media_messages import MediaSpan
 from antiphon.engine.options import EngineOptions

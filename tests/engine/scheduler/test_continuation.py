@@ -5,9 +5,6 @@ import functools
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import transformers
 from transformers import AutoModelForCausalLM

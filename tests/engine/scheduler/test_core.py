@@ -5,9 +5,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.builder import build_core_from_model

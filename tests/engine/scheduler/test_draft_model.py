@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.builder import build_core, build_core_from_model

@@ -6,14 +6,9 @@ import time
 from collections import Counter
 from typing import Any
 
-import pytest
-
-from tests.progress import HANG_TIMEOUT_S
-
-pytest.importorskip("torch")
-
 import jsonschema
 import msgspec
+import pytest
 import torch
 from llguidance import LLMatcher, LLParserLimits
 from tokenizers import Tokenizer
@@ -31,6 +26,7 @@ from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.grammar import GrammarMatcher, compiler_factory, prefetch_masks
 from antiphon.engine.scheduler.step_output import GRAMMAR_TOO_COMPLEX
 from tests.engine.tiny_models import build_tiny_core, join_tokens, make_job, make_prompts, run_jobs
+from tests.progress import HANG_TIMEOUT_S
 
 JSON_SCHEMA = {
     "type": "object",

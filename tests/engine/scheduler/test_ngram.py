@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.engine.scheduler.drafts.ngram import (
     INITIAL_DRAFT_TOKENS,

@@ -6,8 +6,6 @@ from array import array
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.protocol import Chunk

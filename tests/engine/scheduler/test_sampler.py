@@ -4,9 +4,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.protocol import Sampling

@@ -4,9 +4,6 @@ import logging
 from typing import Any, cast
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import Tensor, nn
 

@@ -3,11 +3,8 @@
 import copy
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch")
-
 import msgspec
+import pytest
 import torch
 from transformers import PreTrainedModel
 

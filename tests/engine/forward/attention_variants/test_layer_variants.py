@@ -4,9 +4,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -4,9 +4,6 @@ import copy
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedModel
 

@@ -1,10 +1,8 @@
 """A model that cannot be packed says why, in words that name no type of transformers."""
 
-import pytest
-
-pytest.importorskip("torch")
-
 from types import SimpleNamespace
+
+import pytest
 
 from antiphon.engine.forward.attention_variants.packing_limits import (
     OWN_ATTENTION,

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from antiphon.engine.forward.recurrent.forward import MIXER_BLOCK_TOKENS, RecurrentForward
 from tests.engine.adapters.adapter_folders import (
     base_model,

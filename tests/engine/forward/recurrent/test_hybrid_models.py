@@ -4,9 +4,6 @@ import copy
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.builder import build_core_from_model

@@ -1,9 +1,6 @@
 """Caches with states: what may be reused, copied and dropped, and which tensors sequences share."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from antiphon.engine.forward.interface import SequenceInput

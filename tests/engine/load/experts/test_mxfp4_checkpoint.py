@@ -3,9 +3,6 @@
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

@@ -9,9 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
