@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.half_linear import HALF_DTYPES, pack_half_weight, unpack_half_weight
 from antiphon.engine.kernels.weight_rows import WeightRows
 from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
+from tests.engine.kernels.random_matrices import make_random_matrix
 
 FMA_BUILD_FLAGS = [INSTRUCTION_SET_FLAGS[index] for index in (1, 3, -1)]
 """Compiler flags for AVX512, AVX2 and portable C without AMX, whose results have other bits."""
@@ -18,10 +19,6 @@ NAN, INF = float("nan"), float("inf")
 @pytest.fixture(scope="module", params=["", *FMA_BUILD_FLAGS])
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return build_kernels(request.param, tmp_path_factory)
-
-
-def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def fp32_error_bound(inputs: int) -> float:

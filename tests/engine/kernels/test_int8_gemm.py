@@ -10,6 +10,7 @@ from torch.nn import functional
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int8_layout import ACTIVATION_LEVELS, OUTPUTS_PER_CHUNK, pack_int8_weight
 from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
+from tests.engine.kernels.random_matrices import make_random_matrix, pack_integers
 
 NAN, INF = float("nan"), float("inf")
 
@@ -17,10 +18,6 @@ NAN, INF = float("nan"), float("inf")
 @pytest.fixture(scope="module", params=INSTRUCTION_SET_FLAGS)
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return build_kernels(request.param, tmp_path_factory)
-
-
-def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def quantize_rows(x: Tensor, levels: int) -> Tensor:
@@ -58,11 +55,12 @@ def test_products_equal_those_of_rounded_values_in_any_batch(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("count", [0, 1, 5, 40])
-def test_gated_product_equals_the_product_of_the_gated_input(compiled_kernels: Kernels, count: int) -> None:
+def test_gated_product_equals_the_product_of_the_gated_input(compiled_kernels: Kernels, form: str, count: int) -> None:
     x, matrix, bias = (
         make_random_matrix(2, count, 160),
-        compiled_kernels.pack_int8_weight(make_random_matrix(40, 80, seed=2)),
+        pack_integers(compiled_kernels, form, make_random_matrix(40, 80, seed=2)),
         make_random_matrix(40, seed=3),
     )
     expected = compiled_kernels.multiply(compiled_kernels.silu_mul(x), matrix, bias)
@@ -80,8 +78,7 @@ def test_largest_possible_sums_do_not_saturate(compiled_kernels: Kernels) -> Non
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kernels: Kernels, form: str) -> None:
     weight, bias, x = make_random_matrix(20, 64), make_random_matrix(20, seed=2), make_random_matrix(40, 64, seed=3)
-    pack = compiled_kernels.pack_int4_weight if form == "int4" else compiled_kernels.pack_int8_weight
-    matrix = pack(weight)
+    matrix = pack_integers(compiled_kernels, form, weight)
     expected = compiled_kernels.multiply(x, matrix, bias)
     x[0], x[1, 5], x[2, 7], x[3], x[20, 63] = 0.0, NAN, INF, 1e-42, -INF
     for first in (0, 1, 2, 3, 20):
@@ -111,12 +108,13 @@ def test_strided_views_are_supported(compiled_kernels: Kernels, view: Any) -> No
     assert torch.equal(product, compiled_kernels.multiply(x.clone(memory_format=torch.contiguous_format), matrix))
 
 
-def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_all_instruction_sets_give_the_same_bits(form: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     x, weight, bias = make_random_matrix(70, 200), make_random_matrix(90, 200, seed=2), make_random_matrix(90, seed=3)
     results = []
     for flags in INSTRUCTION_SET_FLAGS:
         kernels = build_kernels(flags, tmp_path_factory)
-        results.append(kernels.multiply(x, kernels.pack_int8_weight(weight), bias))
+        results.append(kernels.multiply(x, pack_integers(kernels, form, weight), bias))
     assert all(torch.equal(result, results[0]) for result in results)
 
 

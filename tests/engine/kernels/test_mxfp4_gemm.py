@@ -18,6 +18,7 @@ from antiphon.engine.kernels.mxfp4_layout import (
     unpack_mxfp4_levels,
 )
 from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
+from tests.engine.kernels.random_matrices import make_random_matrix
 
 BUILD_FLAGS = [*INSTRUCTION_SET_FLAGS, "-mno-amx-int8 -mno-avx512f -mno-avx2 -mno-fma -mno-f16c"]
 """Compiler flags that disable instruction sets one by one; with the last, only portable C is left."""
@@ -28,10 +29,6 @@ NAN, INF = float("nan"), float("inf")
 @pytest.fixture(scope="module", params=BUILD_FLAGS)
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return build_kernels(request.param, tmp_path_factory)
-
-
-def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make_random_blocks(outputs: int, groups: int) -> tuple[Tensor, Tensor]:

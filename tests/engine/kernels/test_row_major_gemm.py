@@ -7,15 +7,12 @@ from torch import Tensor, nn
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
+from tests.engine.kernels.random_matrices import make_random_matrix
 
 
 @pytest.fixture(scope="module", params=["", *INSTRUCTION_SET_FLAGS[-2:]])
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return build_kernels(request.param, tmp_path_factory)
-
-
-def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def multiply(kernels: Kernels, x: Tensor, weight: Tensor) -> Tensor:
