@@ -16,7 +16,8 @@ from bench.peers import HF_ENV, VLLM_ENV
 from bench.random_models import create_model
 from bench.server_process import ServerProcess
 from tests.prove.check_results import print_results
-from tests.prove.live_engines import LLAMA_ENV, ROOT, find_free_port, llama_command, vllm_command, wait_until_healthy
+from tests.prove.live_engines import LLAMA_ENV, find_free_port, llama_command, vllm_command, wait_until_healthy
+from tests.syntax import ROOT
 
 FOLDER = BENCH_DIR / "check"
 MAX_OUTPUT_TOKENS = 12
