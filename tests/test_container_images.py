@@ -22,8 +22,6 @@ from tests.app.server_helpers import free_port
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
 
-pytestmark = pytest.mark.processes
-
 BUILDER = shutil.which("podman") or shutil.which("docker")
 BUILD_FLAGS = shlex.split(os.environ.get("ANTIPHON_IMAGE_BUILD_FLAGS", ""))
 RUN_FLAGS = shlex.split(os.environ.get("ANTIPHON_IMAGE_RUN_FLAGS", ""))
@@ -32,6 +30,7 @@ MAX_LIGHT_BYTES = 175_000_000
 SCRIPT = '[[reply]]\nname = "hello"\noutput = ["Hello, from an image."]\n'
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.skipif(BUILDER is None, reason="no builder of images (podman, docker) is installed"),
     pytest.mark.timeout(3600),
 ]
