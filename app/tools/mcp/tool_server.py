@@ -25,7 +25,7 @@ class ToolLimits(Struct, frozen=True, kw_only=True):
     list_timeout_s: float = 10
     """Time of a whole list."""
     call_timeout_s: float = 60
-    """Time of one call."""
+    """Time of one call. A server gives `tool_timeout_s` of its settings here."""
     start_timeout_s: float = 30
     """Time for a command to start and to negotiate the protocol. It comes before the time of a list or call."""
     cancel_grace_s: float = 1
