@@ -80,7 +80,7 @@ async def _run_server(
 ) -> int | None:
     screen = startup.create_console(sink)
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
-    _check_grpc(settings, len(options.models))
+    check_grpc(settings, len(options.models))
     check_tool_options(settings)
     read_allowed_hosts(settings)
     load_ssl_context(settings)  # first, so that an unusable certificate fails immediately
@@ -109,7 +109,7 @@ async def _run_server(
             await store.close()
 
 
-def _check_grpc(settings: Settings, num_models: int) -> None:
+def check_grpc(settings: Settings, num_models: int) -> None:
     """Raises `ServeError` if gRPC cannot be served: packages are missing, or there is no port for each model."""
     missing = [name for name in ("grpc", "grpc_health", "grpc_reflection") if find_spec(name) is None]
     if settings.grpc_port is not None and missing:
@@ -138,7 +138,7 @@ def _on_ready(display: startup.StartupDisplay, context: ServerContext, notes: di
     images = _explain_images(context)
     notes = {name: "; ".join(filter(None, (notes.get(name), images.get(name)))) for name in notes | images}
     display.show_ready(settings, context.models, port, notes, context.page_key)
-    _show_grpc(display, context)
+    show_grpc(display, context)
 
 
 def _write_runtime_file(context: ServerContext, port: int) -> None:
@@ -168,7 +168,7 @@ def _explain_images(context: ServerContext) -> dict[str, str]:
     return {name: f"Images are not shown to this model: {reason}." for name, reason in reasons.items() if reason}
 
 
-def _show_grpc(display: startup.StartupDisplay, context: ServerContext) -> None:
+def show_grpc(display: startup.StartupDisplay, context: ServerContext) -> None:
     """Shows each port of gRPC with the model whose engine service it has, if there are several."""
     for model, port in zip(context.models.served, context.grpc_ports, strict=False):
         name = model.names[0] if len(context.grpc_ports) > 1 else ""

@@ -84,6 +84,10 @@ class Database:
         self.files, self.batches = FileTables(connection), BatchTables(connection)
         self.uploads, self.usage = UploadTables(connection, self.files), UsageTable(connection)
 
+    def query_rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Runs one SQL statement for a look at the tables from outside, as tests need it. Returns all its rows."""
+        return list(self._connection.execute(statement, values).fetchall())
+
     def close(self) -> None:
         """Closes the connection."""
         self._connection.close()

@@ -26,7 +26,7 @@ from antiphon.app.store.history.bounded_read import read_in_thread
 from antiphon.app.store.history.claimed_responses import ClaimedResponses
 from antiphon.app.store.history.reads import HistoryReads
 from antiphon.app.store.outage import is_overdue
-from antiphon.app.store.tracked_logs import TrackedLogs
+from antiphon.app.store.tracked_logs import StoreDebug, TrackedLogs
 from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OpQueue, StoreChange, StoreTimings
 from antiphon.app.store.writer import StoreWriter
 from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents
@@ -61,6 +61,7 @@ class ResponseStore:
         self._is_volatile = databases[0].is_volatile
         self._logs = TrackedLogs(self._queue, self._database)
         self._logs.follow_remote = self._follow_remote
+        self.debug = StoreDebug(self._database, self._reader, self._logs)
         self._claimed = ClaimedResponses(self._reader, self._logs, name)
         self.history = HistoryReads(self._reader, self._logs)
         self._writer = StoreWriter(databases[0], name, self._queue, self._logs, timings, max_bytes)

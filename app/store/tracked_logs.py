@@ -13,6 +13,7 @@ from functools import partial, wraps
 from typing import Concatenate, ParamSpec
 
 import structlog
+from msgspec import Struct
 
 from antiphon.app.store.base import ClaimedResponse
 from antiphon.app.store.database import Database
@@ -236,3 +237,13 @@ class TrackedLogs:
         log.on_append = None
         log.mark_given_up()
         log.publish()
+
+
+class StoreDebug(Struct, frozen=True):
+    """Internals of a store, as tests look at them."""
+
+    database: Database
+    """For the event loop only."""
+    reader: Database
+    """For any thread. In memory, it is `database`."""
+    logs: TrackedLogs

@@ -102,7 +102,8 @@ class EventLog:
         It may call `withhold`, and `publish` later.
         """
         self._published_limit: int | None = None
-        self._open_readers: set[LogReader] = set()
+        self.open_readers: set[LogReader] = set()
+        """Readers that wait for entries or take them. Only the log changes the set."""
         self._num_kept: float = 0
         """Number of entries that the store keeps, from the first one on."""
         self._is_given_up = False
@@ -181,7 +182,7 @@ class EventLog:
 
     def _break_off_readers(self, number: int) -> None:
         """Breaks off the readers that have taken the entry `number`, in whose place the store has another or none."""
-        for reader in self._open_readers:
+        for reader in self.open_readers:
             reader.break_off(number)
 
     def withhold(self, count: int) -> None:
@@ -262,11 +263,11 @@ class EventLog:
     def open_reader(self, start: int, on_news: Callable[[], None]) -> "Iterator[LogReader]":
         """Opens a reader at index `start`. The event loop calls `on_news` if entries are published or the log ends."""
         reader = LogReader(self, start, on_news)
-        self._open_readers.add(reader)
+        self.open_readers.add(reader)
         try:
             yield reader
         finally:
-            self._open_readers.discard(reader)
+            self.open_readers.discard(reader)
             reader.detach()
 
     async def follow_entries(self, start: int = 0) -> AsyncGenerator[list[LogEntry], None]:
@@ -293,7 +294,7 @@ class EventLog:
         return self.response
 
     def _wake_readers(self) -> None:
-        for reader in self._open_readers:
+        for reader in self.open_readers:
             reader.notify()
 
 

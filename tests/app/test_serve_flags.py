@@ -531,7 +531,7 @@ async def test_chat_template_of_the_operator_replaces_that_of_the_model(tmp_path
 
 def test_line_about_images_joins_that_about_the_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, str]] = []
-    for name in ("tune_gc", "_write_runtime_file", "_show_grpc"):
+    for name in ("tune_gc", "_write_runtime_file", "show_grpc"):
         monkeypatch.setattr(launch, name, lambda *_: None)
     monkeypatch.setattr(launch, "_explain_images", lambda _: {"both": "No images.", "blind": "No images."})
     display: Any = SimpleNamespace(show_ready=lambda *args: shown.append(args[3]))

@@ -63,7 +63,7 @@ async def test_oldest_responses_beyond_the_store_size_are_deleted(tmp_path: Path
     path = tmp_path / "responses.db"
     await fill_store(path, {"old": 3, "middle": 2, "new": 1})
     database = SqliteDatabase(open_connection(path))
-    sizes = [row[0] for row in database._connection.execute("SELECT size FROM responses ORDER BY created")]
+    sizes = [row[0] for row in database.query_rows("SELECT size FROM responses ORDER BY created")]
     database.close()
     names = ("old", "middle", "new")
     assert await list_responses_after_a_sweep(path, names, store_max_gib=sum(sizes) / 2**30) == [*names]

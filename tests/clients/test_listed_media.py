@@ -168,7 +168,7 @@ def test_conversation_items_show_data_urls_only_if_included(
     client.conversations.items.delete(str(first.id), conversation_id=conversation.id)
     assert run(server, store.read_blob("", refer_to(PICTURE, "").sha256)) == PICTURE, "other items have it"
     client.conversations.delete(conversation.id)
-    counts = store._database._connection.execute("SELECT count(*) FROM blob_references WHERE kind = 'conversation'")
+    counts = store.debug.database.query_rows("SELECT count(*) FROM blob_references WHERE kind = 'conversation'")
     assert counts.fetchone()[0] == 0
 
 

@@ -28,9 +28,9 @@ server = fresh_server
 
 
 def count(server: RunningServer, table: str = "blobs") -> int:
-    reader: Any = server.context.store._reader
+    reader: Any = server.context.store.debug.reader
     assert not find_faults(reader)
-    return int(reader._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    return int(reader.query_rows(f"SELECT count(*) FROM {table}")[0][0])
 
 
 def create(client: openai.OpenAI, *messages: Any, **fields: Any) -> Any:

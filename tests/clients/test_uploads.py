@@ -38,9 +38,9 @@ def create(client: openai.OpenAI, size: int, **fields: Any) -> Any:
 
 def count_parts(server: RunningServer) -> int:
     """Returns the number of files in the database that no client can see."""
-    reader: Any = server.context.store._reader
+    reader: Any = server.context.store.debug.reader
     query = "SELECT count(*) FROM files WHERE upload IS NOT NULL"
-    return int(reader._connection.execute(query).fetchone()[0])
+    return int(reader.query_rows(query)[0][0])
 
 
 def test_sdk_has_no_untested_method_of_uploads() -> None:

@@ -40,9 +40,9 @@ class FakeInspection:
         self.queries: list[dict[str, list[str]]] = []
 
     def attach(self, page: Any) -> None:
-        page.route("**/v1/inspect/**", self._answer)
+        page.route("**/v1/inspect/**", self.answer)
 
-    def _answer(self, route: Any) -> None:
+    def answer(self, route: Any) -> None:
         parts = urlsplit(route.request.url)
         query = parse_qs(parts.query)
         path = parts.path.partition("/v1/inspect/")[2]

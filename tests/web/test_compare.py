@@ -132,11 +132,11 @@ def play(requests: list[str], runs: list[str], **record: Any) -> Any:
         listen(page)
         for number in (0, 1):
             fake = FakeInspection([make_summary(1)], events=make_rows(events[number]), **make_summary(number, **record))
-            page.route(f"**/turns/resp_{number}**", fake._answer)
-            page.route(f"**/turns/resp_{number}/events?**", fake._answer)
+            page.route(f"**/turns/resp_{number}**", fake.answer)
+            page.route(f"**/turns/resp_{number}/events?**", fake.answer)
             for path, bodies in (("request", requests), ("prompt?**", runs)):
                 page.route(f"**/resp_{number}/{path}", partial(fulfill, bodies[number]))
-        page.route("**/v1/inspect/turns?**", fake._answer)
+        page.route("**/v1/inspect/turns?**", fake.answer)
 
     return before
 

@@ -1,6 +1,7 @@
 """Finished logs that a store keeps in memory, since clients often read a response soon after it has ended."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from antiphon.app.turn_types.event_log import EventLog
 
@@ -28,6 +29,14 @@ class RecentLogs:
     def find(self, owner: str, response_id: str) -> EventLog | None:
         """Returns a log."""
         return self._logs.get((owner, response_id))
+
+    def __iter__(self) -> Iterator[EventLog]:
+        return iter(self._logs.values())
+
+    def clear(self) -> None:
+        """Drops all logs."""
+        self._logs.clear()
+        self._size = 0
 
     def drop(self, owner: str, response_id: str) -> None:
         """Drops a log, if it is there."""

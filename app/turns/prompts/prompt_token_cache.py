@@ -99,10 +99,13 @@ class PromptTokenCache:
 
     def __init__(self, bound: int = 2_000_000) -> None:
         self._bound = bound
-        self._size = 0
+        self.num_tokens = 0
+        """Tokens that count for `bound`: those of the turns, and a fixed number for each."""
         self._count = 0
-        self._turns: deque[_HistoryEntry] = deque()
-        self._by_start: dict[_PrefixKey, deque[_HistoryEntry]] = {}
+        self.turns: deque[_HistoryEntry] = deque()
+        """The remembered turns, oldest first."""
+        self.by_start: dict[_PrefixKey, deque[_HistoryEntry]] = {}
+        """The same turns by their first tokens, without empty queues."""
         self._by_id: dict[tuple[str, str], FinishedTurn] = {}
         self._lock = threading.Lock()
 
@@ -131,12 +134,12 @@ class PromptTokenCache:
         with self._lock:
             self._count += 1
             entry = _HistoryEntry(turn, start, self._count)
-            self._turns.append(entry)
+            self.turns.append(entry)
             self._by_id[turn.turn_prompt.owner, turn.response_id] = turn
             if turn.generated_tokens:  # a prefill can be compared, and has nothing to replay
-                self._by_start.setdefault(entry.start, deque()).append(entry)
-            self._size += _size_tokens(turn)
-            while self._size > self._bound:
+                self.by_start.setdefault(entry.start, deque()).append(entry)
+            self.num_tokens += _size_tokens(turn)
+            while self.num_tokens > self._bound:
                 self._evict_oldest()
 
     def find_turn(self, owner: str, response_id: str) -> FinishedTurn | None:
@@ -145,15 +148,15 @@ class PromptTokenCache:
             return self._by_id.get((owner, response_id))
 
     def _evict_oldest(self) -> None:
-        oldest = self._turns.popleft()
-        self._size -= _size_tokens(oldest.turn)
+        oldest = self.turns.popleft()
+        self.num_tokens -= _size_tokens(oldest.turn)
         self._by_id.pop((oldest.turn.turn_prompt.owner, oldest.turn.response_id), None)
         if not oldest.turn.generated_tokens:
             return
-        same_start = self._by_start[oldest.start]
+        same_start = self.by_start[oldest.start]
         same_start.popleft()
         if not same_start:
-            del self._by_start[oldest.start]
+            del self.by_start[oldest.start]
 
     def _replay_original(self, form: ModelFormat, starts: list[_PrefixKey], prompt: RenderedPrompt) -> RenderedPrompt:
         if prompt.texts:
@@ -180,7 +183,7 @@ class PromptTokenCache:
     def _find_candidates(self, starts: list[_PrefixKey]) -> list["_HistoryEntry"]:
         """Returns turns whose prompt, up to the end of its last message, has one of these keys; the latest first."""
         with self._lock:
-            queues = (self._by_start.get(start, ()) for start in starts)
+            queues = (self.by_start.get(start, ()) for start in starts)
             latest = [entry for entries in queues for entry in islice(reversed(entries), MAX_COMPARED_TURNS)]
         return nlargest(MAX_COMPARED_TURNS, latest, key=lambda entry: entry.number)
 

@@ -104,6 +104,6 @@ BOUNDARY = "----xyz"
 
 def count_rows(server: RunningServer, table: str, column: str, value: str) -> int:
     """Returns the number of rows in the database of the server."""
-    reader: Any = server.context.store._reader
+    reader: Any = server.context.store.debug.reader
     query = f"SELECT count(*) FROM {table} WHERE {column} = ?"
-    return int(reader._connection.execute(query, (value,)).fetchone()[0])
+    return int(reader.query_rows(query, (value,))[0][0])

@@ -183,7 +183,7 @@ async def test_end_of_a_batch_whose_confirmation_is_lost_keeps_the_files(
 async def test_server_that_stops_while_it_ends_a_batch_keeps_the_files(
     store: ResponseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enqueue = store._logs.enqueue_change
+    enqueue = store.debug.logs.enqueue_change
     running: asyncio.Task[Any] | None = None
 
     def stop_at_end(apply: Callable[[Database], T]) -> Any:
@@ -197,7 +197,7 @@ async def test_server_that_stops_while_it_ends_a_batch_keeps_the_files(
         return enqueue(apply_and_stop)
 
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(store._logs, "enqueue_change", stop_at_end)
+    monkeypatch.setattr(store.debug.logs, "enqueue_change", stop_at_end)
     running = asyncio.create_task(run_all_lines(store))
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -143,15 +143,15 @@ def test_server_whose_start_fails_has_never_been_ready(monkeypatch: pytest.Monke
 def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda _: None)
     with pytest.raises(ServeError, match=r"pip install 'antiphon\[grpc\]'"):
-        launch._check_grpc(Settings(grpc_port=0), 1)
-    launch._check_grpc(Settings(), 1)
+        launch.check_grpc(Settings(grpc_port=0), 1)
+    launch.check_grpc(Settings(), 1)
 
 
 def test_ports_of_all_models_must_exist() -> None:
     for port, num_models in ((65_535, 1), (65_534, 2), (0, 3)):
-        launch._check_grpc(Settings(grpc_port=port), num_models)
+        launch.check_grpc(Settings(grpc_port=port), num_models)
     with pytest.raises(ServeError, match="--grpc 65534: 3 models take the ports from 65534 to 65536; choose 65533 or"):
-        launch._check_grpc(Settings(grpc_port=65_534), 3)
+        launch.check_grpc(Settings(grpc_port=65_534), 3)
 
 
 def test_log_names_the_port_of_each_model() -> None:
@@ -163,7 +163,7 @@ def test_log_names_the_port_of_each_model() -> None:
         context = create_context(Settings(), ModelRegistry(models), store=make_log_store())
         context.grpc_ports = (5, 6)[: len(models)]
         screen = io.StringIO()
-        launch._show_grpc(StartupScreen(create_console(screen)), context)
+        launch.show_grpc(StartupScreen(create_console(screen)), context)
         assert [line.removeprefix("gRPC ") for line in screen.getvalue().splitlines() if line] == expected
 
 

@@ -105,9 +105,9 @@ def test_slow_reader_does_not_delay_the_turn_and_gets_every_event(start_server: 
     with connect(server, receive_buffer=4096) as client:
         client.sendall(build_stream_request("1.1", "Connection: close"))
         assert wait_until(60, lambda: server.engine.stats().finished_jobs == 1), "the turn ends without a reader"
-        recent = server.context.store._logs.recent._logs  # type: ignore[attr-defined]
-        assert wait_until(60, lambda: recent), "its last step is stored"
-        log = next(iter(recent.values()))
+        recent = server.context.store.debug.logs.recent
+        assert wait_until(60, lambda: list(recent)), "its last step is stored"
+        log = next(iter(recent))
         reply = read_to_end(client)
     assert reply.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     num_deltas = sum(b"text.delta" in entry.data for entry in log.entries)
@@ -263,10 +263,10 @@ async def test_client_disconnect_ends_the_reader() -> None:
     stream = RecordedStream(ResponsesStream(log))
     running = asyncio.create_task(stream.run())
     await asyncio.sleep(0.01)
-    assert log._open_readers
+    assert log.open_readers
     stream.disconnect.set()
     await asyncio.wait_for(running, HANG_TIMEOUT_S)
-    assert stream.reader_events == ["entered", "left"] and len(stream.messages) == 2 and not log._open_readers
+    assert stream.reader_events == ["entered", "left"] and len(stream.messages) == 2 and not log.open_readers
 
 
 async def test_disconnect_before_the_stream_still_enters_the_reader() -> None:

@@ -112,7 +112,7 @@ async def test_encoder_may_finish_before_its_logs_end() -> None:
     await pumped.append_steps(0)
     await pumped.append_steps(1, count=2)
     await asyncio.wait_for(pumped.task, HANG_TIMEOUT_S)
-    assert pumped.output.endswith(" end") and not any(log._open_readers for log in pumped.logs)
+    assert pumped.output.endswith(" end") and not any(log.open_readers for log in pumped.logs)
 
 
 class ManualClock:
@@ -188,7 +188,7 @@ async def test_cancelled_pump_leaves_the_log_without_a_reader() -> None:
     await pumped.append_steps()
     pumped.task.cancel()
     await asyncio.wait({pumped.task})
-    assert not pumped.logs[0]._open_readers
+    assert not pumped.logs[0].open_readers
     await pumped.append_steps(count=4)
     pumped.logs[0].end_log()
 

@@ -189,7 +189,7 @@ def test_viewers_that_leave_are_forgotten(inspector: Inspector) -> None:
             "GET", f"/v1/inspect/turns/{turn_id}/events", params={"follow": "true"}
         ) as followed:
             next(followed.iter_lines())
-    wait_with_progress(lambda: not log._open_readers, "no viewer is left")
+    wait_with_progress(lambda: not log.open_readers, "no viewer is left")
     assert inspector.client.post(f"/v1/responses/{turn_id}/cancel").json()["status"] == "cancelled"
     assert inspector.get(f"/turns/{turn_id}").json()["ending"]["cause"] == "cancelled"
 

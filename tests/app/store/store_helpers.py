@@ -127,7 +127,7 @@ class SqlitePlace:
         return rows
 
     def is_synced(self, database: Database) -> bool:
-        return bool(database._connection.execute("PRAGMA synchronous").fetchone()[0] == SYNCHRONOUS_FULL)
+        return bool(database.query_rows("PRAGMA synchronous")[0][0] == SYNCHRONOUS_FULL)
 
     def settings(self) -> dict[str, Any]:
         return {"store_file": self.path}
@@ -159,7 +159,7 @@ class PostgresPlace:
             return cursor.fetchall() if cursor.description else []
 
     def is_synced(self, database: Database) -> bool:
-        return bool(database._connection.execute("SHOW synchronous_commit").fetchone()[0] == "on")
+        return bool(database.query_rows("SHOW synchronous_commit")[0][0] == "on")
 
     def settings(self) -> dict[str, Any]:
         return {"store_url": self.url}

@@ -74,5 +74,5 @@ def find_faults(database: Database) -> list[str]:
             (kind = 'completion' AND NOT EXISTS (SELECT 1 FROM chat_completions WHERE id = holder)) OR
             (kind = 'conversation' AND NOT EXISTS (SELECT 1 FROM conversation_items WHERE conversation = holder))""",
     }
-    found = {name: database._connection.execute(query).fetchone()[0] for name, query in queries.items()}
+    found = {name: database.query_rows(query)[0][0] for name, query in queries.items()}
     return [f"{count} × {name}" for name, count in found.items() if count]

@@ -71,7 +71,7 @@ async def test_approval_is_on_disk_when_it_is_granted(place: StorePlace, monkeyp
     commit = place.database_class.commit
 
     def record_commit(database: Database) -> None:
-        if database._connection.execute("SELECT count(*) FROM used_approvals").fetchone()[0]:
+        if database.query_rows("SELECT count(*) FROM used_approvals")[0][0]:
             levels.append(place.is_synced(database))
         time.sleep(0.1)
         commit(database)
@@ -163,7 +163,7 @@ async def test_repeated_transaction_grants_the_approval(place: StorePlace, monke
     commit, failures = place.database_class.commit, [OSError("database or disk is full")]
 
     def fail_once(database: Database) -> None:
-        if failures and database._connection.execute("SELECT count(*) FROM used_approvals").fetchone()[0]:
+        if failures and database.query_rows("SELECT count(*) FROM used_approvals")[0][0]:
             raise failures.pop()
         commit(database)
 

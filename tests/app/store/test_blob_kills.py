@@ -98,7 +98,7 @@ FILE_FAULTS = {
 
 
 def count_rows(database: Database, query: str) -> int:
-    return int(database._connection.execute(query).fetchone()[0])
+    return int(database.query_rows(query)[0][0])
 
 
 async def becomes_zero(count: Callable[[], int]) -> bool:
@@ -135,7 +135,7 @@ async def test_kills_leave_no_blob_alone_and_no_reference_without_bytes(place: S
             faults = [name for name, query in FILE_FAULTS.items() if count_rows(database, query)]
             assert not faults and not find_faults(database), f"after kill {number}"
             if number % 10 == 9:  # the store must not grow for 200 kills
-                ids = database._connection.execute("SELECT id FROM responses").fetchall()
+                ids = database.query_rows("SELECT id FROM responses")
                 for (response_id,) in ids:
                     await store.delete_response("me", response_id)
         database.close()

@@ -10,7 +10,6 @@ from msgspec import structs
 from antiphon.app.requests.chat.stored import ChatMessages
 from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.blobs.blob_tables import BLOB_PIECE_BYTES, BlobHolder
-from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.sqlite.schema import open_memory
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.turn_types.blob_urls import find_blobs, format_blob_url, refer_to
@@ -34,7 +33,7 @@ TABLES = ("blobs", "blob_pieces", "blob_references")
 def count_rows(store: ResponseStore) -> tuple[int, ...]:
     """Returns the numbers of rows of `TABLES`."""
     queries = [f"SELECT count(*) FROM {table}" for table in TABLES]
-    return tuple(store._database._connection.execute(query).fetchone()[0] for query in queries)
+    return tuple(store.debug.database.query_rows(query)[0][0] for query in queries)
 
 
 async def test_picture_of_50_turns_is_stored_once_until_the_last_one_is_deleted(any_place: AnyPlace) -> None:
@@ -43,7 +42,7 @@ async def test_picture_of_50_turns_is_stored_once_until_the_last_one_is_deleted(
         assert count_rows(store) == (1, 1, 50)
         sha256 = refer_to(PICTURE, "").sha256
         for log in logs:
-            assert await store.read_blob("me", sha256) == PICTURE and not find_faults(store._database)
+            assert await store.read_blob("me", sha256) == PICTURE and not find_faults(store.debug.database)
             assert await store.delete_response("me", log.id)
         assert count_rows(store) == (0, 0, 0) and await store.read_blob("me", sha256) is None
 
@@ -55,7 +54,7 @@ async def test_blob_of_many_pieces_is_read_as_it_was_sent(any_place: AnyPlace) -
         log = await add_picture_log(store, "a", *contents, b"")
         for content in (*contents, b""):
             assert await store.read_blob("me", refer_to(content, "").sha256) == content
-        assert count_rows(store) == (5, 1 + 1 + 2 + 5, 5) and not find_faults(store._database)
+        assert count_rows(store) == (5, 1 + 1 + 2 + 5, 5) and not find_faults(store.debug.database)
         await store.delete_response("me", log.id)
         assert count_rows(store) == (0, 0, 0)
 
@@ -122,13 +121,13 @@ async def test_items_of_conversations_hold_their_blobs(any_place: AnyPlace) -> N
         await store.add_items("me", "conv_2", items, contents_of(PICTURE))
         assert count_rows(store) == (2, 2, 2), "nothing is added to a conversation that does not exist"
         log = await add_picture_log(store, "a", PICTURE, conversation="conv_1")
-        assert count_rows(store) == (2, 2, 4) and not find_faults(store._database)
+        assert count_rows(store) == (2, 2, 4) and not find_faults(store.debug.database)
         await store.delete_response("me", log.id)
         assert await store.delete_item("me", "conv_1", items[0].id or "")
         assert count_rows(store) == (2, 2, 2), "the response has added an item of its own"
         assert await store.delete_item("me", "conv_1", items[1].id or "")
         assert not await store.delete_item("me", "conv_1", items[1].id or "")
-        assert count_rows(store) == (1, 1, 1) and not find_faults(store._database)
+        assert count_rows(store) == (1, 1, 1) and not find_faults(store.debug.database)
         await store.delete_conversation("me", "conv_1")
         assert count_rows(store) == (0, 0, 0)
 
@@ -153,7 +152,7 @@ async def test_messages_of_chat_completions_hold_their_blobs(any_place: AnyPlace
             log.end_log()
             await log.wait_published()
         assert store.completion_messages("me", ids[0]) == messages
-        assert count_rows(store) == (1, 1, 1) and not find_faults(store._database)
+        assert count_rows(store) == (1, 1, 1) and not find_faults(store.debug.database)
         assert await store.read_blob("me", refer_to(PICTURE, "").sha256) == PICTURE
         assert await store.delete_completion("me", ids[0])
         assert count_rows(store) == (0, 0, 0)
@@ -181,29 +180,29 @@ async def test_blobs_count_for_the_limit_of_the_store(any_place: AnyPlace) -> No
         await store.create_conversation("me", StoredConversation(id="conv_1", created_at=1))
         items = with_ids((picture_message(single[0]),), "items")
         await store.add_items("me", "conv_1", items, contents_of(single[0]))
-        assert store._database.blobs.count_bytes() == 0
+        assert store.debug.database.blobs.count_bytes() == 0
         for age, content in enumerate(single):
             await add_picture_log(store, f"r{age}", shared, content, created=2_000_000_000 + age)
-        assert store._database.blobs.count_bytes() == 900_000
+        assert store.debug.database.blobs.count_bytes() == 900_000
 
         async def names_after(max_bytes: int) -> list[str]:
             await store.change(lambda database: database.delete_expired(0, max_bytes))
-            store._logs.recent = RecentLogs()
+            store.debug.logs.recent.clear()
             ids = [f"resp_r{age}" for age in range(3)]
-            return [each for each in ids if store._database.find_log("me", each) is not None]
+            return [each for each in ids if store.debug.database.find_log("me", each) is not None]
 
         def size_of_rows() -> int:
-            rows = int(store._database._connection.execute("SELECT sum(size) FROM responses").fetchone()[0])
-            return rows + store._database.conversations.count_row_bytes(None)
+            rows = int(store.debug.database.query_rows("SELECT sum(size) FROM responses")[0][0])
+            return rows + store.debug.database.conversations.count_row_bytes(None)
 
         rows = size_of_rows()
         assert await names_after(900_000 + rows) == ["resp_r0", "resp_r1", "resp_r2"]
         assert await names_after(899_999 + rows) == ["resp_r1", "resp_r2"], "one byte too many costs one response"
-        assert store._database.blobs.count_bytes() == 700_000
+        assert store.debug.database.blobs.count_bytes() == 700_000
         assert await store.read_blob("me", refer_to(single[0], "").sha256) == single[0], "the conversation has it"
-        others = store._database.conversations.count_row_bytes(None)
+        others = store.debug.database.conversations.count_row_bytes(None)
         assert await names_after(500_000 + others + (size_of_rows() - others) // 2) == ["resp_r2"]
-        assert await names_after(0) == [] and count_rows(store) == (1, 1, 1) and not find_faults(store._database)
+        assert await names_after(0) == [] and count_rows(store) == (1, 1, 1) and not find_faults(store.debug.database)
 
 
 def read_files(folder: Path) -> bytes:
@@ -216,7 +215,7 @@ async def test_deleted_blob_is_gone_from_the_file(tmp_path: Path) -> None:
     async with open_test_store(path) as store:
         log = await add_picture_log(store, "a", secret)
         await add_picture_log(store, "b", PICTURE)
-        store._database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.debug.database.query_rows("PRAGMA wal_checkpoint(TRUNCATE)")
         assert b"secret picture" in read_files(tmp_path)
         await store.delete_response("me", log.id)
     assert b"secret picture" not in read_files(tmp_path) and PICTURE[:500] in read_files(tmp_path)
@@ -288,5 +287,5 @@ async def test_two_servers_add_and_delete_the_same_blobs(place: StorePlace) -> N
         found = [each for each in find_faults(database) if "does not exist" not in each]
         assert not found, found
     assert not failures
-    assert [database._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES] == [0] * 3
+    assert [database.query_rows(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES] == [0] * 3
     database.close()

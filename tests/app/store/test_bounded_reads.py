@@ -32,16 +32,14 @@ def ids(server: RunningServer) -> Ids:
         conversation = client.post("/conversations", json={"items": [item]}).json()
         response = client.post("/responses", json=BODY).json()
         file = client.post("/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", b"{}")}).json()
-    logs = server.context.store._logs.recent._logs
-    [key] = [each for each in logs if each[1] == response["id"]]
-    server.loop.call_soon_threadsafe(server.context.store._logs.recent.drop, *key)
+    server.loop.call_soon_threadsafe(server.context.store.debug.logs.recent.clear)
     return {"response": response["id"], "conversation": conversation["id"], "file": file["id"]}
 
 
 @contextmanager
 def hold_reads(server: RunningServer) -> Iterator[None]:
     """Keeps the connection of the threads that read busy."""
-    connection = server.context.store._reader._connection
+    connection = server.context.store.debug.reader._connection
     server.context.store.history._sizes.clear()
     assert isinstance(connection, SharedConnection)
     with connection.lock:

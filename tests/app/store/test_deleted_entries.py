@@ -224,7 +224,7 @@ async def test_places_are_limited_in_number_and_age(any_place: AnyPlace, monkeyp
             )
 
         def read_time(database: Database) -> float:
-            return float(database._connection.execute("SELECT max(deleted) FROM deleted_entries").fetchone()[0])
+            return float(database.query_rows("SELECT max(deleted) FROM deleted_entries")[0][0])
 
         now = await store.read(read_time)
         await store.change(lambda database: database.deleted_entries.delete_old(now))

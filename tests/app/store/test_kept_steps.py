@@ -163,7 +163,7 @@ async def test_deletion_after_the_commit_is_seen_by_the_wait(place: StorePlace) 
         waiting = asyncio.create_task(log.wait_kept())
         await asyncio.sleep(0)
         log.mark_kept(len(log.entries))
-        deleting = store._logs.delete("me", [log.id])
+        deleting = store.debug.logs.delete("me", [log.id])
         assert not await waiting
         await deleting.wait_done()
 
@@ -201,7 +201,7 @@ async def test_store_in_memory_keeps_a_log_until_it_is_deleted() -> None:
         assert await waiting
         append_next(log, 1)
         assert await wait_kept(log)
-        deleting = store._logs.delete("me", [log.id])
+        deleting = store.debug.logs.delete("me", [log.id])
         assert not await wait_kept(log)
         await deleting.wait_done()
     finally:
@@ -238,7 +238,7 @@ async def test_step_that_begins_a_run_is_committed_with_a_sync(
     commit = place.database_class.commit
 
     def record_commit(database: Database) -> None:
-        count = database._connection.execute("SELECT count(*) FROM events").fetchone()[0]
+        count = database.query_rows("SELECT count(*) FROM events")[0][0]
         levels.setdefault(count, place.is_synced(database))
         commit(database)
 

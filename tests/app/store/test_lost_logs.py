@@ -136,7 +136,7 @@ async def test_reader_of_stored_events_gets_those_of_the_new_writer(place: Store
         response = await asyncio.wait_for(finished, HANG_TIMEOUT_S)
         assert response.error is not None and response.error.code == "server_restarted" and cancelled == [log.id]
         assert await store.read_log("me", log.id) is log and log.response == response
-        assert log.size == sum(len(entry.data) for entry in stored) and not store._logs.remote
+        assert log.size == sum(len(entry.data) for entry in stored) and not store.debug.logs.remote
 
 
 async def test_reader_of_other_events_is_broken_off_without_an_end(place: StorePlace) -> None:
@@ -269,7 +269,7 @@ async def test_steps_of_deleted_logs_leave_no_id_behind(place: StorePlace) -> No
             log = add_log(store, name, count=2)
             deleting = asyncio.create_task(store.delete_response("me", log.id))
             await deleting
-        assert not store._logs._persisted
+        assert not store.debug.logs._persisted
 
 
 # Whole requests
@@ -421,7 +421,7 @@ def _noticed_late(monkeypatch: pytest.MonkeyPatch) -> None:
     release = TrackedLogs._release_log
 
     def release_once_read(logs: TrackedLogs, log: EventLog) -> None:
-        if any(reader.has_entries for reader in log._open_readers):
+        if any(reader.has_entries for reader in log.open_readers):
             logs.loop.call_soon(release_once_read, logs, log)
         else:
             release(logs, log)

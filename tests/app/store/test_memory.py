@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from antiphon.app.requests.chat.stored import CompletionQuery
-from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sqlite.database import MemoryDatabase, SqliteDatabase
 from antiphon.app.store.sqlite.store import MemoryStore
@@ -28,7 +27,7 @@ async def open_memory_store(**limits: Any) -> AsyncIterator[MemoryStore]:
 
 
 def stored_ids(store: MemoryStore) -> list[str]:
-    rows = store._database._connection.execute("SELECT id FROM responses ORDER BY created, id")
+    rows = store.debug.database.query_rows("SELECT id FROM responses ORDER BY created, id")
     return [row[0] for row in rows]
 
 
@@ -45,14 +44,14 @@ async def test_oldest_finished_responses_are_deleted_above_the_limit() -> None:
             await add_log(store, f"x{age}", created=10 + age).wait_published()
         await wait_for_ids(store, ["resp_running", "resp_x4", "resp_x5"])
         assert await store.read_log("me", running.id) is running, "a running response is never deleted"
-        store._logs.recent = RecentLogs()
+        store.debug.logs.recent.clear()
         assert await store.read_log("me", "resp_x3") is None and await store.read_log("me", "resp_x5") is not None
 
 
 async def test_size_of_a_response_counts_when_it_has_ended() -> None:
     async with open_memory_store() as store:
         await add_log(store, "a", created=1).wait_published()
-        size = store._database._connection.execute("SELECT sum(size) FROM responses").fetchone()[0]
+        size = store.debug.database.query_rows("SELECT sum(size) FROM responses")[0][0]
     async with open_memory_store(max_bytes=int(size * 2.5)) as store:
         grown = add_log(store, "grown", count=1, created=1)
         for age in range(4):
@@ -90,7 +89,7 @@ async def test_steps_of_a_background_response_are_shown_at_once(memory_store: Me
     assert log.published == len(log.entries) - len(make_steps()[3]), "the last one is stored first"
     log.end_log()
     assert (await log.wait_finished()).status == "completed"
-    memory_store._logs.recent = RecentLogs()
+    memory_store.debug.logs.recent.clear()
     found = await memory_store.read_log("me", log.id)
     assert found is not None and found is not log and found.entries == log.entries
 
@@ -105,7 +104,7 @@ def test_reader_waits_for_the_end_of_a_transaction() -> None:
 
     for end in (database.rollback, database.commit):
         database.begin(sync=False)
-        database._connection.execute("INSERT INTO events (response, number, data) VALUES ('resp_a', 0, x'00')")
+        database.query_rows("INSERT INTO events (response, number, data) VALUES ('resp_a', 0, x'00')")
         threading.Thread(target=count).start()
         assert not counted.wait(0.1)
         end()
@@ -139,13 +138,13 @@ async def test_nothing_is_written_to_disk(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
     before = opened_files()
     async with open_memory_store() as store:
-        connection = store._database._connection
-        assert connection.execute("PRAGMA database_list").fetchone()[2] == ""
-        assert connection.execute("PRAGMA temp_store").fetchone()[0] == 2, "sorting needs no temporary file either"
-        assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "memory"
+        query = store.debug.database.query_rows
+        assert query("PRAGMA database_list")[0][2] == ""
+        assert query("PRAGMA temp_store")[0][0] == 2, "sorting needs no temporary file either"
+        assert query("PRAGMA journal_mode")[0][0] == "memory"
         for number in range(20):
             await add_log(store, str(number)).wait_published()
-        database = store._database
+        database = store.debug.database
         database.begin(sync=True)
         database.append_steps([NewStep("me", "resp_0", [])], store.name)
         assert opened_files() <= before

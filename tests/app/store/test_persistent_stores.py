@@ -10,7 +10,6 @@ import pytest
 
 from antiphon.app.store.batches.records import StoredFile
 from antiphon.app.store.database import Database
-from antiphon.app.store.history.recent_logs import RecentLogs
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.turn_types.event_log import EventLog
@@ -84,7 +83,7 @@ async def test_last_step_of_a_response_is_committed_with_a_sync(
     commit = place.database_class.commit
 
     def record_commit(database: Database) -> None:
-        finished = database._connection.execute("SELECT id FROM responses WHERE writer IS NULL")
+        finished = database.query_rows("SELECT id FROM responses WHERE writer IS NULL")
         commits.append((place.is_synced(database), {row[0] for row in finished}))
         commit(database)
 
@@ -110,7 +109,7 @@ async def test_input_and_output_items_are_found_by_id(place: StorePlace) -> None
             for item in (*log.input_items, *log.response.output):
                 assert store.history.item_finder("me")(item.id or "") == item
                 assert store.history.item_finder("you")(item.id or "") is None
-            store._logs.recent = RecentLogs()
+            store.debug.logs.recent.clear()
         assert store.history.item_finder("me")("msg_none") is None
 
 
@@ -144,7 +143,7 @@ async def test_second_process_reads_while_the_first_writes(place: StorePlace) ->
         log.end_log()
         assert (await asyncio.wait_for(reading, HANG_TIMEOUT_S)).status == "completed"
         assert entry_data(found) == entry_data(log)
-        assert not second._logs.remote or await becomes_true(lambda: not second._logs.remote)
+        assert not second.debug.logs.remote or await becomes_true(lambda: not second.debug.logs.remote)
 
 
 async def test_response_of_a_dead_writer_is_failed_exactly_once(place: StorePlace) -> None:
@@ -174,7 +173,7 @@ async def test_live_writer_keeps_its_response_until_another_takes_over(place: St
         log = add_log(store, "a", count=2, background=True)
         await log.wait_published()
         await asyncio.sleep(0.3)
-        assert not log.ended and store._database.find_writer("resp_a") == store.name
+        assert not log.ended and store.debug.database.find_writer("resp_a") == store.name
         store._writer._upkeep._is_alive = lambda *_: True  # type: ignore[method-assign]
         database = place.open_database()
         take_over(database, "resp_a", store.name, "other")
@@ -202,7 +201,7 @@ async def test_database_error_does_not_end_the_writer_thread(
             await asyncio.sleep(0.2)
         second = add_log(store, "b", background=True)
         await asyncio.wait_for(second.wait_finished(), HANG_TIMEOUT_S)
-        assert store._database.find_log("me", "resp_b") is not None
+        assert store.debug.database.find_log("me", "resp_b") is not None
 
 
 def raise_error(*_: object) -> None:
@@ -214,12 +213,12 @@ async def test_old_and_excess_responses_are_deleted_and_running_ones_stay(place:
         add_log(store, "old", created=5)
         add_log(store, "running", count=2, created=6)
         await add_log(store, "new").wait_published()
-        assert await becomes_true(lambda: store._database.find_log("me", "resp_old") is None)
-        assert store._database.find_log("me", "resp_running") and store._database.find_log("me", "resp_new")
+        assert await becomes_true(lambda: store.debug.database.find_log("me", "resp_old") is None)
+        assert store.debug.database.find_log("me", "resp_running") and store.debug.database.find_log("me", "resp_new")
     async with place.open(
         timings=StoreTimings(heartbeat_s=0.05, sweep_interval_s=0.05, retention_s=1e10), max_bytes=1
     ) as store:
-        assert await becomes_true(lambda: store._database.find_log("me", "resp_new") is None)
+        assert await becomes_true(lambda: store.debug.database.find_log("me", "resp_new") is None)
 
 
 async def test_full_store_deletes_the_oldest_responses_until_the_rest_fits(place: StorePlace) -> None:
@@ -329,7 +328,7 @@ async def test_steps_after_a_failed_one_leave_no_gap(place: StorePlace, monkeypa
     queued, commit, append_steps = threading.Event(), place.database_class.commit, place.database_class.append_steps
 
     def record_commit(database: Database) -> None:
-        numbers = database._connection.execute("SELECT number FROM events WHERE response = 'resp_a' ORDER BY number")
+        numbers = database.query_rows("SELECT number FROM events WHERE response = 'resp_a' ORDER BY number")
         stored.append([row[0] for row in numbers])
         commit(database)
 

@@ -77,18 +77,18 @@ async def test_files_count_for_the_size_of_the_store_but_those_of_batches_do_not
     async with any_place.open() as store:
         await add_log(store, "old", created=NOW).wait_published()
         await add_log(store, "new", created=NOW + 1).wait_published()
-        size = store._database._connection.execute("SELECT sum(size) FROM responses").fetchone()[0]
+        size = store.debug.database.query_rows("SELECT sum(size) FROM responses")[0][0]
         await add_file(store, "batch", bytes(100_000), purpose="batch")
         await add_file(store, "output", bytes(100_000), purpose="batch_output")
-        assert store._database.files.count_kept_bytes() == 0
+        assert store.debug.database.files.count_kept_bytes() == 0
         await add_file(store, "kept", bytes(10_000))
-        counted = store._database.files.count_kept_bytes()
+        counted = store.debug.database.files.count_kept_bytes()
         assert 10_000 < counted < 12_000
         await store.change(lambda database: database.delete_expired(0, size + counted))
-        assert store._database.find_log("me", "resp_old") is not None
+        assert store.debug.database.find_log("me", "resp_old") is not None
         await store.change(lambda database: database.delete_expired(0, size + counted - 1))
-        assert store._database.find_log("me", "resp_old") is None
-        assert store._database.find_log("me", "resp_new") is not None
+        assert store.debug.database.find_log("me", "resp_old") is None
+        assert store.debug.database.find_log("me", "resp_new") is not None
         assert await store.read_file_bytes("me", "file-kept", NOW, MAX_BYTES) is not None, "no file is evicted"
 
 
@@ -129,7 +129,7 @@ async def test_retention_holds_for_files_and_uploads(place: StorePlace) -> None:
                 file_expires_s=None,
             )  # fmt: skip
             await store.change(lambda database, upload=upload: database.uploads.insert_upload("me", upload))  # type: ignore[misc]
-        assert await becomes_true(lambda: store._database.files.find_file("me", "file-old", now) is None)
-        assert await becomes_true(lambda: store._database.uploads.find_upload("me", "forgotten") is None)
-        assert store._database.files.find_file("me", "file-new", now) is not None
-        assert store._database.uploads.find_upload("me", "known") is not None
+        assert await becomes_true(lambda: store.debug.database.files.find_file("me", "file-old", now) is None)
+        assert await becomes_true(lambda: store.debug.database.uploads.find_upload("me", "forgotten") is None)
+        assert store.debug.database.files.find_file("me", "file-new", now) is not None
+        assert store.debug.database.uploads.find_upload("me", "known") is not None

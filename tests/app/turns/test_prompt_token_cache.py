@@ -228,7 +228,7 @@ def test_number_of_short_turns_is_limited() -> None:
     model_format, history = bytes_format("hermes"), PromptTokenCache(bound=10 * TURN_OVERHEAD_TOKENS)
     for _ in range(20):
         add_answer(history, model_format, "Two.<|im_end|>")
-    assert 0 < len(history._turns) < 10
+    assert 0 < len(history.turns) < 10
 
 
 def test_indexed_lookup_agrees_with_a_search_of_all_turns() -> None:
@@ -244,7 +244,7 @@ def test_indexed_lookup_agrees_with_a_search_of_all_turns() -> None:
         turn_prompt = render_random_prompt()
         expected = [
             entry
-            for entry in reversed(history._turns)
+            for entry in reversed(history.turns)
             if (entry.turn.turn_prompt.owner, entry.turn.turn_prompt.format) == (turn_prompt.owner, turn_prompt.format)
             and turn_prompt.rendered_tokens[
                 : (end := _last_message_end(turn_prompt.format, entry.turn.turn_prompt.rendered_tokens) + 1)
@@ -256,8 +256,8 @@ def test_indexed_lookup_agrees_with_a_search_of_all_turns() -> None:
         )
         assert found == expected[:MAX_COMPARED_TURNS]
         history.add_turn(FinishedTurn(render_random_prompt(), (1,), ANSWER_ITEMS))
-    assert sum(map(len, history._by_start.values())) == len(history._turns) < 60, "evicted turns are not found"
-    assert all(history._by_start.values())
+    assert sum(map(len, history.by_start.values())) == len(history.turns) < 60, "evicted turns are not found"
+    assert all(history.by_start.values())
 
 
 def remember(history: PromptTokenCache, *, num_tokens: int = 1, request_bytes: int = 0) -> FinishedTurn:
@@ -274,8 +274,8 @@ def test_long_turn_evicts_as_many_short_ones_as_it_needs() -> None:
         short = remember(history)
     num_tokens = 10_000 - 3 * _size_tokens(short)
     remember(history, num_tokens=num_tokens)
-    assert len(history._turns) < 5
-    assert history._size == sum(_size_tokens(entry.turn) for entry in history._turns) <= 10_000
+    assert len(history.turns) < 5
+    assert history.num_tokens == sum(_size_tokens(entry.turn) for entry in history.turns) <= 10_000
 
 
 @pytest.mark.parametrize(("room", "num_kept"), [(0, 3), (-1, 2), (1, 3)])
@@ -284,7 +284,7 @@ def test_turns_are_kept_up_to_the_bound_itself(room: int, num_kept: int) -> None
     history = PromptTokenCache(bound=3 * size + room)
     for _ in range(5):
         remember(history)
-    assert len(history._turns) == num_kept
+    assert len(history.turns) == num_kept
 
 
 def test_size_of_a_turn_counts_prompt_output_and_request() -> None:
@@ -381,7 +381,7 @@ def test_turn_without_output_or_without_a_message_end_is_not_remembered() -> Non
     for model_format, tokens in [(CharacterFormat(), ()), (without_ends, (ord("a"), END))]:
         prompt = render_prompt(history, cast("Any", model_format), Q)
         history.add_turn(FinishedTurn(prompt, tokens, say("a")))
-        assert history._size == len(history._turns) == 0
+        assert history.num_tokens == len(history.turns) == 0
 
 
 def test_pictures_are_found_again_after_generated_tokens() -> None:

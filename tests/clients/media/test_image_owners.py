@@ -75,10 +75,10 @@ def test_owners_with_one_picture_share_nothing(server: RunningServer, jobs: Reco
         replies = list(pool.map(lambda each: each.respond([user(image_part(picture))]), callers))
     assert [read_text(reply)[:18] for reply in replies] == ["1 image: 10 tokens"] * 2
     assert len({job.owner for job in jobs}) == 2
-    rows = server.context.store._database._connection.execute(  # type: ignore[attr-defined]
+    rows = server.context.store.debug.database.query_rows(
         "SELECT count(*), count(DISTINCT owner) FROM blobs WHERE size = ?", (len(picture),)
     )
-    assert rows.fetchone() == (2, 2)
+    assert [tuple(row) for row in rows] == [(2, 2)]
     ids = [reply.json()["id"] for reply in replies]
     foreign = callers[1].respond("And?", previous_response_id=ids[0])
     assert read_error(foreign)["code"] == "previous_response_not_found"
@@ -172,10 +172,10 @@ def test_items_are_replayed_without_a_store(caller: Caller, jobs: RecordedJobs) 
     assert read_text(second).startswith("2 images: 4 tokens")
     assert jobs.images() == [RED_TOKENS, BLUE_TOKENS]
     assert caller.get(f"/responses/{reply['id']}").status_code == 404
-    rows = caller.server.context.store._database._connection.execute(  # type: ignore[attr-defined]
+    rows = caller.server.context.store.debug.database.query_rows(
         "SELECT count(*) FROM blob_references WHERE holder = ?", (reply["id"],)
     )
-    assert rows.fetchone()[0] == 0
+    assert rows[0][0] == 0
 
 
 def test_compaction_keeps_pictures_of_messages(caller: Caller, jobs: RecordedJobs) -> None:
