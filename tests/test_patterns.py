@@ -48,7 +48,7 @@ BUILT_PATTERNS: dict[str, tuple[re.Pattern[str] | re.Pattern[bytes], ...]] = {
     "harmony.parsing.tape:first_char_pattern": (_TEXTS.first_char_pattern,),
     "harmony.parsing.tape:partial_pattern": (_TEXTS.partial_pattern,),
     "harmony.tokens.detokenizer:split_at_tokens": (re.compile("(aab|ab|<think>)"),),
-    "harmony.tokens.encode_cache:_cut": (re.compile("(?=aab|ab|<think>)"),),
+    "harmony.tokens.encode_cache:cut": (re.compile("(?=aab|ab|<think>)"),),
     "harmony.tokens.special_tokens:_first": (_TOKENS._first,),
     "harmony.tokens.vocabulary:_split": (ByteVocabulary(["<think>", "aab", "ab"], ["ab"])._split,),
     "kit.cassette.secret_shapes:_KEYS": tuple(pattern for _, pattern in secret_shapes._KEYS),
