@@ -3,6 +3,9 @@
 Both processes then accept connections from the same queue, so that none is refused when the old one stops to. The new
 process asks for the socket at its start, and tells the old one to drain as soon as it is ready itself. They talk over a
 Unix socket in the folder of the runtime file, which only their user can reach.
+
+A port that both bind (SO_REUSEPORT) does not do this: when the old process closes its socket, the kernel resets the
+connections that wait to be accepted there.
 """
 
 import asyncio

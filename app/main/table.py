@@ -24,9 +24,10 @@ from antiphon.app.routes.inspection import server, turns
 from antiphon.app.routes.operations import admin, usage
 
 MODULES = (
-    *(adapters, admin, batches, chat, compact, completions, conversations, encoders, files, health, messages, models),
-    *(openapi, responses, server, stored_chat, tokenize, turns, uploads, usage),
+    *(server, turns, responses, compact, conversations, chat, stored_chat, completions, messages, models, admin),
+    *(adapters, files, uploads, batches, encoders, usage, tokenize, health, openapi),
 )
+"""In the order in which pages list their endpoints."""
 ROUTE_HANDLERS = tuple(
     value for module in MODULES for value in vars(module).values() if isinstance(value, HTTPRouteHandler)
 )

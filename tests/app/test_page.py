@@ -203,4 +203,4 @@ def test_every_file_of_the_folder_has_a_known_end() -> None:
     ends: set[Any] = {
         path.suffix for path in WEB_FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }
-    assert ends == {".js", ".css", ".html", ".json", ".py", ".toml", ".LICENSE", "", ".ts"}
+    assert ends == {".js", ".css", ".html", ".json", ".py", ".toml", ".LICENSE", "", ".ts", ".md"}
