@@ -19,7 +19,9 @@ def test_page_is_that_of_the_code() -> None:
 
 def test_every_table_of_the_store_has_a_limit() -> None:
     tables = [table for held in STORED for table in held.tables]
-    assert sorted(tables) == sorted(table.name for table in TABLES), "name the limit of a new table in tests/held_page.py"
+    assert sorted(tables) == sorted(table.name for table in TABLES), (
+        "name the limit of a new table in tests/held_page.py"
+    )
 
 
 @cache
