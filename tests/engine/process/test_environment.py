@@ -68,13 +68,13 @@ OTHER_ENVIRONMENTS = {
     "engine/process/resident_memory.py": "`ps`, which needs PATH alone and sends nothing",
     "engine/checkpoint/gguf/folder.py": "a module of this project, which reads one file and opens no connection",
 }
-"""Modules whose processes get another environment, each with its reason. kit is no part of a server."""
+"""Modules whose processes get another environment, each with its reason. Kit and console are no part of a server."""
 
 
 def find_process_starts() -> Iterator[tuple[str, bool]]:
     """Yields the module of each start of a process in the server, and whether its environment is by the rule."""
     for module in list_source_modules():
-        if module.parts[0] == "kit":
+        if module.parts[0] in ("kit", "console"):
             continue
         for node in ast.walk(parse_module(module)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):

@@ -293,13 +293,13 @@ class TestProbes:
         [(400, True), (404, True), (428, True), (429, False), (430, True), (499, True), (500, False), (503, False)],
     )
     async def test_failed_job(self, status: int, is_permanent: bool) -> None:
-        async with running_server(_probes=lambda _: json_reply({"error": {"message": "why"}}, status)) as server:
+        async with running_server(probes=lambda _: json_reply({"error": {"message": "why"}}, status)) as server:
             error = await refuse(server, grammar="off")
             assert error.is_permanent == is_permanent and "cannot run a job: why" in str(error)
 
     async def test_error_of_a_job_is_one_line_without_the_key(self) -> None:
         reply = json_reply({"error": {"message": "no\nBearer sk-engine\x1b[31m"}}, 400)
-        async with running_server(_probes=lambda _: reply) as server:
+        async with running_server(probes=lambda _: reply) as server:
             message = str(await refuse(server, grammar="off"))
             assert "sk-engine" not in message and message.isprintable()
 
@@ -341,7 +341,7 @@ class TestProbes:
             too_many = json_reply({"error": "too many"}, 400)
             return too_many if body.get("logprobs", -1) > accepted else follow_grammars(body)
 
-        async with running_server(_probes=probes) as server:
+        async with running_server(probes=probes) as server:
             assert (await shake_hands(server)).capabilities.max_top_logprobs == found
 
 
@@ -361,7 +361,7 @@ class TestGrammars:
     async def test_probes_of_grammars(
         self, has_followers: bool, here: dict[str, Any], policy: Any, num_probes: int
     ) -> None:
-        async with running_server(_probes=drop_grammars) as server:
+        async with running_server(probes=drop_grammars) as server:
             if policy == "require":
                 assert "does not follow grammars from the first token" in str(await refuse(server, grammar=policy))
             else:
@@ -382,11 +382,11 @@ class TestGrammars:
             is_grammar = "structured_outputs" in body
             return (left.pop() if is_grammar and left else follow_grammars)(body)
 
-        async with running_server(_probes=probe) as server:
+        async with running_server(probes=probe) as server:
             assert (await shake_hands(server)).capabilities.grammar == (num_failures < 3)
 
 
-LLAMA = {"owned_by": "llamacpp", "text_field": "content", "_probes": follow_gbnf}
+LLAMA = {"owned_by": "llamacpp", "text_field": "content", "probes": follow_gbnf}
 
 
 class TestLlamaCpp:
@@ -409,7 +409,7 @@ class TestLlamaCpp:
             tokens = sample_grammar(grammar, body["n_predict"])
             return play_llama(*tokens, stop_type="eos" if tokens[-1] == EOS else "limit")
 
-        async with running_server(**{**LLAMA, "_probes": follow_lark}) as server:
+        async with running_server(**{**LLAMA, "probes": follow_lark}) as server:
             profile = await shake_hands(server)
         assert profile.api.grammar_syntax == "lark" and not any("GBNF" in line for line in profile.warnings)
 
@@ -417,13 +417,13 @@ class TestLlamaCpp:
         async with running_server(**LLAMA) as server:
             profile = await shake_hands(server, grammar="off")
             assert not profile.capabilities.grammar and profile.api.grammar_syntax == "lark"
-        async with running_server(_probes=drop_grammars) as server:
+        async with running_server(probes=drop_grammars) as server:
             assert not (await shake_hands(server)).capabilities.grammar
             assert "/completion" not in {request.path for request in server.requests}
 
     @pytest.mark.parametrize("policy", ["off", "probe", "require"])
     async def test_build_that_follows_neither(self, policy: Any) -> None:
-        async with running_server(**{**LLAMA, "_probes": lambda _: play_llama(50, EOS)}) as server:
+        async with running_server(**{**LLAMA, "probes": lambda _: play_llama(50, EOS)}) as server:
             if policy == "require":
                 assert "does not follow grammars" in str(await refuse(server, grammar=policy))
                 return
@@ -439,7 +439,7 @@ class TestWarnings:
         [(drop_grammars, "probe", True), (drop_grammars, "off", False), (follow_grammars, "probe", False)],
     )
     async def test_grammars_that_are_not_followed(self, probes: Any, policy: Any, is_told: bool) -> None:
-        async with running_server(_probes=probes) as server:
+        async with running_server(probes=probes) as server:
             warnings = (await shake_hands(server, grammar=policy)).warnings
             assert any("does not follow grammars" in line for line in warnings) == is_told
 
@@ -447,7 +447,7 @@ class TestWarnings:
         ("owned_by", "cached", "is_told"), [("vllm", None, True), ("vllm", 0, False), ("tensorrt_llm", None, False)]
     )
     async def test_cached_tokens_that_are_not_counted(self, owned_by: str, cached: int | None, is_told: bool) -> None:
-        async with running_server(owned_by=owned_by, _probes=lambda _: play_vllm(50, EOS, cached=cached)) as server:
+        async with running_server(owned_by=owned_by, probes=lambda _: play_vllm(50, EOS, cached=cached)) as server:
             warnings = (await shake_hands(server, grammar="off")).warnings
             assert any("does not count cached tokens" in line for line in warnings) == is_told
 
