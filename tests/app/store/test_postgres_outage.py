@@ -256,7 +256,8 @@ def test_clients_get_answers_while_the_database_does_not_answer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for limit in ("write_ops.MAX_CHANGE_WAIT_S", "outage.MAX_LAST_STEP_WAIT_S", "postgres.connection.READ_TIMEOUT_S"):
+    statement_limit = "postgres.connection.STATEMENT_READ_TIMEOUT_S"
+    for limit in ("write_ops.MAX_CHANGE_WAIT_S", "outage.MAX_LAST_STEP_WAIT_S", statement_limit):
         monkeypatch.setattr(f"antiphon.app.store.{limit}", 0.5)
     monkeypatch.setattr("antiphon.app.turns.turn_groups.MAX_FIRST_STEP_WAIT_S", 0.5)
     place = postgres_place
