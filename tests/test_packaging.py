@@ -79,9 +79,10 @@ def test_wheel_holds_one_top_level_name(wheel: Path) -> None:
 
 
 def test_wheel_holds_the_web_page_byte_for_byte(wheel: Path) -> None:
-    """The types of the vendored libraries and the configuration of tools stay out: they serve developers only."""
+    """What serves developers only stays out: types of the vendored libraries, the configuration of tools, the README."""
     web = ROOT / "web"
-    left_out = {"biome.json", "tsconfig.json", *(path.relative_to(web).as_posix() for path in web.rglob("*.d.ts"))}
+    left_out = {"README.md", "biome.json", "tsconfig.json"}
+    left_out.update(path.relative_to(web).as_posix() for path in web.rglob("*.d.ts"))
     files = {
         path.relative_to(web).as_posix(): path.read_bytes()
         for path in web.rglob("*")
