@@ -81,7 +81,7 @@ def measure(core: Core, model: DraftModel, percent: int, streams: int, options: 
     drafting, forward = core.drafting, model.forward
     core.clock = clock
     assert core._prefill_budget is not None
-    drafting._model = None
+    drafting.model = None
     wanted, _ = run_streams(core, streams, options.tokens, clock)
     prompt = random.Random(5).choices(range(1000, 100_000), k=PROMPT_TOKENS)
     model.forward = KnownAcceptance(forward, prompt + wanted, percent)
@@ -89,9 +89,9 @@ def measure(core: Core, model: DraftModel, percent: int, streams: int, options: 
     rates: list[tuple[float, float]] = []
     drafting.num_drafted = drafting.num_accepted = 0
     for _ in range(options.rounds):
-        drafting._model = None
+        drafting.model = None
         _, plain = run_streams(core, streams, options.tokens, clock)
-        drafting._model = model_drafts
+        drafting.model = model_drafts
         tokens, drafted = run_streams(core, streams, options.tokens, clock)
         assert tokens == wanted, "a draft changed a token"
         rates.append((plain, drafted))

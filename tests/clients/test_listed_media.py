@@ -169,7 +169,7 @@ def test_conversation_items_show_data_urls_only_if_included(
     assert run(server, store.read_blob("", refer_to(PICTURE, "").sha256)) == PICTURE, "other items have it"
     client.conversations.delete(conversation.id)
     counts = store.debug.database.query_rows("SELECT count(*) FROM blob_references WHERE kind = 'conversation'")
-    assert counts.fetchone()[0] == 0
+    assert counts == [(0,)]
 
 
 def test_page_ends_early_where_its_pictures_are_large(

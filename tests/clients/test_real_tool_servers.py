@@ -304,4 +304,4 @@ def record_jobs(model: Any) -> list[Any]:
 
 def special_tokens(model_format: Any) -> set[int]:
     """Returns the ids of the format's markers that are tokens."""
-    return {*model_format._vocabulary.added_tokens.values()}
+    return {*model_format.vocabulary.added_tokens.values()}
