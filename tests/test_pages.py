@@ -150,7 +150,9 @@ def _is_command(words: list[str]) -> bool:
 
 
 def _list_options(command: click.Command) -> set[str]:
-    return {name for parameter in command.get_params(click.Context(command)) for name in _list_names(parameter)}
+    # click keeps the help option of the first context, which has to be that of the command line.
+    context = click.Context(command, **cli.main.context_settings)
+    return {name for parameter in command.get_params(context) for name in _list_names(parameter)}
 
 
 def _list_names(parameter: click.Parameter) -> list[str]:

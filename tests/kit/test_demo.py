@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from antiphon.app.cli.commands import main
 from antiphon.kit.cli import demo
 
 
@@ -22,7 +23,7 @@ def test_reply_is_streamed_and_checked() -> None:
 def test_finding_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = 'fault = {kind = "drop_event", at = "response.output_text.done"}\n'
     monkeypatch.setattr(demo, "SCRIPT", demo.SCRIPT.replace("output =", f"{fault}output ="))
-    result = CliRunner().invoke(demo.demo)
+    result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 1
     assert "error sequence-gap" in result.output
     assert "checked: 0 findings" not in result.output
@@ -30,7 +31,7 @@ def test_finding_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_server_that_does_not_start_is_an_error_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SCRIPT", "reply = 1")
-    result = CliRunner().invoke(demo.demo)
+    result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 1
     assert "the scripted server did not start:" in result.output
     assert "reply" in result.output
