@@ -16,8 +16,8 @@ class Index(Struct, frozen=True):
     where: str = ""
     """Condition of the rows that it has; empty for all."""
     has_client_ids: bool = False
-    """Whether the last column has ids that clients choose. PostgreSQL gets a hash index of this column alone, since
-    its B-trees refuse keys of more than 2 700 bytes."""
+    """True if clients choose the ids in the last column. PostgreSQL gets a hash index of this column alone, since its
+    B-trees refuse keys of more than 2 700 bytes."""
 
 
 class Table(Struct, frozen=True):
@@ -30,20 +30,20 @@ class Table(Struct, frozen=True):
     """Columns of the primary key; empty with a column of the type `position`."""
     indexes: tuple[Index, ...] = ()
     has_client_ids: bool = False
-    """Whether the key has an `id` that clients choose: see `Index.has_client_ids`."""
+    """True if clients choose the `id` in the key: see `Index.has_client_ids`."""
     has_large_rows: bool = False
-    """Whether rows are too large for SQLite's tables without row ids."""
+    """True if the rows are too large for SQLite's tables without row ids."""
     is_compressed: bool = False
-    """Whether PostgreSQL need not try to compress the column `data`: it is compressed, or a part of a file."""
+    """True if the column `data` is compressed already or a part of a file: PostgreSQL then stores it as it is."""
 
 
 class SqlDialect(Struct, frozen=True):
-    """How a database writes these tables."""
+    """The words of one database for these tables."""
 
     words: Mapping[str, str]
     """SQL of the types and values that stand behind names of columns."""
     has_row_ids: bool
-    """Whether a table has row ids unless it is declared without, as in SQLite."""
+    """True if a table has row ids unless it is declared without, as in SQLite."""
 
 
 SQLITE = SqlDialect(
