@@ -237,6 +237,12 @@ def test_malformed_or_oversized_http_is_rejected(server: RunningServer, data: by
     assert CLIENT.get(server.root + "/health").status_code == 200
 
 
+def test_reply_to_an_oversized_head_is_readable_although_bytes_remain_unread(server: RunningServer) -> None:
+    head = GET_HEAD + b"Host: localhost\r\nX: " + b"x" * 20_000_000
+    reply = exchange_bytes(server, head)
+    assert reply.startswith(b"HTTP/1.1 400") and reply.endswith(b"}")
+
+
 def check_head(*pairs: tuple[bytes, bytes]) -> int:
     """Returns the status that the guard gives to a head with these headers. 429: the head passed all checks."""
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), *pairs]
