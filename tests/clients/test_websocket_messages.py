@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -27,11 +27,18 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
 
 
 def send_unfinished(client: LaneClient, *fragments: str) -> None:
-    protocol = client.websocket.protocol
-    with client.websocket.send_context():
+    """Sends fragments of a message that does not end. The server may close the connection before it has read them all.
+
+    The fragments are written past `websockets`: its send would close the socket at a reset, with the close frame unread.
+    """
+    connection, protocol = client.websocket, client.websocket.protocol
+    with connection.protocol_mutex:
         protocol.send_text(fragments[0].encode(), fin=False)
         for fragment in fragments[1:]:
             protocol.send_continuation(fragment.encode(), fin=False)
+        data = b"".join(protocol.data_to_send())
+    with suppress(ConnectionError):
+        connection.socket.sendall(data)
 
 
 def read_close_code(client: LaneClient) -> int:
