@@ -120,7 +120,7 @@ class EngineService:
                 failure = internal_error()
             finally:
                 if name == "Generate":
-                    record = _build_record(name, failure, time.monotonic() - started, request_id, trace)
+                    record = _build_record(name, failure, started, request_id, trace)
                     self._guard.record_request(record, api_key)
             if failure is not None:
                 await abort_call(context, failure)
@@ -262,15 +262,17 @@ class EngineService:
 
 
 def _build_record(
-    name: str, failure: ApiError | None, seconds: float, request_id: str, trace: RequestTrace | None
+    name: str, failure: ApiError | None, started: float, request_id: str, trace: RequestTrace | None
 ) -> AccessRecord:
-    """Returns the line of a call for the access log. gRPC calls are POST requests of HTTP/2 to this path."""
+    """Returns the access log's line of a call that ends now. gRPC calls are POST requests of HTTP/2 to this path."""
+    now = time.monotonic()
     status, code = (200, "") if failure is None else (failure.status, failure.code or "")
     path = f"/{ENGINE_SERVICE}/{name}"
     return AccessRecord(
-        *("POST", path, status, seconds, request_id, code),
+        *("POST", path, status, now - started, request_id, code),
         trace=trace,
         rpc_method=path.removeprefix("/"),
+        ended=now,
         rpc_status="OK" if failure is None else status_code(failure.status, failure.code).name,
     )
 

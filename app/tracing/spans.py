@@ -117,8 +117,7 @@ class SpanBuilder:
     def build_request(self, record: AccessRecord) -> ReadableSpan:
         """Returns the span of a request that has been answered just now."""
         assert record.trace is not None
-        ended = time.monotonic() if record.ended is None else record.ended
-        end_ns = int(ended * 1e9) + self._find_offset_ns()
+        end_ns = int(record.ended * 1e9) + self._find_offset_ns()
         route = record.route or ""
         attributes: dict[str, Any] = {names.REQUEST_ID: record.request_id}
         if record.rpc_method:

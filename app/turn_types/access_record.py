@@ -1,6 +1,8 @@
 """A request that has ended, as the access log and the metrics see it."""
 
-from msgspec import Struct
+import time
+
+from msgspec import Struct, field
 
 from antiphon.app.turn_types.tracing.context import RequestTrace
 from antiphon.app.turn_types.turn_stats import TurnStats
@@ -25,8 +27,9 @@ class AccessRecord(Struct, frozen=True):
     scheme: str = "http"
     rpc_method: str = ""
     """Full name of the method of a gRPC call."""
-    ended: float | None = None
-    """Time of the monotonic clock at which it ended; None: just now."""
+    ended: float = field(default_factory=time.monotonic)
+    """Time of the monotonic clock at which it ended: the reading that `seconds` was computed from, since the span of
+    the request must begin before those of its turns."""
     rpc_status: str = ""
     """Name of the status of that call, such as "OK"."""
     owner: str = ""

@@ -215,7 +215,7 @@ class _Connection:
                         await self._send_text(write_event(encode_entry(entry, parsed.form), lane.suffix))
         finally:
             del self._running[log.id]
-            self._record_turn(log, time.monotonic() - frame.arrived, trace)
+            self._record_turn(log, frame.arrived, trace)
         ended = log.response
         self._remember_end(response, ended.status)
         if ended.status in ("completed", "incomplete"):  # one that failed or was cancelled is not continued
@@ -225,12 +225,12 @@ class _Connection:
         if response.steers:
             await self._settle_steers(lane, response, ended)
 
-    def _record_turn(self, log: EventLog, seconds: float, trace: RequestTrace | None) -> None:
+    def _record_turn(self, log: EventLog, started: float, trace: RequestTrace | None) -> None:
         """Adds a line to the access log: a connection may have any number of turns."""
         if log.stats is not None:
-            path = SOCKET_ENDPOINT.path
-            request = SOCKET_ENDPOINT.method, path, 200, seconds, self._request_id
-            self._on_turn_done(AccessRecord(*request, turns=(log.stats,), trace=trace, route=path))
+            path, now = SOCKET_ENDPOINT.path, time.monotonic()
+            request = SOCKET_ENDPOINT.method, path, 200, now - started, self._request_id
+            self._on_turn_done(AccessRecord(*request, turns=(log.stats,), trace=trace, route=path, ended=now))
 
     def _remember_end(self, response: SteeredResponse, status: str) -> None:
         response_id, number = response.response_id, response.sequence_number

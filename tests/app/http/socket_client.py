@@ -1,9 +1,8 @@
 """An HTTP client on a bare socket, for tests of the bytes on the wire."""
 
-import contextlib
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import h11
 
@@ -64,13 +63,13 @@ class SocketClient:
 def exchange_bytes(server: RunningServer, data: bytes, timeout: float = HANG_TIMEOUT_S) -> bytes:
     """Sends the bytes. Returns what the server sends until it closes the connection or `timeout` seconds pass.
 
-    A server that answers before it has read everything resets the connection; the reply is readable before the reset.
+    A server that answers before it has read everything resets the connection; on Linux the reply is readable before the reset.
     """
     with socket.create_connection(("127.0.0.1", server.port), timeout=timeout) as client:
         reply = b""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with suppress(BrokenPipeError, ConnectionResetError):
             client.sendall(data)
-        with contextlib.suppress(TimeoutError, ConnectionResetError):
+        with suppress(TimeoutError, ConnectionResetError):
             while piece := client.recv(65536):
                 reply += piece
         return reply

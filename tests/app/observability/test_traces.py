@@ -4,12 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from websockets.sync.client import connect as connect_websocket
 
 from antiphon.app.errors import from_engine
@@ -17,6 +19,8 @@ from antiphon.app.main.application import ENDPOINT_TABLE
 from antiphon.app.options.api_keys import key_digest
 from antiphon.app.tracing.content import MAX_CONTENT_BYTES, SPAN_CUT_MARK
 from antiphon.app.tracing.conventions import SCHEMA_URL
+from antiphon.app.tracing.spans import SpanBuilder
+from antiphon.app.turn_types.access_record import AccessRecord
 from antiphon.app.turn_types.turn_stats import Api
 from antiphon.engine.protocol import overloaded_error
 from antiphon.harmony.detect import bytes_format
@@ -73,6 +77,18 @@ def server(collector: SpanCollector, start_server: StartServer) -> RunningServer
     return start_server(SCRIPT, otlp_endpoint=collector.url)
 
 
+@pytest.fixture
+def late_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds the span of a request when the request has been over for longer than it took."""
+    build = SpanBuilder.build_request
+
+    def build_late(builder: SpanBuilder, record: AccessRecord) -> ReadableSpan:
+        time.sleep(record.seconds)
+        return build(builder, record)
+
+    monkeypatch.setattr(SpanBuilder, "build_request", build_late)
+
+
 def build_body(api: Api, prompt: str, **fields: Any) -> dict[str, Any]:
     message = {"role": "user", "content": prompt}
     asked: dict[Api, dict[str, Any]] = {
@@ -103,6 +119,7 @@ def check_tree(collector: SpanCollector, root: ReceivedSpan) -> None:
         check_tree(collector, child)
 
 
+@pytest.mark.usefixtures("late_spans")
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("api", list(API_PATHS))
 def test_each_api(collector: SpanCollector, server: RunningServer, api: Api, stream: bool) -> None:
@@ -333,6 +350,7 @@ def test_sampler_of_the_environment(monkeypatch: pytest.MonkeyPatch, collector: 
     assert {headers["x-team"] for headers in collector.headers} == {"blue"}
 
 
+@pytest.mark.usefixtures("late_spans")
 def test_websocket_turns_belong_to_the_span_of_the_handshake(collector: SpanCollector, server: RunningServer) -> None:
     url = server.url.replace("http", "ws") + "/responses"
     with connect_websocket(url, additional_headers=HEADERS) as websocket:
@@ -349,6 +367,7 @@ def test_websocket_turns_belong_to_the_span_of_the_handshake(collector: SpanColl
     assert not collector.find("GET")
 
 
+@pytest.mark.usefixtures("late_spans")
 def test_grpc_call(collector: SpanCollector, start_server: StartServer) -> None:
     server = start_server(SCRIPT, otlp_endpoint=collector.url, grpc_port=0)
     ids = list(bytes_format("hermes").encode("Hi"))
