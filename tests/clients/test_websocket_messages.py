@@ -67,9 +67,12 @@ def test_oldest_message_without_an_end_makes_room_for_another_owner(server: Runn
 def test_frame_without_its_end_is_counted(server: RunningServer) -> None:
     header = bytes([0x81, 0xFF]) + MAX_MESSAGE_BYTES.to_bytes(8, "big") + bytes(4)
     with ExitStack() as stack:
-        clients = [stack.enter_context(open_lanes(server, KEYS[0])) for _ in range(3)]
-        for client in clients:
-            client.websocket.socket.sendall(header + bytes(150_000))
+        clients = []
+        for _ in range(3):
+            # The server replies to a handshake after it has read from all sockets that were ready before: its oldest
+            # message is that of the first client.
+            clients.append(stack.enter_context(open_lanes(server, KEYS[0])))
+            clients[-1].websocket.socket.sendall(header + bytes(150_000))
 
         assert read_close_code(clients[0]) == CloseCode.TRY_AGAIN_LATER
         for client in clients[1:]:
