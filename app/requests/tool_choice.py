@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from antiphon.app.errors import ApiError, clip_text, invalid_value, unsupported_field
-from antiphon.app.requests.fields.checks import build_check, check_choice, check_string, require_key
+from antiphon.app.requests.fields.checks import build_check, check_choice, check_string, require_key, require_string
 from antiphon.app.requests.fields.common import ToolObjects
 from antiphon.app.requests.tools import BUILTIN_TOOL_TYPES, RequestTool, RequestTools
 from antiphon.events.tools import WEB_SEARCH_TYPES, BuiltinTool
@@ -137,8 +137,7 @@ def _find_server_tools(sent: Mapping[str, Any], table: ToolTable, path: str) -> 
     servers = [tool for tool in table if tool.server is not None and tool.server.kind == kind]
     if kind != "mcp":
         return frozenset(tool.model_name for tool in servers)
-    label, name = require_key(sent, "server_label", path), sent.get("name")
-    check_string(label, f"{path}.server_label")
+    label, name = require_string(sent, "server_label", path), sent.get("name")
     if name is not None:
         check_string(name, f"{path}.name")
     found = [tool for tool in servers if tool.namespace == label and name in (None, tool.name)]

@@ -160,7 +160,7 @@ def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
     if kind in COMPUTER_TOOL_TYPES:
         return None
     if isinstance(tool, dict):
-        _check_callers(tool.get("allowed_callers"), f"{path}.allowed_callers")
+        check_callers(tool.get("allowed_callers"), f"{path}.allowed_callers")
     if isinstance(kind, str) and kind in HOSTED_TOOL_TYPES:
         return None
     if not isinstance(kind, str) or kind not in SERVED_TYPES:
@@ -179,7 +179,7 @@ def _read_one(tool: Any, path: str, schema_key: str) -> RequestTool | None:
     return parsed_tool
 
 
-def _check_callers(callers: Any, path: str) -> None:
+def check_callers(callers: Any, path: str) -> None:
     """Refuses a tool that only programs on the server may call. Raises `ApiError` 400."""
     if isinstance(callers, list) and "direct" not in callers:
         raise ApiError(400, "unsupported_value", "This server runs no programs. Add 'direct'.", path)

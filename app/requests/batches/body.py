@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -95,9 +95,7 @@ class UploadFields(Struct, frozen=True):
 
 def read_upload_fields(fields: Mapping[str, str]) -> UploadFields:
     """Reads the text fields of OpenAI's form. Raises `ApiError` 400."""
-    for name in fields:
-        if name not in ("purpose", *_EXPIRY_FIELDS):
-            raise unknown_field(name)
+    _check_known(fields, "purpose", *_EXPIRY_FIELDS)
     purpose = require_value(fields.get("purpose"), "purpose")
     check_choice(purpose, FILE_PURPOSES, "purpose")
     default_s = BATCH_FILE_LIFETIME_S if purpose == "batch" else None
@@ -110,9 +108,7 @@ def read_upload_fields(fields: Mapping[str, str]) -> UploadFields:
 
 def read_anthropic_fields(fields: Mapping[str, str]) -> UploadFields:
     """Reads the text fields of Anthropic's form. Its files have the purpose `user_data`. Raises `ApiError` 400."""
-    for name in fields:
-        if name != _ANTHROPIC_FIELD:
-            raise unknown_field(name)
+    _check_known(fields, _ANTHROPIC_FIELD)
     seconds = fields.get(_ANTHROPIC_FIELD)
     lifetime_s = None if seconds is None else _read_seconds(seconds, _ANTHROPIC_FIELD, AnthropicLifetime)
     return UploadFields("user_data", lifetime_s)
@@ -126,9 +122,14 @@ def _read_seconds(sent: str, name: str, kind: Any) -> int:
 
 def read_part_fields(fields: Mapping[str, str]) -> UploadFields:
     """Reads the text fields of a part of an upload: there are none. Raises `ApiError` 400."""
-    for name in fields:
-        raise unknown_field(name)
+    _check_known(fields)
     return UploadFields("", None)
+
+
+def _check_known(fields: Iterable[str], *known: str) -> None:
+    for name in fields:
+        if name not in known:
+            raise unknown_field(name)
 
 
 def read_file_id(sent: str) -> str | None:

@@ -17,6 +17,7 @@ from antiphon.app.requests.fields.checks import (
     check_objects,
     check_string,
     require_key,
+    require_string,
 )
 from antiphon.app.requests.fields.common import Label256
 from antiphon.events.inputs import (
@@ -140,8 +141,7 @@ def _add_call(chat: _MessageReader, kind: str, call: SentObject, call_id: str, p
 
 def _read_tool_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
     """Reads a tool's output, which must belong to an earlier call that has no output yet."""
-    call_id = require_key(sent, "tool_call_id", path)
-    check_string(call_id, f"{path}.tool_call_id")
+    call_id = require_string(sent, "tool_call_id", path)
     output_type = chat.open.pop(call_id, None)
     if output_type is None:
         message = f"Invalid '{path}': no open tool call with id '{clip_text(call_id)}' precedes this 'tool' message."

@@ -75,6 +75,13 @@ def require_key(value: Mapping[str, Any], key: str, path: str) -> Any:
     return value[key]
 
 
+def require_string(value: Mapping[str, Any], key: str, path: str) -> str:
+    """Returns the string `value[key]`. Raises `ApiError` 400 if it is missing, null or no string."""
+    text = require_key(value, key, path)
+    check_string(text, f"{path}.{key}")
+    return str(text)
+
+
 def join_words(values: Sequence[str]) -> str:
     """Joins values to a list for messages: 'a', 'b', and 'c'."""
     quoted = [f"'{value}'" for value in values]
@@ -128,7 +135,7 @@ def _build_content(kind: Any, constraints: dict[str, Any]) -> Check:
     if kind is str:
         return _build_string(constraints)
     if origin is Literal:
-        return _build_literal(arguments)
+        return lambda value, path: check_choice(value, arguments, path)
     if origin in (list, tuple):
         return _build_array(build_check(arguments[0]) if arguments else _accept_any, constraints.get("max_length"))
     if origin is dict:
@@ -170,10 +177,6 @@ def _build_string(constraints: dict[str, Any]) -> Check:
             raise invalid_value(path, f"Invalid '{path}': string does not match pattern. {expectation}")
 
     return check
-
-
-def _build_literal(values: tuple[str, ...]) -> Check:
-    return lambda value, path: check_choice(value, values, path)
 
 
 def _build_array(check_entry: Check, longest: int | None) -> Check:

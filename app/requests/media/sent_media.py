@@ -146,8 +146,7 @@ class MediaTaker:
             self._add_file_id(place, value)
             return part
         if key == "file_url":
-            check_url(value, place.path, pictured=False)
-            self.taken.append(SentMedia(place=place, source=value))
+            self._add_url(place, value)
             return part
         sent = read_data_url(value, place) if is_data_url(value) else read_base64(value, "", place)
         return {**part, "file_data": self._add_data(place, sent)}
@@ -155,9 +154,7 @@ class MediaTaker:
     def _take_url(self, url: str, place: MediaPlace) -> str:
         """Returns the URL of an image as the item holds it."""
         if not is_data_url(url):
-            check_url(url, place.path, pictured=True)
-            self._count_image()
-            self.taken.append(SentMedia(place=place, source=url))
+            self._add_url(place, url)
             return url
         self._check_length(len(url), place)
         return self._add_data(place, read_data_url(url, place))
@@ -188,10 +185,7 @@ class MediaTaker:
             self._add_file_id(place, source[key])
             return block
         if form == "url":
-            check_url(source[key], place.path, pictured=is_image)
-            if is_image:
-                self._count_image()
-            self.taken.append(SentMedia(place=place, source=source[key]))
+            self._add_url(place, source[key])
             return block
         return {**block, "source": {**source, key: self._take_base64(block, source, place)}}
 
@@ -213,24 +207,25 @@ class MediaTaker:
         if self._refused:
             raise refused_media(path)
 
+    def _add_url(self, place: MediaPlace, url: str) -> None:
+        check_url(url, place.path, pictured=place.is_image)
+        self._add(SentMedia(place=place, source=url))
+
     def _add_file_id(self, place: MediaPlace, file_id: str) -> None:
-        if place.is_image:
-            self._count_image()
-        self.taken.append(SentMedia(place=place, source=file_id, is_file_id=True))
+        self._add(SentMedia(place=place, source=file_id, is_file_id=True))
 
     def _add_data(
         self, place: MediaPlace, sent: SentData, *, media_type: str | None = None, downsize: bool = False
     ) -> str:
-        if place.is_image:
-            self._count_image()
         url = format_blob_url(sent.reference)
-        self.taken.append(SentMedia(place=place, source=url, sent=sent, media_type=media_type, downsize=downsize))
+        self._add(SentMedia(place=place, source=url, sent=sent, media_type=media_type, downsize=downsize))
         return url
 
-    def _count_image(self) -> None:
-        self._num_images += 1
+    def _add(self, media: SentMedia) -> None:
+        self._num_images += media.place.is_image
         if self._num_images > self._settings.max_images:
             raise too_many_images(self._param, self._num_images, self._settings.max_images)
+        self.taken.append(media)
 
     def _check_length(self, chars: int, place: MediaPlace) -> None:
         """Checks the length of an image in base64, before it is decoded."""

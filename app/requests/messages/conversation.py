@@ -17,6 +17,7 @@ from antiphon.app.requests.fields.checks import (
     check_string,
     check_tool_name,
     require_key,
+    require_string,
 )
 from antiphon.app.requests.messages.hosted_blocks import HOSTED_CALL_BLOCK_TYPES, read_hosted_call
 from antiphon.events.inputs import (
@@ -97,9 +98,7 @@ class ConversationReader:
             if block["type"] == "tool_result" and role == "user":
                 self._read_result(block, block_path)
             else:
-                check_choice(
-                    block["type"], ("text", "image", "document", "search_result", "tool_result"), f"{block_path}.type"
-                )
+                check_choice(block["type"], USER_BLOCK_TYPES, f"{block_path}.type")
                 parts += _read_part(block, block_path)
         self._check_answered()
         if parts or not blocks:
@@ -107,8 +106,7 @@ class ConversationReader:
             self.items.append(InputMessage(role=item_role, content=tuple(parts)))
 
     def _read_result(self, block: SentBlock, path: str) -> None:
-        call_id = require_key(block, "tool_use_id", path)
-        check_string(call_id, f"{path}.tool_use_id")
+        call_id = require_string(block, "tool_use_id", path)
         if self._open_calls.pop(call_id, None) is None:
             message = f"the message before has no `tool_use` with the id '{clip_text(call_id)}'."
             raise invalid_value(f"{path}.tool_use_id", f"Invalid '{path}.tool_use_id': {message}")
@@ -150,9 +148,7 @@ class ConversationReader:
     def _read_thinking(self, block: SentBlock, path: str) -> None:
         """Reads reasoning that the client kept. The sealed text counts: a client cannot have changed it."""
         key = "signature" if block["type"] == "thinking" else "data"
-        sealed = require_key(block, key, path)
-        check_string(sealed, f"{path}.{key}")
-        text = self._decrypt(sealed)
+        text = self._decrypt(require_string(block, key, path))
         if text is None and self._drops_foreign:
             self.dropped.append(path)
             return
@@ -207,7 +203,7 @@ def _read_blocks(sent: Any, path: str) -> Sequence[SentBlock]:
         return [{"type": "text", "text": sent}]
     check_content(sent, path)
     for index, block in enumerate(sent):
-        check_string(require_key(block, "type", f"{path}[{index}]"), f"{path}[{index}].type")
+        require_string(block, "type", f"{path}[{index}]")
     return list(sent)
 
 
@@ -248,9 +244,7 @@ def _read_image(block: SentBlock, path: str) -> InputImage:
     if kind == "file":
         return InputImage(file_id=str(require_key(source, "file_id", f"{path}.source")))
     if kind == "url":
-        url = require_key(source, "url", f"{path}.source")
-        check_string(url, f"{path}.source.url")
-        return InputImage(image_url=url)
+        return InputImage(image_url=require_string(source, "url", f"{path}.source"))
     media_type, data = (require_key(source, key, f"{path}.source") for key in ("media_type", "data"))
     check_choice(media_type, IMAGE_TYPES, f"{path}.source.media_type")
     check_string(data, f"{path}.source.data")
@@ -263,9 +257,7 @@ def _read_document(block: SentBlock, path: str) -> list[Any]:
     heading = [str(block[key]) for key in ("title", "context") if isinstance(block.get(key), str)]
     parts: list[Any] = [InputText(text="\n".join(heading) + "\n")] if heading else []
     if kind == "text":
-        data = require_key(source, "data", f"{path}.source")
-        check_string(data, f"{path}.source.data")
-        return [*parts, InputText(text=data)]
+        return [*parts, InputText(text=require_string(source, "data", f"{path}.source"))]
     if kind == "content":
         blocks = _read_blocks(source.get("content"), f"{path}.source.content")
         return parts + [
@@ -274,8 +266,7 @@ def _read_document(block: SentBlock, path: str) -> list[Any]:
             for part in _read_part(inner, f"{path}.source.content[{index}]", in_result=True)
         ]
     key, field = {"base64": ("data", "file_data"), "url": ("url", "file_url"), "file": ("file_id", "file_id")}[kind]
-    value = require_key(source, key, f"{path}.source")
-    check_string(value, f"{path}.source.{key}")
+    value: Any = require_string(source, key, f"{path}.source")
     return [*parts, InputFile(**{field: value}, filename=str(block.get("title") or "") or None)]
 
 

@@ -8,7 +8,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphon.app.requests.fields.checks import check_boolean, check_content, check_object, check_string, require_key
+from antiphon.app.requests.fields.checks import (
+    check_boolean,
+    check_content,
+    check_object,
+    check_string,
+    require_key,
+    require_string,
+)
 from antiphon.events.hosted_inputs import (
     AnyHostedInput,
     InputCodeCall,
@@ -44,9 +51,7 @@ def read_hosted_call(block: SentBlock, path: str, later: Sequence[tuple[SentBloc
     result, result_path = next(found, (None, ""))
     item_id = f"{prefix}_{call_id.partition('_')[2] or call_id}"
     if is_mcp:
-        label = require_key(block, "server_name", path)
-        check_string(label, f"{path}.server_name")
-        return _read_mcp_call(item_id, label, name, sent, result, result_path)
+        return _read_mcp_call(item_id, require_string(block, "server_name", path), name, sent, result, result_path)
     content = None if result is None else require_key(result, "content", result_path)
     if name == "code_execution":
         return _read_code(item_id, sent, content, result_path)

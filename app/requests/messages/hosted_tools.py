@@ -9,12 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, unsupported_field
+from antiphon.app.errors import clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.options.settings import Settings
 from antiphon.app.requests.fields import decode_value
 from antiphon.app.requests.messages.body import McpServerBody
 from antiphon.app.requests.secrets import strip_user_info
 from antiphon.app.requests.server_tools import ServerToolRequest, ToolSecrets, list_hosted_types
+from antiphon.app.requests.tools import check_callers
 from antiphon.app.turn_types.tool_rules import ALL_TOOLS, ApprovalRule, ToolFilter
 from antiphon.events.tools import McpTool
 
@@ -149,8 +150,5 @@ def _read_builtin_tools(
         for key in ("allowed_domains", "blocked_domains"):
             if tool.get(key):
                 raise unsupported_field(f"{path}.{key}", "This server's web search has no filters.")
-        callers = tool.get("allowed_callers")
-        if isinstance(callers, list) and "direct" not in callers:
-            caller_path = f"{path}.allowed_callers"
-            raise ApiError(400, "unsupported_value", "This server runs no programs. Add 'direct'.", caller_path)
+        check_callers(tool.get("allowed_callers"), f"{path}.allowed_callers")
         yield ServerToolRequest(path=path, kind=kind, tool={**tool, "type": kind}, can_ask=False)

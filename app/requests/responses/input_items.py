@@ -109,7 +109,10 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
         path = f"{param}[{index}]"
         item = read_item(entry, path)
         if isinstance(item, ItemReference):
-            item = _resolve_reference(item, path, lookup, param)
+            referenced = _find_stored(item.id or "", path, lookup)
+            if referenced is None:
+                raise not_found(f"Item with id '{clip_text(item.id or '')}' not found.", param)
+            item = referenced
         elif isinstance(item, InputReasoning):
             item = _restore_reasoning(item, path, lookup)
         elif isinstance(item, InputHostedItem):
@@ -205,14 +208,6 @@ def _check_parts(content: str | Sequence[InputPart], allowed: tuple[str, ...], p
         kind = part.__struct_config__.tag
         if kind not in allowed:
             check_choice(kind, allowed, f"{path}[{index}].type")
-
-
-def _resolve_reference(reference: ItemReference, path: str, lookup: FindItem, param: str) -> AnyInput:
-    """Returns the referenced item, parsed as if the client had sent it."""
-    stored_item = _find_stored(reference.id or "", path, lookup)
-    if stored_item is None:
-        raise not_found(f"Item with id '{clip_text(reference.id or '')}' not found.", param)
-    return stored_item
 
 
 def _find_stored(item_id: str, path: str, lookup: FindItem) -> AnyInput | None:

@@ -82,10 +82,8 @@ class MediaReading:
         return replace_media(items, self._refer_part) if self._references else tuple(items)
 
     def _refer_part(self, part: MediaPart) -> Sequence[InputPart]:
-        if isinstance(part, InputImage):
-            source = part.file_id or part.image_url or ""
-        else:
-            source = part.file_id or part.file_url or ""
+        url = part.image_url if isinstance(part, InputImage) else part.file_url
+        source = part.file_id or url or ""
         reference = self._references.get(source)
         if reference is None:
             return (part,)
