@@ -200,8 +200,7 @@ class EventLog:
     def end_log(self) -> None:
         """Marks the log as complete and wakes the readers. Does nothing if the log is lost: others write it."""
         if not self.is_lost:
-            self.ended = True
-            self._wake_readers()
+            self.end_stored()
 
     def end_stored(self) -> None:
         """Marks a log that another process wrote as complete, and wakes the readers."""
@@ -219,12 +218,7 @@ class EventLog:
     async def wait_published(self) -> None:
         """Waits until all entries that exist now are published, or the log is lost."""
         target = len(self.entries)
-        if self.published < target:
-            woken = asyncio.Event()
-            with self.open_reader(target, woken.set):
-                while self.published < target and not self.is_lost:
-                    woken.clear()
-                    await woken.wait()
+        await self._wait_until(lambda: self.published >= target or self.is_lost)
 
     def mark_kept(self, count: float) -> None:
         """Records that the store has committed the first `count` entries; infinite if it keeps all in memory."""
@@ -286,12 +280,16 @@ class EventLog:
 
     async def wait_finished(self) -> Response:
         """Waits until the log ends and returns the response in its terminal state."""
+        await self._wait_until(lambda: self.ended and self.published >= len(self.entries))
+        return self.response
+
+    async def _wait_until(self, is_reached: Callable[[], bool]) -> None:
+        """Waits until a condition holds, which is looked at when entries are published or the log ends."""
         woken = asyncio.Event()
         with self.open_reader(len(self.entries), woken.set):
-            while not self.ended or self.published < len(self.entries):
+            while not is_reached():
                 woken.clear()
                 await woken.wait()
-        return self.response
 
     def _wake_readers(self) -> None:
         for reader in self.open_readers:

@@ -7,16 +7,22 @@ import secrets
 from collections.abc import Sequence
 
 import msgspec
+import structlog
 
 from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.media_messages import MediaSpan
-from antiphon.engine.protocol import Job
+from antiphon.engine.protocol import Engine, EngineError, Job
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import ConversationRef, Response
 from antiphon.harmony.rendered_prompt import ImageSpan
+
+_logger = structlog.get_logger(__name__)
+
+ENGINE_RETRY_DELAY_S = 1.0
+"""Pause between two attempts to give an engine a job."""
 
 
 def build_job(
@@ -87,6 +93,18 @@ def affinity_key(response: Response, owner: str, items: Sequence[AnyInput], stor
     else:
         return ""
     return hashlib.sha256(f"{owner}\0{source}".encode()).hexdigest()[:32]
+
+
+async def wait_for_engine(engine: Engine, response_id: str) -> None:
+    """Waits until the engine can take a job, however long it takes to load. There is no client to tell an error."""
+    while True:
+        try:
+            await engine.wait_ready()
+        except EngineError as error:
+            _logger.info("a response waits for its engine", response=response_id, reason=error.message)
+            await asyncio.sleep(ENGINE_RETRY_DELAY_S)
+        else:
+            return
 
 
 async def end_task(task: asyncio.Task[None]) -> None:

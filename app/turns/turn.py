@@ -20,8 +20,7 @@ from antiphon.app.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.turn_types.endings import Cause, Ending, ending_of_fault
 from antiphon.app.turn_types.event_log import EventLog
 from antiphon.app.turns.compaction import STAGE_INTERVAL_S, CompactedTurn, CompactionJob
-from antiphon.app.turns.continuation.engine_wait import wait_for_engine
-from antiphon.app.turns.jobs import end_task
+from antiphon.app.turns.jobs import end_task, wait_for_engine
 from antiphon.app.turns.media.resolver import NO_MEDIA
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_renderer import EmptySummaryError

@@ -98,9 +98,22 @@ class ProcessorRebuild:
 
     def replay(self) -> None:
         """Brings the processor to the end of the log. Raises `ReplayError`. Call it in a thread: a log may be long."""
-        replay_entries(self.processor, self._log.entries)
+        for step in split_steps(self._log.entries):
+            self._replay_step(step)
         if self.processor.needs_no_more:
             raise ReplayError("the stored tokens end the turn, and the stored events do not")
+
+    def _replay_step(self, step: Sequence[LogEntry]) -> None:
+        """Feeds a stored step to the processor. Raises `ReplayError` if its events differ from the stored ones."""
+        first = step[0].event.sequence_number
+        try:
+            _repeat_step(self.processor, step)
+        except (IllegalInput, ValueError) as error:
+            raise ReplayError(f"the step at event {first} cannot be repeated: {error}") from error
+        events = self.processor.collect_events()
+        self.processor.take_detail()
+        if [sse.encode_event(event) for event in events] != [entry.data for entry in step]:
+            raise ReplayError(f"the tokens of the step at event {first} give other events than the stored ones")
 
     def continue_job(self) -> Job:
         """Returns the job of the rest: with the tokens so far, if the engine had admitted it."""
@@ -110,35 +123,19 @@ class ProcessorRebuild:
         return msgspec.structs.replace(self._stored.job, generated=tuple(current.generated_tokens))
 
 
-def replay_entries(processor: OutputProcessor, entries: Sequence[LogEntry]) -> None:
-    """Feeds the stored steps to a new processor. Raises `ReplayError` if its events differ from the stored ones."""
-    for step in split_steps(entries):
-        first = step[0].event.sequence_number
-        try:
-            _repeat_step(processor, step)
-        except (IllegalInput, ValueError) as error:
-            raise ReplayError(f"the step at event {first} cannot be repeated: {error}") from error
-        events = processor.collect_events()
-        processor.take_detail()
-        if [sse.encode_event(event) for event in events] != [entry.data for entry in step]:
-            raise ReplayError(f"the tokens of the step at event {first} give other events than the stored ones")
-
-
-def split_steps(entries: Sequence[LogEntry]) -> Iterator[list[LogEntry]]:
-    """Yields the entries of each step. The last entry of a step has its detail."""
-    step: list[LogEntry] = []
-    for entry in entries:
-        step.append(entry)
-        if entry.detail is not None:
-            yield step
-            step = []
-    if step:
-        raise ReplayError("the stored events have no tokens")
+def split_steps(entries: Sequence[LogEntry]) -> Iterator[Sequence[LogEntry]]:
+    """Yields the entries of each step, whose last one has its detail. The end of another process has none."""
+    start = 0
+    for number, entry in enumerate(entries, 1):
+        if entry.detail is not None or number == len(entries):
+            yield entries[start:number]
+            start = number
 
 
 def _repeat_step(processor: OutputProcessor, step: Sequence[LogEntry]) -> None:
     detail, state = step[-1].detail, processor.machine.state
-    assert detail is not None
+    if detail is None:
+        raise ReplayError("the stored events have no tokens")
     if isinstance(step[-1].event, ev.Queued) and state is State.NEW:
         processor.on_queued()
     elif state in (State.NEW, State.QUEUED) and not isinstance(step[-1].event, ev.Queued):

@@ -33,7 +33,6 @@ from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.events import sse
 from antiphon.events import stream as ev
-from antiphon.events.base import Event
 from antiphon.events.hosted import ServerCallItem
 from antiphon.events.items import Compaction
 from antiphon.harmony.format import ModelFormat
@@ -97,7 +96,8 @@ def _create_replay(record: TurnRecord, log: EventLog, models: ModelRegistry, set
         raise UncheckableTurnError("it was interrupted before the model read a prompt")
     spec = structs.replace(spec, base_response=log.base_response)
     prompts = [_build_prompt(spec, form, log, *each) for each in zip(rounds, tables, strict=True)]
-    has_tools, is_compacted = tables[0] is not None, any(_is_compaction(entry.event) for entry in log.entries)
+    added = [entry.event.item for entry in log.entries if isinstance(entry.event, ev.ItemAdded)]
+    has_tools, is_compacted = tables[0] is not None, any(isinstance(item, Compaction) for item in added)
     tools = RecordedTools(log.entries, spec.max_tool_calls) if has_tools else None
     first = structs.replace(prompts[0], summary=prompts[0]) if is_compacted and not spec.compact else prompts[0]
     ids, last = RecordedIds(log.entries, lambda prefix: f"{prefix}_new"), log.response.completed_at
@@ -127,10 +127,6 @@ def _check_tools(record: TurnRecord, log: EventLog, tables: Sequence[ToolTable |
         raise UncheckableTurnError("the prompt of a later round was refused")
     if has_calls and log.entries[-1].detail is not None and log.entries[-1].detail.at_us > MAX_TOOL_TIME_S * 1e6:
         raise UncheckableTurnError("its tools may have reached the limit of time, which its events do not tell")
-
-
-def _is_compaction(event: Event) -> bool:
-    return isinstance(event, ev.ItemAdded) and isinstance(event.item, Compaction)
 
 
 def _build_prompt(

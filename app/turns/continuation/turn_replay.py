@@ -10,6 +10,7 @@ from antiphon.app.inspection.record import RoundRecord
 from antiphon.app.turn_types.endings import Ending
 from antiphon.app.turn_types.event_log import LogEntry
 from antiphon.app.turns.continuation.recorded_tools import RecordedTools
+from antiphon.app.turns.continuation.replay import split_steps
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompts.prompt_token_cache import TurnPrompt
 from antiphon.engine.protocol import Chunk, FinishReason
@@ -175,15 +176,6 @@ class TurnReplay:
             processor.cut()
         else:
             processor.request_steer()
-
-
-def split_steps(entries: Sequence[LogEntry]) -> Iterator[Sequence[LogEntry]]:
-    """Yields the entries of each step, whose last one has its detail. The end of another process has none."""
-    start = 0
-    for number, entry in enumerate(entries, 1):
-        if entry.detail is not None or number == len(entries):
-            yield entries[start:number]
-            start = number
 
 
 def _adds_approved(step: Sequence[LogEntry]) -> bool:

@@ -45,13 +45,8 @@ class TurnPreparer:
         media: MediaResolver,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._renderer, self._tool_host, self._media, self._clock = (
-            store,
-            renderer,
-            tool_host,
-            media,
-            clock,
-        )
+        self._store, self._renderer, self._clock = store, renderer, clock
+        self._tool_host, self._media = tool_host, media
 
     async def read_items(
         self, items: Sequence[AnyInput], media: Sequence[SentMedia], owner: str
