@@ -43,6 +43,11 @@ def list_source_urls(call: WebSearchCall) -> list[str]:
     return [source["url"] for source in action.get("sources") or ()]
 
 
+def is_page(call: WebSearchCall) -> bool:
+    """Tells whether a web search has opened a page instead."""
+    return isinstance(call.action, dict) and call.action.get("type") == "open_page"
+
+
 def write_arguments(call: ServerCallItem) -> str:
     """Returns the arguments of a call as JSON."""
     if isinstance(call, McpCall):

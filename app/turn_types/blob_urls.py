@@ -9,7 +9,6 @@ as a fourth part. A part with a `file_id` has the blob URL of the file's content
 Requests contain no blob URLs: the reader of a request refuses them, as all URLs but http, https and data URLs.
 """
 
-import base64
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,12 +80,6 @@ def parse_blob_url(url: str | None) -> BlobReference | None:
     if url is None or not url.startswith(BLOB_PREFIX) or (found := _BLOB_URL.fullmatch(url)) is None:
         return None
     return BlobReference(bytes.fromhex(found[1]), found[2], int(found[3]), found[4] or "")
-
-
-def format_data_url(reference: BlobReference, data: bytes) -> str:
-    """Returns the content of a blob as the client sent it: a data URL, or base64 alone if there was no media type."""
-    encoded = base64.b64encode(data).decode("ascii")
-    return f"data:{reference.media_type};base64,{encoded}" if reference.media_type else encoded
 
 
 def find_blobs(items: Iterable[AnyInput]) -> Iterator[BlobReference]:

@@ -5,7 +5,7 @@ Ids of calls are those of the items with another prefix, so that the call has th
 
 from typing import Any
 
-from antiphon.app.projections.hosted_calls import FAILED, describe_failure, list_source_urls, read_logs
+from antiphon.app.projections.hosted_calls import FAILED, describe_failure, is_page, list_source_urls, read_logs
 from antiphon.app.projections.messages.schema import (
     CodeOutput,
     CodeResultBlock,
@@ -44,7 +44,7 @@ def start_call(item: OutputItem) -> McpToolUseBlock | ServerToolUseBlock | None:
 def build_search_call(item: WebSearchCall) -> tuple[ServerToolUseBlock, dict[str, Any]]:
     """Returns the block of a web search that has ended, and its input: no event has told it before."""
     action = item.action if isinstance(item.action, dict) else {}
-    name, key = ("web_fetch", "url") if _is_page(item) else ("web_search", "query")
+    name, key = ("web_fetch", "url") if is_page(item) else ("web_search", "query")
     block = ServerToolUseBlock(id=_convert_id(SERVER_TOOL_PREFIX, item.id), name=name, input={})  # type: ignore[arg-type]
     return block, {key: action.get(key) or ""}
 
@@ -71,23 +71,19 @@ def build_result(item: McpCall | WebSearchCall | CodeInterpreterCall) -> ResultB
 
 def add_to_counts(counts: ServerToolCounts, item: WebSearchCall) -> ServerToolCounts:
     """Returns the counts with those of a web search that has ended."""
-    is_page, has_worked = _is_page(item), item.status != "failed"
+    is_opened, has_worked = is_page(item), item.status != "failed"
     return ServerToolCounts(
-        web_search_requests=counts.web_search_requests + (has_worked and not is_page),
-        web_fetch_requests=counts.web_fetch_requests + (has_worked and is_page),
+        web_search_requests=counts.web_search_requests + (has_worked and not is_opened),
+        web_fetch_requests=counts.web_fetch_requests + (has_worked and is_opened),
     )
 
 
 def _build_search_result(item: WebSearchCall, call_id: str, *, is_failed: bool) -> ResultBlock:
-    if _is_page(item):
+    if is_page(item):
         page = FetchError() if is_failed else FetchedPage(url=item.action.get("url") or "")
         return FetchResultBlock(tool_use_id=call_id, content=page)
     pages = tuple(FoundPage(url=url, title=url) for url in list_source_urls(item))
     return SearchResultBlock(tool_use_id=call_id, content=SearchError() if is_failed else pages)
-
-
-def _is_page(item: WebSearchCall) -> bool:
-    return isinstance(item.action, dict) and item.action.get("type") == "open_page"
 
 
 def _convert_id(prefix: str, item_id: str) -> str:

@@ -6,12 +6,12 @@ import hashlib
 import msgspec
 import pytest
 
+from antiphon.app.projections.listed_media import encode_content
 from antiphon.app.turn_types.blob_urls import (
     BlobReference,
     find_blobs,
     find_message_blobs,
     format_blob_url,
-    format_data_url,
     parse_blob_url,
     refer_to,
 )
@@ -80,8 +80,9 @@ def test_media_type_is_one_or_unknown(media_type: str, kept: str) -> None:
 
 
 def test_content_is_given_back_as_it_was_sent() -> None:
-    assert format_data_url(PICTURE, b"picture") == "data:image/png;base64," + base64.b64encode(b"picture").decode()
-    assert format_data_url(BlobReference(b"", "", 1), b"a") == "YQ=="
+    sent = "data:image/png;base64," + base64.b64encode(b"picture").decode()
+    assert msgspec.json.decode(encode_content(PICTURE, b"picture")) == sent
+    assert msgspec.json.decode(encode_content(BlobReference(b"", "", 1), b"a")) == "YQ=="
 
 
 def test_references_of_items_are_found_in_every_place() -> None:
