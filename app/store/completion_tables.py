@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
+from antiphon.app.requests.chat.stored import ChatMessages, CompletionsQuery
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
 from antiphon.app.store.history.deleted_entries import DeletedEntries, EntryPlace
@@ -89,13 +89,13 @@ class CompletionTables:
         return None if row is None else self._decode_completion(row)
 
     def list_completions(
-        self, owner: str, query: CompletionQuery, excluded: frozenset[str] = frozenset()
+        self, owner: str, query: CompletionsQuery, excluded: frozenset[str] = frozenset()
     ) -> list[StoredCompletion] | None:
         """Returns the owner's completions that the query selects, without the `excluded` ids.
 
         The completion `after` may have been deleted. Returns None if there was none.
         """
-        conditions, values = ["owner = ?", _COMPLETE], list[Any]([owner])
+        conditions, values, descending = ["owner = ?", _COMPLETE], list[Any]([owner]), query.order == "desc"
         if query.model is not None:
             conditions.append("model = ?")
             values.append(query.model)
@@ -108,12 +108,12 @@ class CompletionTables:
             conditions.append(f"id NOT IN ({', '.join('?' * len(excluded))})")
             values += excluded
         if query.after is not None:
-            place = self._find_place(owner, query.after, descending=query.descending)
+            place = self._find_place(owner, query.after, descending=descending)
             if place is None:
                 return None
-            conditions.append(f"(created, position) {'<' if query.descending else '>'} (?, ?)")
+            conditions.append(f"(created, position) {'<' if descending else '>'} (?, ?)")
             values += (int(place[0]), place[1])
-        direction = "DESC" if query.descending else "ASC"
+        direction = "DESC" if descending else "ASC"
         statement = f"""
             SELECT {_COLUMNS} FROM chat_completions WHERE {" AND ".join(conditions)}
             ORDER BY created {direction}, position {direction} LIMIT ?

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from antiphon.app.requests.batches.body import read_file_id
-from antiphon.app.requests.chat.stored import ChatMessages, CompletionQuery
+from antiphon.app.requests.chat.stored import ChatMessages, CompletionsQuery
 from antiphon.app.store.base import StoredCompletion, StoredConversation
 from antiphon.app.store.batches.records import FILE_PIECE_BYTES, StoredFile
 from antiphon.app.store.database import Database
@@ -227,7 +227,7 @@ class ResponseStore:
         is_deleted = completion_id in self._logs.deleted
         return None if is_deleted else self._database.completions.find_completion(owner, completion_id)
 
-    def list_completions(self, owner: str, query: CompletionQuery) -> list[StoredCompletion] | None:
+    def list_completions(self, owner: str, query: CompletionsQuery) -> list[StoredCompletion] | None:
         """Returns the owner's chat completions that the query selects: see `CompletionTables`."""
         return self._database.completions.list_completions(owner, query, frozenset(self._logs.deleted))
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import field, structs
 
 from antiphon.app.errors import clip_text
 from antiphon.app.requests.chat.body import ChatBody
@@ -29,19 +29,6 @@ _COMPLETION_ID = re.compile(r"chatcmpl-([A-Za-z0-9]{1,64})")
 ChatMessages = tuple[dict[str, Any], ...]
 
 
-class CompletionQuery(Struct, frozen=True, kw_only=True):
-    """Selects the first `limit` completions after the one with the id `after`, in order of their creation.
-
-    `model` and `metadata` are what the completions must have.
-    """
-
-    limit: int
-    after: str | None = None
-    descending: bool = False
-    model: str | None = None
-    metadata: dict[str, str] = {}
-
-
 def messages_to_store(body: ChatBody) -> ChatMessages:
     """Returns the messages of a request without secrets."""
     return tuple({key: value for key, value in sent.items() if key in STORED_KEYS} for sent in body.messages or ())
@@ -62,13 +49,7 @@ class CompletionsQuery(PageQuery, frozen=True, kw_only=True):
     """Only completions with these pairs."""
 
 
-def select_completions(query: CompletionsQuery) -> CompletionQuery:
-    """Returns what a query selects, earliest first by default. The caller checks that `after` exists."""
+def select_completions(query: CompletionsQuery) -> CompletionsQuery:
+    """Returns the query with the id that `after` has in the store. The caller checks that it exists."""
     after = query.after
-    return CompletionQuery(
-        limit=query.limit,
-        after=None if after is None else read_completion_id(after) or clip_text(after),
-        descending=query.order == "desc",
-        model=query.model,
-        metadata=query.metadata,
-    )
+    return query if after is None else structs.replace(query, after=read_completion_id(after) or clip_text(after))

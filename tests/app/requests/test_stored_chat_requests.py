@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.chat.stored import CompletionQuery, CompletionsQuery, read_completion_id, select_completions
+from antiphon.app.requests.chat.stored import CompletionsQuery, read_completion_id, select_completions
 from antiphon.app.requests.query_fields import decode_query
 from antiphon.app.requests.turn_spec import TurnSpec
 from tests.serving import scripted_registry
@@ -37,12 +37,12 @@ def test_malformed_completion_id_is_none(sent: str) -> None:
     assert read_completion_id(sent) is None and read_completion_id("chatcmpl-1f") == "chatcmpl_1f"
 
 
-def read_completion_query(query: dict[str, str]) -> CompletionQuery:
+def read_completion_query(query: dict[str, str]) -> CompletionsQuery:
     return select_completions(decode_query(CompletionsQuery, query.items()))
 
 
 def test_query_of_completions_has_defaults() -> None:
-    assert read_completion_query({}) == CompletionQuery(limit=20)
+    assert read_completion_query({}) == CompletionsQuery(limit=20)
     query = {
         "limit": "100",
         "order": "desc",
@@ -51,8 +51,8 @@ def test_query_of_completions_has_defaults() -> None:
         "metadata[a]": "1",
         "metadata[b]c]": "",
     }
-    assert read_completion_query(query) == CompletionQuery(
-        limit=100, descending=True, after="chatcmpl_1", model="m", metadata={"a": "1", "b]c": ""}
+    assert read_completion_query(query) == CompletionsQuery(
+        limit=100, order="desc", after="chatcmpl_1", model="m", metadata={"a": "1", "b]c": ""}
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.requests.chat.stored import CompletionQuery
+from antiphon.app.requests.chat.stored import CompletionsQuery
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.store.store import ResponseStore
 from antiphon.app.store.write_ops import StoreTimings
@@ -46,7 +46,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 def list_ids(store: ResponseStore, owner: str = "me", **query: object) -> list[str]:
-    listed = store.list_completions(owner, CompletionQuery(**{"limit": 10, **query}))  # type: ignore[arg-type]
+    listed = store.list_completions(owner, CompletionsQuery(**{"limit": 10, **query}))  # type: ignore[arg-type]
     assert listed is not None
     return [completion.id for completion in listed]
 
@@ -76,9 +76,9 @@ async def test_completion_exists_for_its_owner_only(store: ResponseStore) -> Non
 async def test_list_is_in_order_of_creation(store: ResponseStore) -> None:
     late = await add_completion(store, "late", created=2_000_000_002)
     ids = [(await add_completion(store, name, created=2_000_000_001)).id for name in ("c", "a", "b")] + [late.id]
-    assert list_ids(store) == ids and list_ids(store, descending=True) == ids[::-1]
+    assert list_ids(store) == ids and list_ids(store, order="desc") == ids[::-1]
     assert list_ids(store, after=ids[1], limit=1) == [ids[2]] and list_ids(store, after=ids[1]) == ids[2:]
-    assert list_ids(store, after=ids[2], descending=True) == [ids[1], ids[0]]
+    assert list_ids(store, after=ids[2], order="desc") == [ids[1], ids[0]]
     await store.delete_completion("me", ids[2])
     assert list_ids(store) == [ids[0], ids[1], ids[3]]
 

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from antiphon.app.requests.chat.stored import CompletionQuery
+from antiphon.app.requests.chat.stored import CompletionsQuery
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.batches.records import StoredBatch
 from antiphon.app.store.database import Database
@@ -155,7 +155,7 @@ async def test_batches_are_deleted_while_a_client_pages(any_place: AnyPlace) -> 
 
 async def list_behind(store: ResponseStore, name: str, *, descending: bool = False) -> list[str | None] | None:
     """Returns the ids of the entries behind the one with this name."""
-    query = CompletionQuery(limit=9, after=f"chatcmpl_{name}0", descending=descending)
+    query = CompletionsQuery(limit=9, after=f"chatcmpl_{name}0", order="desc" if descending else "asc")
     completions = store.list_completions("me", query)
     items = store.history.load_page("me", "conv_1", f"msg_{name}", 9, descending=descending)
     files = await store.read(

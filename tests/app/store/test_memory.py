@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.requests.chat.stored import CompletionQuery
+from antiphon.app.requests.chat.stored import CompletionsQuery
 from antiphon.app.store.history.step_rows import NewStep
 from antiphon.app.store.sqlite.database import MemoryDatabase, SqliteDatabase
 from antiphon.app.store.sqlite.store import MemoryStore
@@ -68,7 +68,7 @@ async def test_completion_is_deleted_as_a_whole_and_not_while_a_choice_runs() ->
     async with open_memory_store(max_responses=4) as store:
         running = await add_completion(store, "running", counts=(4, 2), created=1)
         first = await add_completion(store, "first", created=2)
-        query = CompletionQuery(limit=10)
+        query = CompletionsQuery(limit=10)
         assert [each.id for each in store.list_completions("me", query) or ()] == [first.id]
         last = add_log(store, "b")
         await wait_for_ids(store, [*running.choice_ids, last.id])
