@@ -8,6 +8,7 @@ from antiphon.app.errors import invalid_type, invalid_value
 from antiphon.app.requests.fields import Echoed, FieldRule, Honoured, RequestBody, refused
 from antiphon.app.requests.fields.annotations import Checked
 from antiphon.app.requests.fields.checks import require_key
+from antiphon.events.tools import ShortName
 
 MAX_FIELD_CHARS = 10_485_760
 MAX_CHOICES = 128
@@ -62,6 +63,15 @@ class JsonObjectFormat(Struct, frozen=True, tag_field="type", tag="json_object",
     """A JSON object. Other servers mean by a `schema` the same as by `json_schema`."""
 
     schema: dict[str, Any] | None = None
+
+
+class JsonSchemaSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A named JSON Schema."""
+
+    name: ShortName
+    schema: dict[str, Any]
+    description: Text | None = None
+    strict: bool | None = None
 
 
 def check_tool_choice(value: Any, path: str) -> None:

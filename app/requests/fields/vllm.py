@@ -8,6 +8,7 @@ from antiphon.app.requests.fields import Accepted, Honoured, refused
 from antiphon.app.requests.fields.checks import build_check
 from antiphon.app.requests.fields.common import (
     JsonObjectFormat,
+    JsonSchemaSettings,
     Label256,
     Label512,
     NonNegativeInt,
@@ -18,7 +19,6 @@ from antiphon.app.requests.fields.common import (
     Text,
     TopLogprobs,
 )
-from antiphon.events.tools import ShortName
 
 MAX_STOP_IDS = 64
 MAX_CHOICE_STRINGS = 256
@@ -26,15 +26,6 @@ MAX_CHOICE_STRINGS = 256
 Schema = Text | dict[str, Any]
 Choices = Annotated[list[Text], Meta(max_length=MAX_CHOICE_STRINGS)]
 RequestId = Annotated[str, Meta(max_length=128, pattern=r"^[A-Za-z0-9_.:-]{1,128}\Z")]
-
-
-class JsonSchemaSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """A named JSON Schema of chat completions."""
-
-    name: ShortName
-    schema: dict[str, Any]
-    description: Text | None = None
-    strict: bool | None = None
 
 
 class JsonSchemaFormat(Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from antiphon.app.requests.fields.common import (
     CacheRetentionField,
     Effort,
     JsonObjectFormat,
+    JsonSchemaSettings,
     Label64,
     Label128,
     Label256,
@@ -29,7 +30,6 @@ from antiphon.app.requests.fields.common import (
     TopLogprobs,
     Verbosity,
 )
-from antiphon.events.tools import ShortName
 
 MAX_ADDED_ITEMS = 20
 """Maximum number of items in one request that adds items to a conversation."""
@@ -62,13 +62,10 @@ class ReasoningSettings(Struct, frozen=True, forbid_unknown_fields=True):
     mode: Label64 | None = None
 
 
-class NamedSchemaFormat(Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+class NamedSchemaFormat(
+    JsonSchemaSettings, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
+):
     """Text that matches a JSON Schema."""
-
-    name: ShortName
-    schema: dict[str, Any]
-    description: Text | None = None
-    strict: bool | None = None
 
 
 AnyTextFormat = PlainTextFormat | JsonObjectFormat | NamedSchemaFormat
