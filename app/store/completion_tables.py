@@ -8,7 +8,7 @@ import structlog
 from antiphon.app.requests.chat.stored import ChatMessages, CompletionsQuery
 from antiphon.app.store.base import StoredCompletion
 from antiphon.app.store.blobs.blob_tables import BlobHolder, BlobTables
-from antiphon.app.store.history.deleted_entries import DeletedEntries, EntryPlace
+from antiphon.app.store.history.deleted_entries import DeletedEntries
 from antiphon.app.store.sql_connection import SqlConnection
 from antiphon.app.turn_types.blob_urls import NO_BLOBS, BlobContents, find_message_blobs
 from antiphon.app.turn_types.reply_form import ChatForm
@@ -108,7 +108,7 @@ class CompletionTables:
             conditions.append(f"id NOT IN ({', '.join('?' * len(excluded))})")
             values += excluded
         if query.after is not None:
-            place = self._find_place(owner, query.after, descending=descending)
+            place = self._deleted.find_place("chat_completions", owner, query.after, descending=descending)
             if place is None:
                 return None
             conditions.append(f"(created, position) {'<' if descending else '>'} (?, ?)")
@@ -120,11 +120,6 @@ class CompletionTables:
         """  # noqa: S608  # every value is a parameter
         rows = self._connection.execute(statement, (*values, query.limit)).fetchall()
         return [completion for row in rows if (completion := self._decode_completion(row)) is not None]
-
-    def _find_place(self, owner: str, completion_id: str, *, descending: bool) -> EntryPlace | None:
-        query = "SELECT created, position FROM chat_completions WHERE owner = ? AND id = ?"
-        row: EntryPlace | None = self._connection.execute(query, (owner, completion_id)).fetchone()
-        return row or self._deleted.find_place("chat_completions", owner, completion_id, descending=descending)
 
     def load_messages(self, owner: str, completion_id: str) -> ChatMessages:
         """Returns the messages of a completion; none if it does not exist or they cannot be read."""

@@ -164,7 +164,7 @@ class ConversationTables:
             query = f"SELECT 0, position FROM conversation_items WHERE {place} AND id = ? ORDER BY position {order}"  # noqa: S608
             row = self._connection.execute(query, (*values, after)).fetchone()
             entry_id = _entry_id(conversation_id, after)
-            row = row or self._deleted.find_place("conversation_items", owner, entry_id, descending=descending)
+            row = row or self._deleted.find_deleted("conversation_items", owner, entry_id, descending=descending)
             if row is None:
                 return None
             place, values = f"{place} AND position {comparison} ?", [*values, row[1]]

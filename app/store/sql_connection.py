@@ -1,11 +1,14 @@
 """Interface of a database connection for persistent stores, and the decoding of its rows."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+ROWS_PER_STATEMENT = 128
+"""Rows, or keys, in one statement: SQLite before 3.32 takes 999 values. PostgreSQL's driver would send many statements
+as one pipeline, and the database does not end the transaction of a server that is paused within one."""
 
 
 class UnreadableRowError(Exception):
@@ -61,6 +64,25 @@ class StoredRows:
 
     def __iter__(self) -> Iterator[Any]:
         return self._rows
+
+
+def split_rows(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yields the rows, or keys, in parts of `ROWS_PER_STATEMENT` at most."""
+    return (rows[start : start + ROWS_PER_STATEMENT] for start in range(0, len(rows), ROWS_PER_STATEMENT))
+
+
+def write_marks(count: int) -> str:
+    """Returns the placeholders of values."""
+    return ", ".join("?" * count)
+
+
+def insert_rows(
+    connection: SqlConnection, table: str, columns: Collection[str], rows: Sequence[Sequence[Any]], suffix: str = ""
+) -> None:
+    """Inserts rows, of which there is at least one, in one statement."""
+    marks = ", ".join([f"({write_marks(len(columns))})"] * len(rows))
+    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {marks} {suffix}"  # noqa: S608
+    connection.execute(statement, [value for row in rows for value in row])
 
 
 def delete_numbered(connection: SqlConnection, table: str, column: str, row_id: str, limit: int) -> int:

@@ -13,7 +13,14 @@ import structlog
 
 from antiphon.app.store.batches.records import BatchLine, LineResult, StoredBatch, TokenCounts
 from antiphon.app.store.history.deleted_entries import DeletedEntries
-from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row, delete_numbered
+from antiphon.app.store.sql_connection import (
+    SqlConnection,
+    UnreadableRowError,
+    decode_row,
+    delete_numbered,
+    insert_rows,
+    split_rows,
+)
 
 _log = structlog.get_logger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -21,9 +28,7 @@ _decoder = msgspec.json.Decoder(StoredBatch)
 MAX_PURGED_BATCHES = 100
 """Ended batches whose lines are deleted in one transaction."""
 _FIND_OLD_LINES = "SELECT id FROM batches WHERE has_lines = 1 AND writer IS NULL"
-LINES_PER_STATEMENT = 128
-"""Lines to insert at once: SQLite before 3.32 takes 999 values. PostgreSQL's driver would send many statements as one
-pipeline, and the database does not end the transaction of a server that is paused within one."""
+_LINE_COLUMNS = ("batch", "number", "line_rank", "start", "length", "custom_id", "model")
 _OPEN_BATCH_STATUSES = ("validating", "in_progress")
 
 
@@ -95,13 +100,8 @@ class BatchTables:
         if not self.lock_batch(batch_id, writer):
             return False
         rows = [(batch_id, *msgspec.structs.astuple(line)) for line in lines]
-        for start in range(0, len(rows), LINES_PER_STATEMENT):
-            part = rows[start : start + LINES_PER_STATEMENT]
-            statement = f"""
-                INSERT INTO batch_lines (batch, number, line_rank, start, length, custom_id, model)
-                VALUES {", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(part))} ON CONFLICT DO NOTHING
-            """  # noqa: S608
-            self._connection.execute(statement, [value for row in part for value in row])
+        for part in split_rows(rows):
+            insert_rows(self._connection, "batch_lines", _LINE_COLUMNS, part, "ON CONFLICT DO NOTHING")
         return True
 
     def save_result(self, batch_id: str, writer: str, result: LineResult, usage: TokenCounts) -> StoredBatch | None:
@@ -171,9 +171,7 @@ class BatchTables:
         """
         condition, values = "", list[Any]([owner])
         if after is not None:
-            query = "SELECT created, position FROM batches WHERE owner = ? AND id = ?"
-            row = self._connection.execute(query, (owner, after)).fetchone()
-            place = row or self._deleted.find_place("batches", owner, after, descending=True)
+            place = self._deleted.find_place("batches", owner, after, descending=True)
             if place is None:
                 return None
             condition, values = "AND position < ?", [owner, place[1]]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphon.app.store.batches.records import StoredFile
-from antiphon.app.store.history.deleted_entries import DeletedEntries, EntryPlace
-from antiphon.app.store.sql_connection import SqlConnection, delete_numbered
+from antiphon.app.store.history.deleted_entries import DeletedEntries
+from antiphon.app.store.sql_connection import SqlConnection, delete_numbered, write_marks
 
 DELETED_OWNER = "\x7fdeleted"
 """Owner of files that do not exist any more. No owner has this name: those are hexadecimal or empty."""
@@ -136,7 +136,7 @@ class FileTables:
             conditions.append("purpose = ?")
             values.append(purpose)
         if after is not None:
-            place = self._find_place(owner, after, descending=descending)
+            place = self._deleted.find_place("files", owner, after, descending=descending, condition=_IS_LISTED)
             if place is None:
                 return None
             conditions.append(f"position {'<' if descending else '>'} ?")
@@ -146,11 +146,6 @@ class FileTables:
             SELECT {_COLUMNS} FROM files WHERE {" AND ".join(conditions)} ORDER BY position {direction} LIMIT ?
         """  # noqa: S608  # every value is a parameter
         return [_decode_file(row) for row in self._connection.execute(query, (*values, limit)).fetchall()]
-
-    def _find_place(self, owner: str, file_id: str, *, descending: bool) -> EntryPlace | None:
-        query = f"SELECT created, position FROM files WHERE owner = ? AND id = ? AND {_IS_LISTED}"  # noqa: S608
-        row: EntryPlace | None = self._connection.execute(query, (owner, file_id)).fetchone()
-        return row or self._deleted.find_place("files", owner, file_id, descending=descending)
 
     def count_bytes(self, owner: str) -> int:
         """Returns the size of all files of an owner, incomplete ones included, with `FILE_ROW_BYTES` for each."""
@@ -169,9 +164,9 @@ class FileTables:
 
     def find_files(self, owner: str, file_ids: Sequence[str], now: float) -> list[StoredFile]:
         """Returns those of the owner's files with these ids that exist, the latest first."""
-        marks = ", ".join("?" * len(file_ids))
         query = f"""
-            SELECT {_COLUMNS} FROM files WHERE owner = ? AND id IN ({marks}) AND {_EXISTS} ORDER BY position DESC
+            SELECT {_COLUMNS} FROM files WHERE owner = ? AND id IN ({write_marks(len(file_ids))}) AND {_EXISTS}
+            ORDER BY position DESC
         """  # noqa: S608
         return [_decode_file(row) for row in self._connection.execute(query, (owner, *file_ids, int(now))).fetchall()]
 

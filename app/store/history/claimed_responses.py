@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 import structlog
 
@@ -81,16 +80,12 @@ class ClaimedResponses:
             return
         if missing:
             steps = [NewStep(claimed.owner, claimed.id, missing)]
-            await self._logs.enqueue_change(partial(_append_steps, steps, self._name)).wait_done()
+            await self._logs.enqueue_change(lambda database: database.append_steps(steps, self._name)).wait_done()
 
     async def _delete(self, claimed: ClaimedResponse) -> None:
         """Deletes an unreadable response. One that a client has deleted does not exist any more."""
         _log.error("unreadable response deleted", response=claimed.id)
         await self._logs.enqueue_change(lambda database: database.delete_response(claimed.id)).wait_done()
-
-
-def _append_steps(steps: list[NewStep], name: str, database: Database) -> None:
-    database.append_steps(steps, name)
 
 
 def _find_missing(reader: Database, response_id: str) -> list[LogEntry]:

@@ -8,14 +8,13 @@ from collections.abc import Iterable
 from typing import Literal
 
 from antiphon.app.store.blobs.blob_tables import item_key
-from antiphon.app.store.sql_connection import SqlConnection
+from antiphon.app.store.sql_connection import SqlConnection, insert_rows, split_rows
 
 DELETED_ENTRY_LIFETIME_S = 86_400
 """Time for which the place of a deleted entry is known."""
 MAX_DELETED_ENTRIES = 10_000
 """Deleted entries of an owner whose places are kept: the latest ones."""
-DELETED_ROWS_PER_STATEMENT = 128
-"""Rows to insert at once: SQLite before 3.32 takes 999 values."""
+_COLUMNS = ("list", "owner", "entry", "created", "position")
 ListTable = Literal["files", "batches", "chat_completions", "conversation_items", "turn_summaries"]
 """Tables whose rows are entries of a list."""
 Entry = tuple[str, str, float, int]
@@ -33,15 +32,18 @@ class DeletedEntries:
     def record(self, table: ListTable, entries: Iterable[Entry]) -> None:
         """Keeps the places of entries of a table that are being deleted."""
         rows = [(table, owner, item_key(entry_id), time, position) for owner, entry_id, time, position in entries]
-        for start in range(0, len(rows), DELETED_ROWS_PER_STATEMENT):
-            part = rows[start : start + DELETED_ROWS_PER_STATEMENT]
-            statement = f"""
-                INSERT INTO deleted_entries (list, owner, entry, created, position)
-                VALUES {", ".join(["(?, ?, ?, ?, ?)"] * len(part))}
-            """  # noqa: S608
-            self._connection.execute(statement, [value for row in part for value in row])
+        for part in split_rows(rows):
+            insert_rows(self._connection, "deleted_entries", _COLUMNS, part)
 
-    def find_place(self, table: ListTable, owner: str, entry_id: str, *, descending: bool) -> EntryPlace | None:
+    def find_place(
+        self, table: ListTable, owner: str, entry_id: str, *, descending: bool, condition: str = "1 = 1"
+    ) -> EntryPlace | None:
+        """Returns the place of the owner's entry with a condition on its row, or of one that was deleted."""
+        query = f"SELECT created, position FROM {table} WHERE owner = ? AND id = ? AND {condition}"  # noqa: S608
+        row: EntryPlace | None = self._connection.execute(query, (owner, entry_id)).fetchone()
+        return row or self.find_deleted(table, owner, entry_id, descending=descending)
+
+    def find_deleted(self, table: ListTable, owner: str, entry_id: str, *, descending: bool) -> EntryPlace | None:
         """Returns the place of the owner's deleted entry. Of several with one id, the first one in the order counts."""
         query = f"""
             SELECT created, position FROM deleted_entries WHERE owner = ? AND list = ? AND entry = ?

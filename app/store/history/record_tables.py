@@ -6,17 +6,23 @@ wait for each other.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import zstandard
 
 from antiphon.app.inspection.prompt_blocks import BLOCK_KEY_BYTES, compress, decompress
-from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError
+from antiphon.app.store.sql_connection import (
+    SqlConnection,
+    UnreadableRowError,
+    insert_rows,
+    split_rows,
+    write_marks,
+)
 from antiphon.app.turn_types.continuation import RecordBlock, RecordRow
 
-KEYS_PER_STATEMENT = 128
-"""Keys, or blocks, in one statement. SQLite before 3.32 takes 999 values in one."""
+_BLOCK_COLUMNS = ("key", "size", "data", "uses")
+_ADD_USES = "ON CONFLICT (key) DO UPDATE SET uses = prompt_blocks.uses + excluded.uses"
 
 
 class RecordTables:
@@ -62,7 +68,7 @@ class RecordTables:
         if not changes:
             return
         existing = self._select_keys([*changes])
-        for part in _split([*changes]):
+        for part in split_rows([*changes]):
             self._change_uses({key: changes[key] for key in part}, existing)
         # Another server may have freed a block since it was looked for. From now on, this transaction has locked it.
         for key in self._select_keys([key for key in existing if changes[key] > 0], "AND size = 0"):
@@ -70,22 +76,18 @@ class RecordTables:
             self._connection.execute(
                 "UPDATE prompt_blocks SET size = ?, data = ? WHERE key = ?", (len(data), data, key)
             )
-        for part in _split([key for key in changes if changes[key] < 0]):
-            statement = f"DELETE FROM prompt_blocks WHERE uses <= 0 AND key IN ({_marks(len(part))})"  # noqa: S608
+        for part in split_rows([key for key in changes if changes[key] < 0]):
+            statement = f"DELETE FROM prompt_blocks WHERE uses <= 0 AND key IN ({write_marks(len(part))})"  # noqa: S608
             self._connection.execute(statement, part)
         self.forget_changes()
 
     def _change_uses(self, changes: dict[bytes, int], existing: set[bytes]) -> None:
         """Changes the uses of blocks, and inserts those that did not exist; the others without their data."""
-        values: list[Any] = []
+        rows = []
         for key, number in changes.items():
             data = b"" if key in existing or number < 0 else compress(self._new_blocks[key].data)
-            values += (key, len(data), data, number)
-        statement = f"""
-            INSERT INTO prompt_blocks (key, size, data, uses) VALUES {", ".join(["(?, ?, ?, ?)"] * len(changes))}
-            ON CONFLICT (key) DO UPDATE SET uses = prompt_blocks.uses + excluded.uses
-        """  # noqa: S608
-        self._connection.execute(statement, values)
+            rows.append((key, len(data), data, number))
+        insert_rows(self._connection, "prompt_blocks", _BLOCK_COLUMNS, rows, _ADD_USES)
 
     # Reads
 
@@ -105,8 +107,8 @@ class RecordTables:
     def list_data(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Returns the records of some of the owner's turns by their ids, without their blocks."""
         found: dict[str, bytes] = {}
-        for part in _split(ids):
-            query = f"SELECT id, data FROM turn_records WHERE owner = ? AND id IN ({_marks(len(part))})"  # noqa: S608
+        for part in split_rows(ids):
+            query = f"SELECT id, data FROM turn_records WHERE owner = ? AND id IN ({write_marks(len(part))})"  # noqa: S608
             found.update((row[0], bytes(row[1])) for row in self._connection.execute(query, (owner, *part)))
         return found
 
@@ -119,19 +121,11 @@ class RecordTables:
 
     def _select(self, keys: Sequence[bytes], columns: str, condition: str = "") -> list[Any]:
         rows: list[Any] = []
-        for part in _split(keys):
-            query = f"SELECT {columns} FROM prompt_blocks WHERE key IN ({_marks(len(part))}) {condition}"  # noqa: S608
+        for part in split_rows(keys):
+            query = f"SELECT {columns} FROM prompt_blocks WHERE key IN ({write_marks(len(part))}) {condition}"  # noqa: S608
             rows += self._connection.execute(query, part).fetchall()
         return rows
 
 
 def _split_keys(data: bytes) -> list[bytes]:
     return [bytes(data[start : start + BLOCK_KEY_BYTES]) for start in range(0, len(data), BLOCK_KEY_BYTES)]
-
-
-def _split(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (keys[start : start + KEYS_PER_STATEMENT] for start in range(0, len(keys), KEYS_PER_STATEMENT))
-
-
-def _marks(count: int) -> str:
-    return ", ".join("?" * count)

@@ -117,7 +117,7 @@ class SummaryTables:
 
     def find_deleted(self, owner: str, turn_id: str) -> float | None:
         """Returns the time of the owner's turn if it was deleted."""
-        place = self._deleted.find_place("turn_summaries", owner, turn_id, descending=True)
+        place = self._deleted.find_deleted("turn_summaries", owner, turn_id, descending=True)
         return None if place is None else place[0]
 
     def keep_place_of(self, turn_id: str) -> None:

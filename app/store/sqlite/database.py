@@ -14,10 +14,10 @@ from antiphon.app.store.completion_tables import CompletionTables
 from antiphon.app.store.database import RELEASE_RESPONSES, Database
 from antiphon.app.store.history.record_tables import RecordTables
 from antiphon.app.store.history.step_rows import Columns
-from antiphon.app.store.sql_connection import SqlConnection, StoredRows
+from antiphon.app.store.sql_connection import SqlConnection, StoredRows, insert_rows, write_marks
 from antiphon.app.store.sqlite.schema import open_memory
 
-ROWS_PER_STATEMENT = (128, 32, 8, 2, 1)
+STATEMENT_SIZES = (128, 32, 8, 2, 1)
 """Numbers of rows for which there are statements. Few different ones, so that SQLite's compiled ones are reused.
 
 Rows have at most six values, and SQLite before 3.32 takes 999 values in a statement.
@@ -49,22 +49,20 @@ class SqliteDatabase(Database):
         return int(pages) * int(page_bytes)
 
     def _insert_rows(self, table: str, columns: Columns, rows: Sequence[Sequence[Any]], suffix: str = "") -> None:
-        row = f"({_marks(len(columns))})"
         for part in _split(rows):
-            statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([row] * len(part))} {suffix}"  # noqa: S608
-            self._connection.execute(statement, [value for values in part for value in values])
+            insert_rows(self._connection, table, columns, part, suffix)
 
     def _select_owned(self, ids: Sequence[str], writer: str) -> set[str]:
         owned: set[str] = set()
         for part in _split(ids):
-            query = f"SELECT group_concat(id) FROM responses WHERE writer = ? AND id IN ({_marks(len(part))})"  # noqa: S608
+            query = f"SELECT group_concat(id) FROM responses WHERE writer = ? AND id IN ({write_marks(len(part))})"  # noqa: S608
             row = self._connection.execute(query, (writer, *part)).fetchone()
             owned.update(row[0].split(",") if row[0] else ())
         return owned
 
     def _release_responses(self, ids: Sequence[str]) -> None:
         for part in _split(ids):
-            self._connection.execute(f"{RELEASE_RESPONSES} WHERE id IN ({_marks(len(part))})", part)
+            self._connection.execute(f"{RELEASE_RESPONSES} WHERE id IN ({write_marks(len(part))})", part)
 
 
 class MemoryDatabase(SqliteDatabase):
@@ -127,13 +125,9 @@ class SharedConnection:
 
 
 def _split(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yields the rows in parts, of which each has as many as a statement of `ROWS_PER_STATEMENT`."""
+    """Yields the rows in parts, of which each has as many as a statement of `STATEMENT_SIZES`."""
     start = 0
-    for size in ROWS_PER_STATEMENT:
+    for size in STATEMENT_SIZES:
         while len(rows) - start >= size:
             yield rows[start : start + size]
             start += size
-
-
-def _marks(count: int) -> str:
-    return ", ".join("?" * count)
