@@ -17,7 +17,6 @@ from antiphon.app.tools.hosted_options import HostedOptions, ToolTarget
 from antiphon.app.tools.mcp.faults import ToolListError
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, ignore_call
-from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import (
     OPEN_PAGE,
     FileSearchRunner,
@@ -73,7 +72,7 @@ class BuiltinTools:
         report: ReportCall = ignore_call,
     ) -> None:
         self._options, self._servers, self._new_id, self._code = options, servers, new_id, code
-        self._call_operator = MeasuredCalls(self._call_server, {label: label for label in servers.servers}, report)
+        self._call_operator = MeasuredCalls(servers, servers.servers, report)
         self._files = FileSearch(options.vector_stores) if options.vector_stores else None
 
     async def close(self) -> None:
@@ -210,9 +209,6 @@ class BuiltinTools:
             return MappedTool(target.label, target.name, default)
         schema = next((tool.input_schema for tool in listed.tools if tool.name == target.name), {})
         return MappedTool(target.label, target.name, _find_text_argument(schema) or default)
-
-    async def _call_server(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:
-        return await self._servers.call_tool(self._servers.servers[label], name, arguments)
 
 
 def _find_text_argument(schema: Mapping[str, Any]) -> str | None:

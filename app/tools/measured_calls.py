@@ -10,8 +10,9 @@ from typing import Any, Literal
 import structlog
 from msgspec import Struct
 
+from antiphon.app.tools.mcp.tool_server import ToolServer
+from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.outcome import ToolOutcome
-from antiphon.app.tools.runners import CallTool
 from antiphon.events.hosted import McpExecutionError
 
 _log = structlog.get_logger(__name__)
@@ -37,21 +38,19 @@ def ignore_call(_: ToolCallStats) -> None:
 
 
 class MeasuredCalls:
-    """Calls tools by `call_tool`, and reports the end of each call.
+    """Calls tools of `named` servers, by the labels of the request, and reports the end of each call."""
 
-    `operator_labels` has the operator's label for each label of the request that names one of its servers.
-    """
-
-    def __init__(self, call_tool: CallTool, operator_labels: Mapping[str, str], report: ReportCall) -> None:
-        self._call_tool, self._operator_labels, self._report = call_tool, operator_labels, report
+    def __init__(self, servers: ToolServers, named: Mapping[str, ToolServer], report: ReportCall) -> None:
+        self._servers, self._named, self._report = servers, named, report
 
     async def __call__(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         """Returns the outcome, also of a failed call."""
-        shown, loop = self._operator_labels.get(label, CLIENT_LABEL), asyncio.get_running_loop()
+        server, loop = self._named[label], asyncio.get_running_loop()
+        shown = server.label if server.is_operator else CLIENT_LABEL
         started_at = loop.time()
         result: Literal["completed", "failed", "cancelled"] = "failed"
         try:
-            outcome = await self._call_tool(label, name, arguments)
+            outcome = await self._servers.call_tool(server, name, arguments)
             result = "completed" if outcome.error is None else "failed"
         except asyncio.CancelledError:
             result = "cancelled"

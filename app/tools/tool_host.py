@@ -5,9 +5,8 @@ cannot be read, an approval that this server did not ask for.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from msgspec import UNSET, Struct, structs
 
@@ -29,7 +28,6 @@ from antiphon.app.tools.mcp.tool_server import ToolLimits, ToolServer, create_cl
 from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.measured_calls import MeasuredCalls, ReportCall, ignore_call
 from antiphon.app.tools.offer import PlacedTool, offer_tools
-from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.app.tools.runners import McpRunner, ToolRunner
 from antiphon.app.tools.tool_search import DeferredUnit, defer_client_tool, defer_server
 from antiphon.app.turn_types.encryption import Sealer
@@ -70,7 +68,7 @@ def create_tool_host(
         client_urls=create_client_policy(settings.mcp_allowed_hosts), approve_labels=frozenset(settings.tool_approvals)
     )
     tool_servers = ToolServers(servers, limits=ToolLimits(call_timeout_s=min(settings.tool_timeout_s, MAX_TOOL_TIME_S)))
-    code = CodeRunner(new_id) if options.has_sandbox else None
+    code = CodeRunner() if options.has_sandbox else None
     builtins = BuiltinTools(options, tool_servers, new_id, code, report)
     approvals = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
     return ToolHost(tool_servers, builtins, approvals, policy, report)
@@ -137,8 +135,7 @@ class ToolHost:
         if not (listings or builtins or offer.search):
             return spec, None
         named_servers = {label: each.server for label, each in by_label.items()}
-        own_labels = {label: each.label for label, each in named_servers.items() if each.is_operator}
-        call_tool = MeasuredCalls(partial(self._call_tool, named_servers), own_labels, self._report)
+        call_tool = MeasuredCalls(self._servers, named_servers, self._report)
         runners: dict[ServerToolKind, ToolRunner] = {each.tools[0].kind: each.runner for each in builtins}
         turn = HostedTurn(
             runners={"mcp": McpRunner(call_tool), **runners},
@@ -223,11 +220,6 @@ class ToolHost:
         if not request.can_ask and any(each.needs_approval for each in offered):
             raise refused_approval(request, forced_by=server.label if forced else "")
         return _Listing(request, tool, server, offered, selected, _select_left_out(request, listed))
-
-    async def _call_tool(
-        self, servers: Mapping[str, ToolServer], label: str, name: str, arguments: dict[str, Any]
-    ) -> ToolOutcome:
-        return await self._servers.call_tool(servers[label], name, arguments)
 
 
 def _defer_tools(request: ServerToolsRequest, listings: Sequence[_Listing]) -> list[DeferredUnit]:

@@ -10,7 +10,7 @@ import asyncio
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -63,14 +63,13 @@ def check_extra() -> None:
 
 
 class CodeRunner:
-    """The containers of a server. `new_id` makes an id from its prefix.
+    """The containers of a server. A container gets a process with its first run.
 
     When there is no room for a container, the one whose last run is longest ago loses its variables: one of the owner
     who has most, so that nobody displaces the containers of others by opening many.
     """
 
-    def __init__(self, new_id: Callable[[str], str], limits: CodeLimits | None = None) -> None:
-        self._new_id = new_id
+    def __init__(self, limits: CodeLimits | None = None) -> None:
         self._limits = limits or CodeLimits()
         self._containers: dict[str, _CodeContainer] = {}
         """By id, the one whose last run is longest ago first."""
@@ -79,10 +78,6 @@ class CodeRunner:
         self._pool_lock = asyncio.Lock()
         self._ends: set[asyncio.Task[None]] = set()
         self._is_closed = False
-
-    def new_container_id(self) -> str:
-        """Returns the id of a new container. It gets a process with its first run."""
-        return self._new_id("cntr")
 
     def has_container(self, owner: str, container_id: str) -> bool:
         """Tells whether the owner has this container. Those of other owners are as unknown as those that never were."""

@@ -20,13 +20,9 @@ ENDED = "The process that runs the code has failed."
 LOST = "The container has no variables now."
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}_{os.urandom(8).hex()}"
-
-
 @pytest.fixture
 async def runner() -> AsyncIterator[CodeRunner]:
-    runner = CodeRunner(new_id, LIMITS)
+    runner = CodeRunner(LIMITS)
     yield runner
     await runner.close()
 
@@ -134,11 +130,6 @@ async def test_container_of_another_owner_is_not_found(runner: CodeRunner) -> No
     assert (await run(runner, "x")).logs == "1\n"
 
 
-async def test_ids_are_those_of_containers(runner: CodeRunner) -> None:
-    first, second = runner.new_container_id(), runner.new_container_id()
-    assert first.startswith("cntr_") and int(first[5:], 16) >= 0 and first != second
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -168,7 +159,7 @@ async def test_run_that_takes_too_long_is_ended(runner: CodeRunner, code: str) -
     ],
 )
 async def test_run_that_takes_too_much_memory_is_ended(code: str) -> None:
-    runner = CodeRunner(new_id, CodeLimits(run_timeout_s=HANG_TIMEOUT_S))
+    runner = CodeRunner(CodeLimits(run_timeout_s=HANG_TIMEOUT_S))
     outcome = await run(runner, code)
     assert outcome.error is not None and "more than 128 MiB of memory" in outcome.error
     assert (await run(runner, "2")).logs == "2\n"
@@ -221,7 +212,7 @@ async def test_stopped_process_is_killed(runner: CodeRunner) -> None:
 
 
 async def test_cancelled_run_is_killed() -> None:
-    runner = CodeRunner(new_id)
+    runner = CodeRunner()
     await run(runner, "x = 1")
     (pid,) = worker_pids(runner)
     task = asyncio.create_task(run(runner, "while True: pass"))
@@ -266,7 +257,7 @@ async def test_no_container_is_taken_from_a_run(runner: CodeRunner) -> None:
 
 
 async def test_idle_container_ends() -> None:
-    runner = CodeRunner(new_id, CodeLimits(idle_timeout_s=0.2))
+    runner = CodeRunner(CodeLimits(idle_timeout_s=0.2))
     await run(runner, "x = 1")
     (pid,) = worker_pids(runner)
     await wait_until_dead(pid)
@@ -275,7 +266,7 @@ async def test_idle_container_ends() -> None:
 
 
 async def test_idle_container_gives_its_process_back_and_keeps_its_variables() -> None:
-    runner = CodeRunner(new_id, CodeLimits(process_idle_timeout_s=0.02))
+    runner = CodeRunner(CodeLimits(process_idle_timeout_s=0.02))
     for number in range(3):
         await run(runner, f"x = [{number}]\ndef add(a): return a + x[0]", f"cntr_{number}")
     for pid in worker_pids(runner):
@@ -286,7 +277,7 @@ async def test_idle_container_gives_its_process_back_and_keeps_its_variables() -
 
 
 async def test_variables_that_are_too_large_to_keep_are_told_of_once() -> None:
-    runner = CodeRunner(new_id, CodeLimits(process_idle_timeout_s=0.02, saved_bytes=1000))
+    runner = CodeRunner(CodeLimits(process_idle_timeout_s=0.02, saved_bytes=1000))
     await run(runner, "x = 'a' * 5000")
     [pid] = worker_pids(runner)
     await wait_until_dead(pid)
@@ -297,7 +288,7 @@ async def test_variables_that_are_too_large_to_keep_are_told_of_once() -> None:
 
 
 async def test_run_during_the_saving_keeps_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = CodeRunner(new_id, LIMITS)
+    runner = CodeRunner(LIMITS)
     await run(runner, "x = 5")
     container = runner._containers["cntr_1"]
     saving = asyncio.create_task(runner._save_session(container))
@@ -309,7 +300,7 @@ async def test_run_during_the_saving_keeps_its_variables(monkeypatch: pytest.Mon
 
 
 async def test_owner_has_a_limit_of_containers() -> None:
-    runner = CodeRunner(new_id, CodeLimits(containers=8, containers_of_owner=2))
+    runner = CodeRunner(CodeLimits(containers=8, containers_of_owner=2))
     await run(runner, "x = 0", "cntr_other", "other")
     for number in range(4):
         await run(runner, f"x = {number}", f"cntr_{number}")
@@ -374,7 +365,7 @@ async def test_environment_of_the_process_is_empty(runner: CodeRunner) -> None:
 
 async def test_missing_program_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MONTY_BIN", str(tmp_path / "none"))
-    runner = CodeRunner(new_id)
+    runner = CodeRunner()
     assert (await run(runner, "1")).error == f"{ENDED} {LOST}"
     await runner.close()
 

@@ -4,44 +4,44 @@ import asyncio
 from typing import Any
 
 import pytest
-from msgspec import structs
 from structlog.testing import capture_logs
 
 from antiphon.app.observability.metrics.collector import MetricsCollector
 from antiphon.app.tools.mcp.tool_server import ToolServer
+from antiphon.app.tools.mcp.tool_servers import ToolServers
 from antiphon.app.tools.measured_calls import MeasuredCalls, ToolCallStats
 from antiphon.app.tools.outcome import ToolOutcome
 from antiphon.events.hosted import McpCallError, McpExecutionError, McpHttpError
 
 SECRET = "a-word-nobody-may-see"
 OWN = ToolServer(label="time", url="http://time/mcp", is_operator=True)
-SAME = structs.replace(OWN, label="clock")
-SERVERS = {"time": OWN, "clock": SAME, "other": ToolServer(label="other", url="http://other/mcp", is_operator=True)}
+FOREIGN = ToolServer(label=SECRET, url="http://foreign/mcp", is_operator=False)
 EXECUTION_ERROR = McpExecutionError(content=[{"type": "text", "text": SECRET}])
 HTTP_ERROR = McpHttpError(code=500, message=SECRET)
 
 
-class FakeCalls:
+class FakeCalls(ToolServers):
     """Ends calls as told."""
 
     def __init__(self, error: McpCallError | None = None) -> None:
+        super().__init__({})
         self.reported: list[ToolCallStats] = []
         self.running = asyncio.Event()
         self._error = error
-        self.measured = MeasuredCalls(self._call, {"mine": "time"}, self.reported.append)
+        self.measured = MeasuredCalls(self, {"mine": OWN, SECRET: FOREIGN}, self.reported.append)
 
-    async def _call(self, label: str, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+    async def call_tool(self, server: ToolServer, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         self.running.set()
         if name == "wait":
             await asyncio.Event().wait()
         if name == "break":
             raise ValueError(SECRET)
-        return ToolOutcome(text=f"{label} {name} {arguments}", error=self._error)
+        return ToolOutcome(text=f"{server.label} {name} {arguments}", error=self._error)
 
 
 async def test_call_is_reported_and_its_outcome_passed_on() -> None:
     calls = FakeCalls()
-    assert (await calls.measured("mine", "do", {"a": 1})).text == "mine do {'a': 1}"
+    assert (await calls.measured("mine", "do", {"a": 1})).text == "time do {'a': 1}"
     await calls.measured(SECRET, "do", {})
     assert [(stats.label, stats.result) for stats in calls.reported] == [("time", "completed"), ("client", "completed")]
     assert all(0 <= stats.elapsed_s < 10 for stats in calls.reported)
