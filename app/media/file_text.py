@@ -11,7 +11,6 @@ from antiphon.app.requests.media.text_encodings import DecodedText, decode_bytes
 from antiphon.app.turn_types.blob_urls import UNKNOWN_TYPE
 
 PDF_TYPE = "application/pdf"
-TEXT_TYPE = "text/plain"
 FILE_CUT_MARK = "… cut"
 MAX_FILE_NAME_CHARS = 255
 _MAGICS: tuple[tuple[bytes, str], ...] = (
@@ -38,16 +37,6 @@ class PdfPage(Struct, frozen=True, kw_only=True):
     text: str
     png: bytes | None = None
     """The rendered page; None if pages are not rendered, or if this one is damaged."""
-
-
-def find_file_type(data: bytes, charset: str = "") -> str:
-    """Returns `PDF_TYPE`, `TEXT_TYPE` or the media type of a file that is not read, by its content.
-
-    `charset`: encoding that the client declared for a text; empty if it declared none.
-    """
-    if binary_type := _find_binary_type(data):
-        return binary_type
-    return UNKNOWN_TYPE if decode_bytes(data, charset) is None else TEXT_TYPE
 
 
 def is_pdf(data: bytes) -> bool:

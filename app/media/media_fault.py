@@ -71,7 +71,6 @@ def _describe(fault: MediaFault) -> str:  # noqa: PLR0911  # a sentence for each
     return _DETAILS[fault.code]
 
 
-_TEXT_HINT = " Text needs UTF-8, a byte order mark, or a declared charset."
 _DETAILS: dict[FaultCode, str] = {
     "unreadable": "is damaged or cut.",
     "unsupported_format": "is not a PNG, JPEG, GIF or WebP image.",

@@ -5,7 +5,6 @@ are kept while there is memory. Two owners share nothing, even if they send the 
 """
 
 import asyncio
-import time
 from pathlib import Path
 
 import structlog
@@ -13,7 +12,7 @@ import structlog
 from antiphon.app.media.array_checks import take_arrays
 from antiphon.app.media.budget import MediaLimits, find_budget
 from antiphon.app.media.media_client import MediaClient, refuse
-from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event
+from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event, observe_reading
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.prepared_image import (
     CompactImage,
@@ -256,14 +255,5 @@ class MediaPreparer:
 
     async def _ask(self, owner: str, place: bytes, request: MediaRequest, data: bytes) -> MediaAnswer:
         """Returns the answer to a message about a picture, and reports what became of it."""
-        started_s, result = time.monotonic(), "cancelled"
-        try:
-            answer = await self._client.ask(owner, place, request, data)
-            result = "prepared"
-        except MediaFault as fault:
-            result = fault.code
-            raise
-        else:
-            return answer
-        finally:
-            self._observe(MediaEvent(kind="image", result=result, elapsed_s=time.monotonic() - started_s))
+        with observe_reading("image", self._observe):
+            return await self._client.ask(owner, place, request, data)

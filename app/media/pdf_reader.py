@@ -4,7 +4,6 @@ A document is read in messages of a few pages, so that several documents take tu
 while there is memory: agents send the same document with every turn.
 """
 
-import time
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -12,7 +11,7 @@ from msgspec import Struct
 from antiphon.app.media.budget import MediaLimits
 from antiphon.app.media.file_text import FILE_CUT_MARK, PdfPage
 from antiphon.app.media.media_client import MediaClient, refuse
-from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event
+from antiphon.app.media.media_event import MediaEvent, Observe, ignore_event, observe_reading
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.media.prepared_image import KnownImages, derive_key
 from antiphon.app.media.shared_work import SharedWork
@@ -55,23 +54,12 @@ class PdfReader:
         self._client = MediaClient(module, 1, self.limits.cpu_limit_s)
         self._observe = observe
         self._documents: KnownImages[PdfDocument] = KnownImages(max_bytes=self.limits.memory_bytes)
-        self._counts: KnownImages[int] = KnownImages()
         self._shared = SharedWork()
 
     @property
     def num_restarts(self) -> int:
         """Number of processes that ended during a message."""
         return self._client.num_restarts
-
-    async def count_pages(self, owner: str, sha256: bytes, data: bytes) -> int:
-        """Returns the number of pages, without reading them."""
-        place = derive_key(b"pages", owner.encode(), sha256)
-        count = self._counts.get(place)
-        if count is None:
-            reply, _ = await self._ask(owner, sha256, data, PdfRequest(0, 0, self.limits.max_pdf_pages, 0))
-            count = reply.num_pages
-            self._counts.put(place, count)
-        return count
 
     async def read(self, owner: str, sha256: bytes, data: bytes, *, page_tokens: int = 0) -> PdfDocument:
         """Returns the text of each page, and each page rendered for a budget of `page_tokens`; 0: not rendered."""
@@ -83,15 +71,8 @@ class PdfReader:
         return await self._shared.run(place, lambda: self._read(owner, sha256, place, data, page_tokens))
 
     async def _read(self, owner: str, sha256: bytes, place: bytes, data: bytes, page_tokens: int) -> PdfDocument:
-        started_s, result = time.monotonic(), "cancelled"
-        try:
+        with observe_reading("pdf", self._observe):
             pages = await self._read_pages(owner, sha256, data, page_tokens * PIXELS_PER_TOKEN)
-            result = "prepared"
-        except MediaFault as fault:
-            result = fault.code
-            raise
-        finally:
-            self._observe(MediaEvent(kind="pdf", result=result, elapsed_s=time.monotonic() - started_s))
         document = PdfDocument(pages=pages)
         self._documents.put(place, document, document.size)
         return document

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from antiphon.app.options.settings import Settings
+from antiphon.app.sandbox.media.image_processors import parse_object
 from antiphon.app.sandbox.media.messages import ProcessorFiles
 
 MAX_FILE_BYTES = 4 << 20
@@ -36,9 +36,9 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
     """Returns the content of the files, read once for each folder. Raises OSError or ValueError."""
     names = ("config.json", "processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
     contents = {name: _read_file(folder / name) for name in (*names, "special_tokens_map.json")}
-    config = _parse_object(contents["config.json"])
-    tokenizer_config = _parse_object(contents["tokenizer_config.json"])
-    tokens = _find_tokens(_parse_object(contents["special_tokens_map.json"])) | _find_tokens(tokenizer_config)
+    config = parse_object(contents["config.json"])
+    tokenizer_config = parse_object(contents["tokenizer_config.json"])
+    tokens = _find_tokens(parse_object(contents["special_tokens_map.json"])) | _find_tokens(tokenizer_config)
     files = ProcessorFiles(
         fingerprint=b"",
         model_type=str(config.get("model_type", "")),
@@ -62,11 +62,6 @@ def _read_file(path: Path) -> bytes:
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"{path.name} has more than {MAX_FILE_BYTES} bytes")
     return content
-
-
-def _parse_object(content: bytes) -> dict[str, Any]:
-    value = json.loads(content) if content else {}
-    return value if isinstance(value, dict) else {}
 
 
 def _find_tokens(config: dict[str, Any]) -> dict[str, str]:

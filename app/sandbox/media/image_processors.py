@@ -75,8 +75,8 @@ class LoadedProcessor:
 
 
 def _create_processor(files: ProcessorFiles) -> Any:
-    options = _parse_object(files.processor)
-    image_options = options.pop("image_processor", None) or _parse_object(files.image_processor)
+    options = parse_object(files.processor)
+    image_options = options.pop("image_processor", None) or parse_object(files.image_processor)
     names = (options.pop("processor_class", None), image_options.get("processor_class"), files.processor_class)
     processor_class = _find_processor_class(files.model_type, [name for name in names if isinstance(name, str)])
     image_processor = _create_image_processor(files.model_type, image_options)
@@ -176,6 +176,7 @@ def _create_image_processor(model_type: str, options: dict[str, Any]) -> Any:
     raise ProcessorUnavailableError(f"the image processor of {model_type!r} needs torchvision")
 
 
-def _parse_object(content: bytes) -> dict[str, Any]:
+def parse_object(content: bytes) -> dict[str, Any]:
+    """Returns the object in a file of JSON; an empty one for a file that is empty or has another value."""
     value = json.loads(content) if content else {}
     return value if isinstance(value, dict) else {}

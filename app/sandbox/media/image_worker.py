@@ -11,7 +11,6 @@ from antiphon.app.sandbox.media.messages import (
     EncodedReply,
     EncodeRequest,
     FaultReply,
-    ImageFacts,
     InspectRequest,
     MediaRequest,
     PreparedReply,
@@ -38,7 +37,7 @@ class ImageHandler:
         """Returns the answer to a message; every fault of a picture is a `FaultReply`."""
         try:
             if isinstance(request, InspectRequest):
-                return self._inspect(request, payload), b"", None
+                return image_headers.read_facts(payload, request.limits), b"", None
             if isinstance(request, DescribeRequest):
                 return self._describe(request.files), b"", None
             if isinstance(request, PrepareRequest):
@@ -52,9 +51,6 @@ class ImageHandler:
         except MemoryError:
             return FaultReply("too_slow"), b"", None
         return FaultReply("unavailable"), b"", None
-
-    def _inspect(self, request: InspectRequest, payload: bytes) -> ImageFacts:
-        return image_headers.read_facts(payload, request.limits)
 
     def _describe(self, files: ProcessorFiles) -> ProcessorFacts:
         try:

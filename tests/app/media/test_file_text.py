@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.app.media.file_text import PdfPage, decode_text, escape_name, find_file_type, format_pdf, format_text_file
+from antiphon.app.media.file_text import PdfPage, decode_text, escape_name, format_pdf, format_text_file, is_pdf
 from antiphon.app.media.media_fault import MediaFault
 from antiphon.app.requests.media.text_encodings import DecodedText
 
@@ -28,7 +28,13 @@ from antiphon.app.requests.media.text_encodings import DecodedText
     ],
 )
 def test_type_is_found_by_content(data: bytes, media_type: str) -> None:
-    assert find_file_type(data) == media_type
+    try:
+        decode_text(data)
+        found = "text/plain"
+    except MediaFault as fault:
+        found = fault.found_type
+    assert is_pdf(data) == (found == "application/pdf")
+    assert found == media_type
 
 
 def test_text_and_what_is_none() -> None:

@@ -60,7 +60,6 @@ async def test_pages_are_not_rendered_for_models_that_do_not_see(reader: PdfRead
     assert [page.png for page in document.pages] == [None]
     assert await read(reader, data) is document
     assert [event.result for event in events[-2:]] == ["prepared", "known"]
-    assert await reader.count_pages("a", b"1", data) == 1
 
 
 async def test_long_texts_are_cut(reader: PdfReader, monkeypatch: pytest.MonkeyPatch) -> None:
