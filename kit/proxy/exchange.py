@@ -5,6 +5,7 @@ socket. It can end a reply properly, cut it, or reset the connection.
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -102,9 +103,8 @@ class ServerExchange:
         self._writer.close()
 
     def reset_connection(self) -> None:
-        """Closes the connection with a TCP reset. Bytes that the client has not read are lost."""
-        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
-        self._writer.transport.abort()
+        """Closes the connection as the function `reset_connection` does."""
+        reset_connection(self._writer)
 
     def switch_protocol(self, headers: HeaderList) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
         """Answers 101. Returns the streams of the connection, and the bytes that were read after the request."""
@@ -142,3 +142,10 @@ class ServerExchange:
         data = self._connection.send(event)
         if data:
             self._writer.write(data)
+
+
+def reset_connection(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection with a TCP reset. Bytes that its other end has not read are lost."""
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+    writer.transport.abort()

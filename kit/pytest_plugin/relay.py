@@ -5,17 +5,14 @@ It knows no HTTP, so cut frames, resets and half-closed connections reach the cl
 
 import asyncio
 import contextlib
-import socket
-import struct
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
+from antiphon.kit.proxy.exchange import reset_connection
 from antiphon.kit.pytest_plugin.exchanges import ConnectionRecorder, RelayedExchange
 
 RELAY_READ_BYTES = 65_536
-CLOSE_WITH_RESET = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER with which `close` sends RST."""
 
 
 OpenServer = Callable[[], AbstractAsyncContextManager[str]]
@@ -98,7 +95,7 @@ class RecordingRelay(ServerThread):
         try:
             upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._upstream_port)
         except OSError:
-            _reset(writer)
+            reset_connection(writer)
             return
         recorder = ConnectionRecorder(self.exchanges)
         to_server = asyncio.create_task(_copy_bytes(reader, upstream, recorder.add_request_bytes))
@@ -110,7 +107,7 @@ class RecordingRelay(ServerThread):
             if to_client.done() and to_client.result():
                 await _close(writer)
             else:
-                _reset(writer)
+                reset_connection(writer)
         finally:
             upstream.transport.abort()
             for copying in (to_server, to_client):
@@ -132,12 +129,6 @@ async def _copy_bytes(
     except OSError:
         return False
     return True
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_WITH_RESET)
-    writer.transport.abort()
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
