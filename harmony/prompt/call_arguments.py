@@ -19,17 +19,17 @@ def read_arguments(text: str) -> dict[str, Any] | None:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or _is_too_deep(value, text):
+    may_be_deep = text.count("[") + text.count("{") > MAX_ARGUMENT_DEPTH
+    if not isinstance(value, dict) or (may_be_deep and measure_depth(value) > MAX_ARGUMENT_DEPTH):
         return None
     has_surrogates = "\\u" in text and _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is not None
     return None if has_surrogates else value
 
 
-def _is_too_deep(value: Any, text: str) -> bool:
-    if text.count("[") + text.count("{") <= MAX_ARGUMENT_DEPTH:
-        return False
+def measure_depth(value: Any) -> int:
+    """Returns how deep a JSON value is nested, without recursion."""
     depth, level = 0, [value]
     while level := [entry for entry in level if isinstance(entry, dict | list)]:
         depth += 1
         level = [child for entry in level for child in (entry.values() if isinstance(entry, dict) else entry)]
-    return depth > MAX_ARGUMENT_DEPTH
+    return depth

@@ -14,7 +14,6 @@ from antiphon.harmony.prompt.hosted_items import write_failure
 
 NO_CONTENT_TEXT = "[no content]"
 REMOVED_SECRET = "[removed]"  # noqa: S105  what stands in the place of a secret
-MAX_ERROR_CHARS = 2000
 MAX_LINK_CHARS = 2048
 _MAX_LABEL_CHARS = 200
 

@@ -10,6 +10,7 @@ from msgspec import Struct, json
 
 from antiphon.app.tools.mcp.faults import BAD_ANSWER, ToolServerError
 from antiphon.app.tools.mcp.tool_server import ToolLimits
+from antiphon.harmony.prompt.call_arguments import measure_depth
 
 HEADER_ANNOTATION = "x-mcp-header"
 ReadTool = Callable[[Any], Mapping[str, Any]]
@@ -124,7 +125,7 @@ class ListBuilder:
             raise ValueError("its inputSchema.properties is no object")  # noqa: TRY004  a server's value
         if not (isinstance(required, list) and all(isinstance(each, str) for each in required)):
             raise ValueError("its inputSchema.required is no list of names")
-        if _measure_depth(schema) > self._limits.max_schema_depth:
+        if measure_depth(schema) > self._limits.max_schema_depth:
             raise ValueError(f"its inputSchema is nested deeper than {self._limits.max_schema_depth} levels")
         read_only = (tool.get("annotations") or {}).get("readOnlyHint")
         self._tools[name] = ListedTool(
@@ -142,15 +143,6 @@ def _refuse(reason: str) -> ToolServerError:
 def _clean_text(text: str) -> str:
     """Removes control characters other than line feeds and tabs."""
     return "".join(character for character in text if character.isprintable() or character in "\n\t")
-
-
-def _measure_depth(value: Any) -> int:
-    """Returns how deep a JSON value is nested, without recursion."""
-    depth, level = 0, [value]
-    while level := [entry for entry in level if isinstance(entry, dict | list)]:
-        depth += 1
-        level = [child for entry in level for child in (entry.values() if isinstance(entry, dict) else entry)]
-    return depth
 
 
 class ListCache:
