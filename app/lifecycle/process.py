@@ -30,7 +30,7 @@ class ServerProcess:
         """Tells the service manager that the server is ready, and the server that this one replaces to drain."""
         if self.predecessor is not None:
             await asyncio.to_thread(self.predecessor.drain)
-        self.manager.report_ready("ready")
+        self.manager.report_ready()
 
     async def keep_alive(self) -> None:
         """Gives the watchdog of the service manager its signs of life, until it is cancelled."""

@@ -20,13 +20,9 @@ class ServiceManager(Struct):
     watchdog_s: float = 0.0
     """Time without a sign of life after which it ends this process; 0: never."""
 
-    def report_ready(self, status: str) -> None:
-        """Tells that the server accepts requests."""
-        self._send("READY=1", f"STATUS={status}")
-
-    def report_status(self, status: str) -> None:
-        """Tells a line of text, which `systemctl status` shows."""
-        self._send(f"STATUS={status}")
+    def report_ready(self) -> None:
+        """Tells that the server accepts requests; `systemctl status` shows it."""
+        self._send("READY=1", "STATUS=ready")
 
     def report_reload(self) -> None:
         """Tells that a reload has begun; `report_ready` tells its end."""

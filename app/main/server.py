@@ -293,4 +293,4 @@ async def _reload(context: ServerContext, manager: ServiceManager) -> None:
     """Reads files again, and tells the service manager so."""
     manager.report_reload()
     await context.reloader.reload()
-    manager.report_ready("ready")
+    manager.report_ready()
