@@ -35,29 +35,18 @@ _ANTHROPIC_NAMES = {
 }
 
 
-def list_openai_headers(levels: list[LimitLevel]) -> HeaderPairs:
-    """Returns `x-ratelimit-*`. Times are durations such as `1.5s` or `6m0s`."""
+def list_limit_headers(levels: list[LimitLevel], now: float, *, is_anthropic: bool) -> HeaderPairs:
+    """Returns `x-ratelimit-*`, whose times are durations such as `1.5s` or `6m0s`, or `anthropic-ratelimit-*`.
+
+    The times of the latter are in RFC 3339; `now` is in seconds since 1970.
+    """
+    names = _ANTHROPIC_NAMES if is_anthropic else _OPENAI_NAMES
     pairs: list[tuple[bytes, bytes]] = []
     for level in levels:
-        limit, remaining, reset = _OPENAI_NAMES[level.unit]
-        pairs += (
-            (limit, _format_limit(level.limit)),
-            (remaining, b"%d" % level.remaining),
-            (reset, format_duration(level.reset_s).encode()),
-        )
-    return tuple(pairs)
-
-
-def list_anthropic_headers(levels: list[LimitLevel], now: float) -> HeaderPairs:
-    """Returns `anthropic-ratelimit-*`. Times are in RFC 3339; `now` is in seconds since 1970."""
-    pairs: list[tuple[bytes, bytes]] = []
-    for level in levels:
-        limit, remaining, reset = _ANTHROPIC_NAMES[level.unit]
-        pairs += (
-            (limit, _format_limit(level.limit)),
-            (remaining, b"%d" % level.remaining),
-            (reset, _format_time(math.ceil(now + level.reset_s)).encode()),
-        )
+        reset_s = level.reset_s
+        reset = _format_time(math.ceil(now + reset_s)) if is_anthropic else format_duration(reset_s)
+        values = _format_limit(level.limit), b"%d" % level.remaining, reset.encode()
+        pairs += zip(names[level.unit], values, strict=True)
     return tuple(pairs)
 
 

@@ -16,8 +16,7 @@ from antiphon.app.options.api_keys import NO_LIMITS, ApiKey
 from antiphon.app.usage.limit_replies import (
     LIMIT_UNITS,
     LimitLevel,
-    list_anthropic_headers,
-    list_openai_headers,
+    list_limit_headers,
     quota_error,
     rate_limit_error,
 )
@@ -152,8 +151,7 @@ class RateLimits:
         return None
 
     def _list_headers(self, scopes: list[BoundScope], *, is_anthropic: bool) -> HeaderPairs:
-        levels = _list_levels(scopes)
-        return list_anthropic_headers(levels, self._wall_clock()) if is_anthropic else list_openai_headers(levels)
+        return list_limit_headers(_list_levels(scopes), self._wall_clock(), is_anthropic=is_anthropic)
 
 
 def find_window_end(window: str, now: float) -> float:

@@ -7,11 +7,6 @@ from msgspec import Struct, structs
 
 from antiphon.app.store.sql_connection import SqlConnection
 
-NUMBERS = (
-    "requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "failures", "rejections",
-)  # fmt: skip
-_COLUMNS = ", ".join(NUMBERS)
-_SUMS = ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in NUMBERS)
 COLUMNS = ("owner", "key_id", "model")
 
 
@@ -30,17 +25,17 @@ class UsageCounts(Struct, kw_only=True):
 
     def add(self, other: "UsageCounts") -> None:
         """Adds the numbers of another one."""
-        self.requests += other.requests
-        self.input_tokens += other.input_tokens
-        self.cached_tokens += other.cached_tokens
-        self.output_tokens += other.output_tokens
-        self.reasoning_tokens += other.reasoning_tokens
-        self.failures += other.failures
-        self.rejections += other.rejections
+        for name in NUMBERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def copy(self) -> "UsageCounts":
         """Returns the same numbers, which do not change."""
         return structs.replace(self)
+
+
+NUMBERS = UsageCounts.__struct_fields__
+_COLUMNS = ", ".join(NUMBERS)
+_SUMS = ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in NUMBERS)
 
 
 class UsageRow(NamedTuple):
