@@ -15,10 +15,10 @@ RESTARTED_CODE = "server_restarted"
 class TurnFilter(Struct, frozen=True, kw_only=True):
     """The turns that a list shows: those that fit every field that is not empty."""
 
-    status: str = ""
+    status: str | None = None
     model: str = ""
-    api: str = ""
-    ending: str = ""
+    api: str | None = None
+    ending: str | None = None
     tool: str = ""
     previous: str = ""
     since: float = -math.inf
@@ -29,10 +29,10 @@ class TurnFilter(Struct, frozen=True, kw_only=True):
         """Tells whether a turn fits all fields."""
         cause = "" if stats.ending is None else stats.ending.cause
         return (
-            self.status in ("", stats.status)
+            self.status in (None, stats.status)
             and self.model in ("", stats.model)
-            and self.api in ("", stats.api)
-            and self.ending in ("", cause)
+            and self.api in (None, stats.api)
+            and self.ending in (None, cause)
             and self.previous in ("", stats.previous_id)
             and (not self.tool or self.tool in stats.tools)
             and self.since <= stats.started_at <= self.until

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from antiphon.app.inspection.summaries import TurnFilter
 from antiphon.app.requests.query_fields import Query
 from antiphon.app.turn_types.endings import Cause
 from antiphon.app.turn_types.turn_stats import Api
@@ -55,17 +54,3 @@ class PromptQuery(Query, frozen=True, kw_only=True):
     after: LastSeen = -1
     """Number of the last token that is known already."""
     limit: Annotated[int, Meta(ge=1, le=200_000)] = 20_000
-
-
-def build_filter(query: TurnsQuery) -> TurnFilter:
-    """Returns the filter of a list, without its text."""
-    return TurnFilter(
-        status=query.status or "",
-        model=query.model,
-        api=query.api or "",
-        ending=query.ending or "",
-        tool=query.tool,
-        previous=query.previous,
-        since=query.since,
-        until=query.until,
-    )

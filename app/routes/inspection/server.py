@@ -131,16 +131,8 @@ def _check(events: list[bytes], record: TurnRecord | None) -> list[Finding]:
 
 
 def _describe(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "level": finding.level,
-        "event": finding.position,
-        "subject": finding.subject,
-        "expected": finding.expected,
-        "actual": finding.actual,
-        "count": finding.count,
-        "why": finding.why,
-    }
+    names = ("code", "level", "subject", "expected", "actual", "count", "why")
+    return {"event": finding.position} | {name: getattr(finding, name) for name in names}
 
 
 @endpoint("GET", "/v1/inspect/live", key=Key.INSPECTION, media_types=("text/event-stream",))

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from litestar.params import FromPath
 from litestar.response import Response, Stream
 
 from antiphon.app.context import AnyRequest, endpoint_table, request_owner, request_query, server_context
 from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.http.endpoints.endpoint import JSON, Key, endpoint
+from antiphon.app.inspection.summaries import TurnFilter
 from antiphon.app.projections.inspection.exports import EXPORT_FORMS, FILE_NAMES, export_turn
 from antiphon.app.projections.inspection.prompts import encode_prompt
 from antiphon.app.projections.inspection.readings import encode_reading
@@ -24,7 +26,7 @@ from antiphon.app.projections.inspection.unoffered import list_unoffered_calls
 from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.route_helpers.inspected_turns import InspectedTurn, find_turn, forget_turn
 from antiphon.app.route_helpers.turn_lists import MAX_SEARCHED_TURNS, TurnQuery, find_place, list_owner_turns
-from antiphon.app.routes.inspection.query import EventsQuery, PromptQuery, TurnsQuery, build_filter
+from antiphon.app.routes.inspection.query import EventsQuery, PromptQuery, TurnsQuery
 from antiphon.app.routes.inspection.replies import LINES, file_page, json_page, lines_page, missing_page, text_page
 from antiphon.app.turn_types.event_log import EventLog, LogDivergedError
 
@@ -44,7 +46,8 @@ async def list_turns(request: AnyRequest) -> Response[bytes]:
     place = await find_place(context, owner, query.after)
     if place is None:
         raise ApiError(400, "invalid_value", f"There is no turn with the id '{clip_text(query.after)}'.", "after")
-    chosen = TurnQuery(owner=owner, wanted=build_filter(query), text=text, before=place, limit=limit + 1)
+    wanted = msgspec.convert(query, TurnFilter, from_attributes=True)
+    chosen = TurnQuery(owner=owner, wanted=wanted, text=text, before=place, limit=limit + 1)
     shown = await list_owner_turns(context, chosen)
     data = [build_summary(each.stats, is_recorded=each.is_recorded, excerpt=each.excerpt) for each in shown[:limit]]
     searched = {"searched": MAX_SEARCHED_TURNS} if text else {}
