@@ -81,23 +81,14 @@ class PackedRound(Struct, frozen=True, kw_only=True):
 
     round: RoundRecord
     blocks: tuple[RecordBlock, ...]
-    """Ids of the prompt."""
-    grammar: RecordBlock | None = None
-
-    @property
-    def all_blocks(self) -> tuple[RecordBlock, ...]:
-        """The blocks of the prompt, then that of the grammar, if there is one."""
-        return self.blocks if self.grammar is None else (*self.blocks, self.grammar)
-
-    def replace_blocks(self, blocks: Sequence[RecordBlock]) -> "PackedRound":
-        """Returns the round with blocks that are equal to `all_blocks`, in the same order."""
-        count = len(self.blocks)
-        return structs.replace(self, blocks=tuple(blocks[:count]), grammar=blocks[count] if self.grammar else None)
+    """Ids of the prompt, then the grammar, if there is one."""
+    has_grammar: bool
 
     def unpack(self) -> RoundRecord:
         """Returns the round with its prompt and its grammar."""
-        grammar = "" if self.grammar is None else unpack_grammar(self.grammar.data)
-        return structs.replace(self.round, prompt=join_blocks([each.data for each in self.blocks]), grammar=grammar)
+        parts = [each.data for each in self.blocks]
+        grammar = unpack_grammar(parts.pop()) if self.has_grammar else ""
+        return structs.replace(self.round, prompt=join_blocks(parts), grammar=grammar)
 
 
 class PackedTurn(Struct, frozen=True, kw_only=True):
@@ -111,7 +102,7 @@ class PackedTurn(Struct, frozen=True, kw_only=True):
     @property
     def num_bytes(self) -> int:
         """Memory of the parts, without the blocks, which other turns may share."""
-        num_blocks = sum(len(each.all_blocks) for each in self.rounds)
+        num_blocks = sum(len(each.blocks) for each in self.rounds)
         tools = sum(len(each.round.tools) for each in self.rounds)
         return RECORD_BYTES + len(self.entries) + len(self.request) + tools + 100 * num_blocks
 
@@ -245,6 +236,7 @@ class TurnRecord:
 
 
 def _pack_round(owner: str, each: RoundRecord) -> PackedRound:
+    grammar = (pack_grammar(owner, each.grammar),) if each.grammar else ()
     return PackedRound(
         round=structs.replace(
             each.compare_prompts(),
@@ -253,8 +245,8 @@ def _pack_round(owner: str, each: RoundRecord) -> PackedRound:
             offered=(),
             tools=compress(msgspec.json.encode(each.offered)) if each.offered else b"",
         ),
-        blocks=split_prompt(owner, each.prompt),
-        grammar=pack_grammar(owner, each.grammar) if each.grammar else None,
+        blocks=split_prompt(owner, each.prompt) + grammar,
+        has_grammar=bool(grammar),
     )
 
 

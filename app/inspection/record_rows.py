@@ -68,8 +68,8 @@ def create_packer(record: TurnRecord) -> Callable[[], RecordRow | None]:
 def pack_record(record: TurnRecord) -> RecordRow:
     """Returns the row of a turn that has ended. It takes long: call it in a thread."""
     request, rounds = record.pack_parts()
-    rows = tuple(_RoundRow(each.round, len(each.blocks), each.grammar is not None) for each in rounds)
-    blocks = tuple(block for each in rounds for block in each.all_blocks)
+    rows = tuple(_RoundRow(each.round, len(each.blocks) - each.has_grammar, each.has_grammar) for each in rounds)
+    blocks = tuple(block for each in rounds for block in each.blocks)
     row = _TurnRow(record.dialect, request, rows, record.settings, record.read_excerpt())
     return RecordRow(_encode(row), blocks)
 
@@ -96,16 +96,17 @@ def unpack_record(log: EventLog, stats: TurnStats, row: RecordRow) -> TurnRecord
         turn = _decoder.decode(row.data)
         rounds, start = [], 0
         for each in turn.rounds:
-            end = start + each.num_blocks
-            grammar = row.blocks[end] if each.has_grammar else None
-            rounds.append(PackedRound(round=each.round, blocks=row.blocks[start:end], grammar=grammar))
-            start = end + each.has_grammar
+            end = start + each.num_blocks + each.has_grammar
+            rounds.append(PackedRound(round=each.round, blocks=row.blocks[start:end], has_grammar=each.has_grammar))
+            start = end
+        if start > len(row.blocks):
+            raise UnreadableRecordError(f"{len(row.blocks)} of {start} blocks")
         record = TurnRecord.from_packed(
             *(log, stats, turn.dialect, turn.settings),
             PackedTurn(entries=b"", request=turn.request, rounds=tuple(rounds)),
             turn.excerpt,
         )
         record.read_request()
-    except (msgspec.DecodeError, IndexError, zstandard.ZstdError) as error:
+    except (msgspec.DecodeError, zstandard.ZstdError) as error:
         raise UnreadableRecordError(str(error)) from None
     return record

