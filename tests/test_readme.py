@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from antiphon.app.cli import commands as cli
-from antiphon.engine.embedded import MODEL_DIR
+from tests.codex.embedded_registry import needs_weights
 from tests.counts import FULL_COUNTS
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
@@ -32,9 +32,7 @@ ADDRESS = "127.0.0.1:8000"
 REQUEST = {"model": "antiphon", "input": "Hello!"}
 
 pytestmark = [
-    pytest.mark.skipif(
-        not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
-    ),
+    needs_weights,
     pytest.mark.timeout(1800 if FULL_COUNTS else 600),
 ]
 

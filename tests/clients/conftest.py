@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import anthropic
 import pytest
 
 from tests.clients.node_install import install_node_sdk
-from tests.clients.sdk_helpers import make_case_registry
+from tests.clients.sdk_helpers import make_case_registry, open_anthropic
 from tests.clients.tool_thread import ToolThread, run_tools
 from tests.serving import RunningServer, serve
 
@@ -29,3 +30,10 @@ def tools() -> Iterator[ToolThread]:
 def node() -> Path:
     """A Node program with the SDKs of `programs/node.lock`. Skips the test where npm cannot install them."""
     return install_node_sdk()
+
+
+@pytest.fixture
+def anthropic_client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    """The SDK of Anthropic for `server`, with its first key. A module where all tests use it says `client = anthropic_client`."""
+    with open_anthropic(server, server.first_key) as sdk:
+        yield sdk

@@ -197,20 +197,16 @@ def open_with_key(server: RunningServer, key: str = KEYS[0]) -> Iterator[LaneCli
         yield LaneClient(websocket)
 
 
-def begin(client: LaneClient, lane: str, text: str, kind: str = "response.in_progress", **fields: Any) -> str:
+def begin(
+    client: LaneClient, text: Any, lane: str | None = "a", until: str = "response.in_progress", **fields: Any
+) -> str:
     """Starts a response, and waits for an event of it. Returns its id."""
     client.create(lane, text, **fields)
-    while not any(event["type"] == kind for event in client.events[lane]):
+    start = len(client.events[lane])
+    while not any(event["type"] == until for event in client.events[lane][start:]):
         client.receive()
-    return str(client.events[lane][0]["response"]["id"])
-
-
-def take_failed(client: LaneClient, lane: str | None) -> str:
-    """Returns the code of the next refusal of a steer."""
-    while not (found := [e for e in client.events[lane] if e["type"] == "response.steer.failed"]):
-        client.receive()
-    client.events[lane].remove(found[0])
-    return str(found[0]["error"]["code"])
+    created = next(event for event in client.events[lane][start:] if event["type"] == "response.created")
+    return str(created["response"]["id"])
 
 
 def steer(client: LaneClient, response_id: Any, sent: Any = "Turn left", **fields: Any) -> None:
@@ -225,3 +221,8 @@ def take(client: LaneClient, kind: str, lane: str | None = "a") -> dict[str, Any
         client.receive()
     client.events[lane].remove(found[0])
     return found[0]
+
+
+def take_failed(client: LaneClient, lane: str | None) -> str:
+    """Returns the code of the next refusal of a steer."""
+    return str(take(client, "failed", lane)["error"]["code"])

@@ -1,14 +1,14 @@
 """The anthropic SDK: an answer that the client has begun, as the last message of a conversation, is continued."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import anthropic
 import pytest
 
+from tests.clients.conftest import anthropic_client
 from tests.conftest import StartServer
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.serving import scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
     {"name": "json", "when": ["<|im_start|>assistant\n{"], "output": ['"city": "Oslo"}']},
@@ -16,18 +16,13 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "other", "output": ["Hello."]},
 ]
 SERVER = partial(serve, SCRIPT)
+client = anthropic_client
 USER = {"role": "user", "content": "Where?"}
 WEATHER = {"name": "get_weather", "input_schema": {"type": "object"}}
 
 
 def begun(content: Any) -> list[Any]:
     return [USER, {"role": "assistant", "content": content}]
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.root, api_key="any", max_retries=0) as sdk:
-        yield sdk
 
 
 def create(client: anthropic.Anthropic, messages: list[Any], **more: Any) -> Any:

@@ -1,7 +1,6 @@
 """vLLM's fields of chat completions through OpenAI's SDK: prompts, continued messages, token ids and choices."""
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from antiphon.harmony.detect import bytes_format
 from tests.clients.sdk_helpers import open_sdk, post
 from tests.conftest import StartServer
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.serving import scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
     {"name": "continued", "when": ["[story]"], "output": [" a time."]},
@@ -23,12 +22,6 @@ SCRIPT: list[dict[str, Any]] = [
 BEGUN = [{"role": "user", "content": "[story]"}, {"role": "assistant", "content": "Once upon"}]
 CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
 SERVER = partial(serve, SCRIPT)
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with open_sdk(server) as (sdk, _):
-        yield sdk
 
 
 def ask(text: str) -> list[Any]:

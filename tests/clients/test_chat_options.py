@@ -1,6 +1,6 @@
 """Options of chat completions: deprecated functions, and usage in every chunk."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -17,12 +17,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "call", "when": ["weather"], "output": [CALL, "\n", CALL]},
     {"name": "text", "output": ["Hello", " there."]},
 ]
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with serve(SCRIPT) as server, open_sdk(server) as (sdk, _):
-        yield sdk
+SERVER = partial(serve, SCRIPT)
 
 
 def ask(text: str) -> list[Any]:

@@ -32,15 +32,9 @@ SERVER = partial(serve, SCRIPT)
 
 
 @pytest.fixture
-def client() -> Iterator[openai.OpenAI]:
+def fresh_client() -> Iterator[openai.OpenAI]:
     """A client of a server whose script starts over."""
     with serve(SCRIPT) as running, open_sdk(running) as (sdk, _):
-        yield sdk
-
-
-@pytest.fixture
-def shared_client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with open_sdk(server) as (sdk, _):
         yield sdk
 
 
@@ -58,8 +52,8 @@ def read_stream(client: openai.OpenAI, **request: Any) -> tuple[dict[int, str], 
     return texts, chunks
 
 
-def test_one_prompt(client: openai.OpenAI) -> None:
-    reply = client.completions.create(**ask("Once upon a"))
+def test_one_prompt(fresh_client: openai.OpenAI) -> None:
+    reply = fresh_client.completions.create(**ask("Once upon a"))
     [choice] = reply.choices
     assert (choice.text, choice.finish_reason, choice.logprobs) == ("\n time there was", "stop", None)
     assert reply.object == "text_completion" and reply.id.startswith("cmpl-") and reply.model == "scripted"
@@ -67,44 +61,44 @@ def test_one_prompt(client: openai.OpenAI) -> None:
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (11, 17, 28)
 
 
-def test_default_limit_is_16_tokens(shared_client: openai.OpenAI) -> None:
-    [choice] = shared_client.completions.create(model="scripted", prompt="[long]").choices
+def test_default_limit_is_16_tokens(client: openai.OpenAI) -> None:
+    [choice] = client.completions.create(model="scripted", prompt="[long]").choices
     assert (choice.text, choice.finish_reason) == ("x" * 16, "length")
 
 
 @pytest.mark.parametrize("prompt", ["UP", list(b"UP"), ["UP"], [list(b"UP")]])
-def test_every_kind_of_prompt_is_the_same(shared_client: openai.OpenAI, prompt: Any) -> None:
-    [choice] = shared_client.completions.create(**ask(prompt, echo=True)).choices
+def test_every_kind_of_prompt_is_the_same(client: openai.OpenAI, prompt: Any) -> None:
+    [choice] = client.completions.create(**ask(prompt, echo=True)).choices
     assert choice.text == "UP AND AWAY\n"
-    assert read_stream(shared_client, **ask(prompt, echo=True))[0] == {0: "UP AND AWAY\n"}
+    assert read_stream(client, **ask(prompt, echo=True))[0] == {0: "UP AND AWAY\n"}
 
 
-def test_choices_of_several_prompts_are_numbered_by_prompt(client: openai.OpenAI) -> None:
+def test_choices_of_several_prompts_are_numbered_by_prompt(fresh_client: openai.OpenAI) -> None:
     request = ask(["UP one", "[long]", "UP two"], n=2, max_tokens=5)
-    reply = client.completions.create(**request)
+    reply = fresh_client.completions.create(**request)
     assert [(choice.index, choice.text) for choice in reply.choices] == [
         *((0, " AND "), (1, " AND "), (2, "xxxxx"), (3, "xxxxx"), (4, " AND "), (5, " AND ")),
     ]
     assert reply.usage is not None
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (18, 30), "each prompt counts once"
-    texts, chunks = read_stream(client, **request, stream_options={"include_usage": True})
+    texts, chunks = read_stream(fresh_client, **request, stream_options={"include_usage": True})
     assert texts == {choice.index: choice.text for choice in reply.choices}
     assert chunks[-1].choices == [] and chunks[-1].usage == reply.usage
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_usage_of_every_chunk(shared_client: openai.OpenAI) -> None:
+def test_usage_of_every_chunk(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": True}
-    _, chunks = read_stream(shared_client, **ask(["UP", "UP"]), stream_options=options)
+    _, chunks = read_stream(client, **ask(["UP", "UP"]), stream_options=options)
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts) and counts[0] >= 1 and counts[-2] == counts[-1] == 22
     assert chunks[-1].usage.prompt_tokens == 4
     assert all(chunk.model_extra["obfuscation"] is not None for chunk in chunks[:-1])
 
 
-def test_best_of_returns_the_most_likely_choices(client: openai.OpenAI) -> None:
+def test_best_of_returns_the_most_likely_choices(fresh_client: openai.OpenAI) -> None:
     """The script invents lower scores for later positions up to the eighth, so its shortest text is the best."""
-    reply = client.completions.create(**ask("Once upon a", n=2, best_of=3, logprobs=0))
+    reply = fresh_client.completions.create(**ask("Once upon a", n=2, best_of=3, logprobs=0))
     assert [choice.index for choice in reply.choices] == [0, 1]
     scores = [scores_of(choice) for choice in reply.choices]
     means = [sum(column) / len(column) for column in scores]
@@ -118,29 +112,29 @@ def scores_of(choice: Any) -> list[float]:
     return scores
 
 
-def test_log_probabilities_in_columns(shared_client: openai.OpenAI) -> None:
-    [choice] = shared_client.completions.create(**ask("UP", logprobs=2, echo=True, max_tokens=2)).choices
+def test_log_probabilities_in_columns(client: openai.OpenAI) -> None:
+    [choice] = client.completions.create(**ask("UP", logprobs=2, echo=True, max_tokens=2)).choices
     columns = choice.logprobs
     assert columns is not None and columns.token_logprobs is not None and columns.top_logprobs is not None
     assert columns.tokens == ["U", "P", " ", "A"] and columns.text_offset == [0, 1, 2, 3]
     assert columns.token_logprobs == [None, -0.25, -0.125, -0.25]
     assert columns.top_logprobs[:2] == [None, {"P": -0.25, "Q": -3.25}]
     extra: Any = {"return_tokens_as_token_ids": True}
-    [choice] = shared_client.completions.create(**ask("UP", logprobs=1, max_tokens=1, extra_body=extra)).choices
+    [choice] = client.completions.create(**ask("UP", logprobs=1, max_tokens=1, extra_body=extra)).choices
     assert choice.logprobs is not None and choice.logprobs.tokens == ["token_id:32"]
     assert choice.logprobs.top_logprobs == [{"token_id:32": -0.125}]
 
 
-def test_prompt_is_scored_without_any_output(shared_client: openai.OpenAI) -> None:
-    reply = shared_client.completions.create(**ask("UP", logprobs=1, echo=True) | {"max_tokens": 0})
+def test_prompt_is_scored_without_any_output(client: openai.OpenAI) -> None:
+    reply = client.completions.create(**ask("UP", logprobs=1, echo=True) | {"max_tokens": 0})
     [choice] = reply.choices
     assert (choice.text, choice.finish_reason) == ("UP", "length")
     assert choice.logprobs is not None and choice.logprobs.token_logprobs == [None, -0.25]
     assert reply.usage is not None and reply.usage.completion_tokens == 0
 
 
-def test_candidates_of_the_prompts_positions(shared_client: openai.OpenAI) -> None:
-    [choice] = shared_client.completions.create(
+def test_candidates_of_the_prompts_positions(client: openai.OpenAI) -> None:
+    [choice] = client.completions.create(
         **ask("UP", extra_body={"prompt_logprobs": 1, "return_token_ids": True})
     ).choices
     extra = choice.model_extra or {}
@@ -148,9 +142,9 @@ def test_candidates_of_the_prompts_positions(shared_client: openai.OpenAI) -> No
     assert extra["prompt_token_ids"] == list(b"UP") and extra["token_ids"][:4] == list(b" AND")
 
 
-def test_stop_strings_and_tokens(shared_client: openai.OpenAI) -> None:
+def test_stop_strings_and_tokens(client: openai.OpenAI) -> None:
     def complete(**more: Any) -> tuple[str, Any]:
-        [choice] = shared_client.completions.create(**ask("UP", **more)).choices
+        [choice] = client.completions.create(**ask("UP", **more)).choices
         assert choice.finish_reason == "stop"
         return choice.text, (choice.model_extra or {})["stop_reason"]
 
@@ -161,25 +155,25 @@ def test_stop_strings_and_tokens(shared_client: openai.OpenAI) -> None:
     assert complete() == (" AND AWAY\n", None)
 
 
-def test_special_tokens_in_the_output(shared_client: openai.OpenAI) -> None:
+def test_special_tokens_in_the_output(client: openai.OpenAI) -> None:
     """Reasoning markers are text. Control tokens are text on request only."""
-    [choice] = shared_client.completions.create(**ask("[special]")).choices
+    [choice] = client.completions.create(**ask("[special]")).choices
     assert choice.text == "a<think>b</think>"
     extra: Any = {"skip_special_tokens": False, "ignore_eos": True}
-    [choice] = shared_client.completions.create(**ask("[special]", extra_body=extra)).choices
+    [choice] = client.completions.create(**ask("[special]", extra_body=extra)).choices
     assert choice.text == "a<think>b</think><|endoftext|>c<|im_end|>"
 
 
-def test_suffix_needs_fill_in_the_middle_tokens(shared_client: openai.OpenAI) -> None:
+def test_suffix_needs_fill_in_the_middle_tokens(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        shared_client.completions.create(**ask("a", suffix="b"))
+        client.completions.create(**ask("a", suffix="b"))
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "suffix")
-    assert shared_client.completions.create(**ask("UP", suffix="")).choices[0].text == " AND AWAY\n"
+    assert client.completions.create(**ask("UP", suffix="")).choices[0].text == " AND AWAY\n"
 
 
-def test_truncated_prompt_and_own_id(shared_client: openai.OpenAI) -> None:
+def test_truncated_prompt_and_own_id(client: openai.OpenAI) -> None:
     extra: Any = {"truncate_prompt_tokens": 2, "request_id": "mine"}
-    reply = shared_client.completions.create(**ask("[fault] UP", echo=True, extra_body=extra))
+    reply = client.completions.create(**ask("[fault] UP", echo=True, extra_body=extra))
     assert (reply.choices[0].text, reply.id) == ("UP AND AWAY\n", "cmpl-mine")
 
 
@@ -198,19 +192,19 @@ def test_truncated_prompt_and_own_id(shared_client: openai.OpenAI) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
 def test_invalid_request_is_an_error_before_any_chunk(
-    shared_client: openai.OpenAI, fields: dict[str, Any], code: str, param: str, stream: bool
+    client: openai.OpenAI, fields: dict[str, Any], code: str, param: str, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        shared_client.completions.create(**ask("a") | fields, stream=stream)
+        client.completions.create(**ask("a") | fields, stream=stream)
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
-def test_failed_turn_is_an_error(server: RunningServer, shared_client: openai.OpenAI) -> None:
+def test_failed_turn_is_an_error(server: RunningServer, client: openai.OpenAI) -> None:
     with pytest.raises(openai.InternalServerError) as caught:
-        shared_client.completions.create(**ask(["UP", "[fault]"]))
+        client.completions.create(**ask(["UP", "[fault]"]))
     assert caught.value.code == "server_error"
     texts: list[str] = []
-    stream = shared_client.completions.create(**ask("[fault]"), stream=True)
+    stream = client.completions.create(**ask("[fault]"), stream=True)
     with pytest.raises(openai.APIError, match="the accelerator is on fire"):
         texts.extend(chunk.choices[0].text for chunk in stream)
     assert "Half".startswith("".join(texts))
@@ -218,10 +212,10 @@ def test_failed_turn_is_an_error(server: RunningServer, shared_client: openai.Op
     assert frames[-3].startswith('data: {"error":') and frames[-2:] == ["data: [DONE]", ""]
 
 
-def test_if_one_prompt_is_refused_none_runs(server: RunningServer, shared_client: openai.OpenAI) -> None:
+def test_if_one_prompt_is_refused_none_runs(server: RunningServer, client: openai.OpenAI) -> None:
     for prompt in (["[stall]", "[refused]"], ["[stall]", ""]):
         with pytest.raises(openai.APIStatusError):
-            shared_client.completions.create(**ask(prompt, n=2))
+            client.completions.create(**ask(prompt, n=2))
         assert server.engine.stats().running == server.engine.stats().waiting == 0
         assert server.context.turn_manager.num_running == 0
         assert server.context.capacity.free_slots(server.engine) == server.engine.capacity()

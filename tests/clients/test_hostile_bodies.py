@@ -182,7 +182,7 @@ def test_hostile_output_of_a_model_ends(server: RunningServer, *, stream: bool) 
 
 def test_hostile_frames_are_refused_in_their_lane(server: RunningServer) -> None:
     with serve_second_client(server), open_with_key(server) as client:
-        running = begin(client, "main", "Forever", "response.output_text.delta")
+        running = begin(client, "Forever", "main", "response.output_text.delta")
         for body, param in [(body, param) for row in BODIES.values() for body, status, param in row if status == 400]:
             client.create("a", **body)
             assert client.receive_error("a")[::2] == (400, param), str(body)[:300]

@@ -23,18 +23,13 @@ SCRIPT: list[dict[str, Any]] = [
 NUM_STEERS = 1000
 MAX_STEERS = 16
 
-
-def make_registry() -> Any:
-    return scripted_registry(SCRIPT, max_num_seqs=64)
-
-
-SERVER = partial(serve, make_registry, api_keys=KEYS)
+SERVER = partial(serve, partial(scripted_registry, SCRIPT, max_num_seqs=64), api_keys=KEYS)
 
 
 @pytest.mark.parametrize("key", KEYS, ids=["same key", "another key"])
 def test_response_of_another_connection_cannot_be_steered(server: RunningServer, key: str) -> None:
     with open_with_key(server) as owner, open_with_key(server, key) as other:
-        running = begin(owner, "a", "Silence", store=True)
+        running = begin(owner, "Silence", store=True)
         steer(other, running)
         assert take_failed(other, None) == "response_not_found"
         other.create("a")
@@ -48,7 +43,7 @@ def test_source_of_a_fork_that_runs_is_not_steered_by_the_id_of_another(server: 
     with open_with_key(server) as client:
         client.create("main")
         source = client.finish("main")["id"]
-        fork = begin(client, "fork", "Silence", previous_response_id=source)
+        fork = begin(client, "Silence", "fork", previous_response_id=source)
         steer(client, source)
         assert take_failed(client, "main") == "response_already_completed"
         steer(client, fork)
@@ -62,7 +57,7 @@ def test_fork_that_waits_cannot_be_steered(server: RunningServer) -> None:
     with open_with_key(server) as client:
         client.create("main")
         source = client.finish("main")["id"]
-        begin(client, "busy", "Forever")
+        begin(client, "Forever", "busy")
         client.create("busy", "Hi", previous_response_id=source)
         for guess in (f"{source}x", "fork", "", "resp_" + "0" * 48, {"id": source}, [source]):
             steer(client, guess)
@@ -72,7 +67,7 @@ def test_fork_that_waits_cannot_be_steered(server: RunningServer) -> None:
 @pytest.mark.parametrize("size", [1 << 20, 300_000], ids=str)
 def test_steer_of_a_megabyte_is_given_back(server: RunningServer, size: int) -> None:
     with open_with_key(server) as client:
-        running = begin(client, "a", "Forever", "response.output_text.delta")
+        running = begin(client, "Forever", until="response.output_text.delta")
         for sent in (
             "x" * size,
             [{"role": "user", "content": "x" * size}],
@@ -88,7 +83,7 @@ def test_steer_of_a_megabyte_is_given_back(server: RunningServer, size: int) -> 
 def test_thousand_steers_of_one_response(server: RunningServer) -> None:
     """As many as may wait are accepted, the others come back, and the connection goes on."""
     with open_with_key(server) as client:
-        running = begin(client, "a", "Forever", "response.output_text.delta")
+        running = begin(client, "Forever", until="response.output_text.delta")
         for number in range(NUM_STEERS):
             steer(client, running, f"Turn left {number}")
         codes = [take_failed(client, "a") for _ in range(NUM_STEERS - MAX_STEERS)]
@@ -104,12 +99,12 @@ def test_thousand_steers_of_one_response(server: RunningServer) -> None:
 def test_steers_of_a_response_take_no_place_of_another(server: RunningServer, key: str) -> None:
     """Another lane and another connection can still steer their responses."""
     with open_with_key(server) as many, open_with_key(server, key) as other:
-        running = begin(many, "a", "Forever", "response.output_text.delta")
+        running = begin(many, "Forever", until="response.output_text.delta")
         for _ in range(MAX_STEERS + 1):
             steer(many, running)
         assert take_failed(many, "a") == "too_many_pending_steers"
         for client in (many, other):
-            steer(client, begin(client, "b", "Silence"))
+            steer(client, begin(client, "Silence", "b"))
             assert text_of(client.finish("b", 2)) == "Left."
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import anthropic
 import httpx
 import pytest
 
+from tests.clients.conftest import anthropic_client
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
@@ -33,12 +33,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "text", "output": ["Hello", " there."]},
 ]
 SERVER = partial(serve, SCRIPT, api_keys=(KEY,))
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.root, api_key=KEY, max_retries=0) as sdk:
-        yield sdk
+client = anthropic_client
 
 
 def ask(text: str, **more: Any) -> dict[str, Any]:

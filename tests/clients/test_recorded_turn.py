@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-from antiphon.engine.embedded import MODEL_DIR
 from antiphon.kit.chat.comparison import compare_chat
 from antiphon.kit.chat.stream import read_chat_sse
 from antiphon.kit.checker.stream import check_sse
 from antiphon.kit.findings import FindingList
+from tests.codex.embedded_registry import needs_weights
 from tests.normalized_streams import normalize_stream
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready
 from tests.syntax import ROOT
 
-pytestmark = pytest.mark.skipif(
-    not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
-)
+pytestmark = needs_weights
 SHELL = {
     "type": "function",
     "name": "exec_command",

@@ -1,6 +1,5 @@
 """Tools that the server runs in Anthropic messages: the anthropic SDK, streams, blocks sent back, refusals."""
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -8,6 +7,7 @@ import anthropic
 import httpx
 import pytest
 
+from tests.clients.conftest import anthropic_client
 from tests.clients.server_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
 from tests.clients.tool_thread import ToolThread
 from tests.serving import RunningServer, serve
@@ -34,12 +34,7 @@ def serve_notes(tools: ToolThread) -> AbstractContextManager[RunningServer]:
 
 
 SERVER = serve_notes
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.root, api_key=KEY, max_retries=0) as sdk:
-        yield sdk
+client = anthropic_client
 
 
 @pytest.fixture

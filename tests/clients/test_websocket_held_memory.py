@@ -30,12 +30,7 @@ MAX_BYTES = 100_000
 """An owner has half of it."""
 NOT_FOUND = (400, "previous_response_not_found", "previous_response_id")
 
-
-def make_registry() -> Any:
-    return scripted_registry(SCRIPT, max_num_seqs=64)
-
-
-SERVER = partial(serve, make_registry, api_keys=KEYS)
+SERVER = partial(serve, partial(scripted_registry, SCRIPT, max_num_seqs=64), api_keys=KEYS)
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "any", "output": ["Yes", "."]},
 ]
 
-
-def make_registry() -> Any:
-    return scripted_registry(SCRIPT, max_num_seqs=64)
-
-
-SERVER = partial(serve, make_registry)
+SERVER = partial(serve, partial(scripted_registry, SCRIPT, max_num_seqs=64))
 
 
 def test_every_event_of_a_lane_names_it_and_those_of_the_default_lane_name_none(server: RunningServer) -> None:

@@ -22,12 +22,7 @@ LARGE, SMALL = "x" * 1_200_000, "y" * 1000
 MAX_BYTES = 2_500_000
 """Two of the large requests."""
 
-
-def make_registry() -> Any:
-    return scripted_registry(SCRIPT, max_num_seqs=64)
-
-
-SERVER = partial(serve, make_registry, api_keys=KEYS)
+SERVER = partial(serve, partial(scripted_registry, SCRIPT, max_num_seqs=64), api_keys=KEYS)
 
 
 @pytest.fixture

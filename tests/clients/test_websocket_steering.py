@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.clients.lane_client import LaneClient, open_lanes, text_of
-from tests.clients.steered_lanes import steer, take
+from tests.clients.steered_lanes import begin, steer, take
 from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -34,24 +34,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "any", "output": ["Yes."]},
 ]
 
-
-def make_registry() -> Any:
-    return scripted_registry(SCRIPT, max_num_seqs=64)
-
-
-SERVER = partial(serve, make_registry)
-
-
-def begin(
-    client: LaneClient, text: Any, lane: str | None = "a", until: str = "response.in_progress", **fields: Any
-) -> str:
-    """Starts a response, and waits for an event of it. Returns its id."""
-    client.create(lane, text, **fields)
-    start = len(client.events[lane])
-    while not any(event["type"] == until for event in client.events[lane][start:]):
-        client.receive()
-    created = next(event for event in client.events[lane][start:] if event["type"] == "response.created")
-    return str(created["response"]["id"])
+SERVER = partial(serve, partial(scripted_registry, SCRIPT, max_num_seqs=64))
 
 
 def test_silent_response_ends_at_once_and_its_successor_reads_the_steer(server: RunningServer) -> None:

@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from antiphon.app.options.serve_options import ServeOptions
 from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
@@ -15,6 +13,7 @@ from antiphon.engine.protocol import Engine
 from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat
 from tests.codex.codex_process import API_KEY, CodexCli, CodexRun
+from tests.codex.embedded_registry import needs_weights
 from tests.codex.recorder import TrafficRecorder
 from tests.engine.threaded_engine import ThreadWorker
 from tests.normalized_streams import normalize_stream
@@ -33,9 +32,7 @@ def run_codex(codex: CodexCli, engine: Engine, loaded: LoadedFormat) -> tuple[Co
     return run, [exchange.raw_reply for exchange in recorder.turns]
 
 
-@pytest.mark.skipif(
-    not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
-)
+@needs_weights
 def test_codex_reads_the_same_events_from_a_recording(codex: CodexCli, tmp_path: Path) -> None:
     file = tmp_path / "codex.toml"
     options, loaded = ServeOptions(record=file), detect.load_format(MODEL_DIR)

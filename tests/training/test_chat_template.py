@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from antiphon.engine.embedded import MODEL_DIR
 from training import chat, generator
 from training.chat import ChatMessage, call_message, tool_messages, user_message
 from training.tool_definitions import tool_line
@@ -25,11 +24,6 @@ def make_tool(name: str, properties: list[str], required: list[str]) -> dict[str
 
 EXEC_TOOL = make_tool("exec_command", ["cmd", "workdir", "shell", "justification"], ["cmd"])
 TOOLS = [EXEC_TOOL] + [make_tool(f"multi_agent_v1__act_{n}", ["target", "message"], ["target"]) for n in range(12)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 
 
 def test_prompt_of_a_codex_turn_is_short(tokenizer: Tokenizer) -> None:

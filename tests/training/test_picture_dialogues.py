@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import Qwen3ForCausalLM
 
-from antiphon.engine.embedded import MODEL_DIR
 from training import chat
 from training.chat import call_message, user_message
 from training.pictures import evaluate_pictures
@@ -16,7 +14,6 @@ from training.pictures.convert import (
     VISION_TOKENS,
     add_tower,
     extend_tokenizer,
-    load_text_model,
     save_model,
 )
 from training.pictures.drawing import Scene
@@ -29,30 +26,11 @@ from training.pictures.soft_words import (
 from training.pictures.tower import MERGE
 from training.pictures.train_pictures import PictureDialogues, PicturePlan, PictureRun
 from training.pictures.train_words import train_words
-from training.train import TrainingPlan, build_config
 
 PLACEHOLDER = "".join(VISION_TOKENS)
 
 
 IMAGE = {"type": "image"}
-
-
-@pytest.fixture(scope="module")
-def embedded_text() -> tuple[Any, Tokenizer]:
-    """Returns the embedded model without its tower, and the tokenizer without the vision tokens."""
-    return load_text_model(MODEL_DIR)
-
-
-@pytest.fixture(scope="module")
-def text_tokenizer(embedded_text: tuple[Any, Tokenizer]) -> Tokenizer:
-    return embedded_text[1]
-
-
-@pytest.fixture(scope="module")
-def text_model(text_tokenizer: Tokenizer) -> Any:
-    torch.manual_seed(1)
-    config = build_config(TrainingPlan(hidden=64, layers=4), text_tokenizer.get_vocab_size())
-    return Qwen3ForCausalLM(config).eval()
 
 
 def render(*messages: dict[str, Any]) -> str:

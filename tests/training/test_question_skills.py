@@ -4,10 +4,8 @@ import json
 import re
 from typing import Any
 
-import pytest
 from tokenizers import Tokenizer
 
-from antiphon.engine.embedded import MODEL_DIR
 from training import chat, generator
 from training.chat import Dialogue
 from training.fixed_texts import NO_PICTURE
@@ -16,11 +14,6 @@ from training.tool_definitions import name_of
 from training.word_sampler import WordSampler, is_held_out
 
 NUM_DIALOGUES = 150
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 
 
 def make_dialogues(skill: str) -> list[Dialogue]:

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import Qwen3ForCausalLM, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from antiphon.engine.embedded import MODEL_DIR
 from training import chat, generator
 from training.pictures.convert import (
     VISION_TOKENS,
@@ -32,27 +31,8 @@ from training.pictures.soft_words import (
     read_states,
 )
 from training.pictures.tower import PATCH, cut_patches
-from training.train import TrainingPlan, build_config
 
 PLACEHOLDER = "".join(VISION_TOKENS)
-
-
-@pytest.fixture(scope="module")
-def embedded_text() -> tuple[Any, Tokenizer]:
-    """Returns the embedded model without its tower, and the tokenizer without the vision tokens."""
-    return load_text_model(MODEL_DIR)
-
-
-@pytest.fixture(scope="module")
-def text_tokenizer(embedded_text: tuple[Any, Tokenizer]) -> Tokenizer:
-    return embedded_text[1]
-
-
-@pytest.fixture(scope="module")
-def text_model(text_tokenizer: Tokenizer) -> Any:
-    torch.manual_seed(1)
-    config = build_config(TrainingPlan(hidden=64, layers=4), text_tokenizer.get_vocab_size())
-    return Qwen3ForCausalLM(config).eval()
 
 
 def test_text_prompts_get_the_same_logits_with_a_tower(text_model: Any, text_tokenizer: Tokenizer) -> None:

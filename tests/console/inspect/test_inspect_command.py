@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,7 @@ from tests.console.inspect.inspect_script import ATTACK, SCRIPT, TOOLS, clean_en
 from tests.kit.hostile_texts import find_terminal_controls
 from tests.kit.pseudo_terminal import COMMAND
 from tests.progress import HANG_TIMEOUT_S, wait_with_progress
-from tests.serving import scripted_registry, serve
-
-
-@pytest.fixture(scope="module")
-def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inspector]:
-    """A server, and the runtime file by which the command finds it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        with (
-            serve(lambda: scripted_registry(SCRIPT, max_num_seqs=64), inspect="memory") as server,
-            Inspector(server) as opened,
-        ):
-            write_key(server)
-            yield opened
+from tests.serving import serve
 
 
 def show(*arguments: str, status: int = 0) -> list[str]:

@@ -2,33 +2,22 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from antiphon.kit.proxy.exchange import ServerExchange
 from tests.app.inspection.inspector import Inspector
-from tests.console.inspect.inspect_script import SCRIPT, TOOLS, run_piped, write_key
+from tests.console.inspect.inspect_script import TOOLS, run_piped
 from tests.kit.hostile_server import ATTACKS, list_responses_events, spoil
 from tests.kit.hostile_texts import find_foreign_controls
 from tests.kit.proxy.wire_servers import run_handler
 from tests.kit.pseudo_terminal import PseudoTerminal, run_in_terminal
-from tests.serving import scripted_registry, serve
 
 Json = dict[str, Any]
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 MAX_OUTPUT_BYTES = 400_000
 VALUES: tuple[Any, ...] = (None, 7, "x", [], [None], {"a": []}, [[["x"]]], float("inf"), True)
-
-
-@pytest.fixture(scope="module")
-def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inspector]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        with serve(lambda: scripted_registry(SCRIPT), inspect="memory") as server, Inspector(server) as opened:
-            write_key(server)
-            yield opened
 
 
 def read_lines(terminal: PseudoTerminal, status: int = 0) -> list[str]:

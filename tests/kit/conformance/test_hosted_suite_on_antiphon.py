@@ -1,10 +1,8 @@
 """Every case of the suite hosted passes on Antiphon, with a tool server of the SDK, from Python and from the command line."""
 
-import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,8 @@ from antiphon.kit.conformance.client import LiveClient, find_model
 from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
 from antiphon.kit.conformance.suites import load_suite
-from tests.app.tools.sdk_servers import Seen, serve_sdk
+from tests.app.tools.sdk_servers import Seen
+from tests.clients.tool_servers import serve_sdk_tools
 from tests.kit.conformance.suite_scripts import write_hosted_script
 from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready, scripted_registry, serve
@@ -41,23 +40,9 @@ def build_server(_: Seen) -> MCPServer:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["modern", "legacy"])
 def tool_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server of the SDK, of both eras of the protocol, in a thread with an event loop of its own."""
-    started, stop, urls = threading.Event(), threading.Event(), list[str]()
-
-    async def run() -> None:
-        async with serve_sdk(build_server, is_legacy=request.param) as (url, _):
-            urls.append(url)
-            started.set()
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
-    thread.start()
-    try:
-        assert started.wait(HANG_TIMEOUT_S)
-        yield urls[0]
-    finally:
-        stop.set()
-        thread.join()
+    """A server of the SDK, of both eras of the protocol."""
+    with serve_sdk_tools(build_server, is_legacy=request.param) as (url, _):
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from antiphon.app.registry.model_registry import ModelRegistry, ServedModel
-from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.client import ProcessEngine
-from antiphon.harmony.detect import load_format
 from antiphon.kit.conformance.client import LiveClient, find_model
 from antiphon.kit.conformance.reports import list_case_lines
 from antiphon.kit.conformance.runner import CaseRunner
 from antiphon.kit.conformance.suites import CaseSuite, LiveCase, select_cases
+from tests.codex.embedded_registry import needs_weights, serve_embedded
 from tests.counts import FULL_COUNTS
-from tests.engine.threaded_engine import ThreadWorker
 from tests.kit.conformance.suite_scripts import SCRIPTED_SUITES
-from tests.serving import serve
 
 SAMPLE = (
     "basics.text",
@@ -36,16 +30,12 @@ SAMPLE = (
 """Cases of each suite. The full counts run all."""
 CASES = select_cases(SCRIPTED_SUITES, () if FULL_COUNTS else SAMPLE)
 
-pytestmark = pytest.mark.skipif(
-    not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
-)
+pytestmark = needs_weights
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[CaseRunner]:
-    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1), spawn=ThreadWorker)
-    model = ServedModel(names=("antiphon",), engine=engine, format=load_format(MODEL_DIR).format, created=0)
-    with serve(ModelRegistry([model])) as server, LiveClient(server.url, timeout=90) as client:
+    with serve_embedded() as server, LiveClient(server.url, timeout=90) as client:
         target = find_model(client, None)
         yield CaseRunner(client, target.name, context_length=target.context_length)
 

@@ -49,15 +49,6 @@ async def echo(exchange: ServerExchange) -> None:
     exchange.end_reply()
 
 
-@pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    for name in ("PYTHONPATH", "PYTEST_ADDOPTS", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    pytester.makeini("[pytest]\naddopts = -p no:asyncio -p no:xdist -p no:faker -p no:cacheprovider\n")
-    return pytester
-
-
 def run(project: pytest.Pytester, upstream: str, *args: str, recording: bool = False) -> pytest.RunResult:
     project.makepyfile(test_it=TESTS.format(upstream=upstream, recording=recording))
     return project.runpytest_inprocess(*args)

@@ -19,16 +19,6 @@ def ask(server, text="Hi", **fields):
 """
 
 
-@pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A project of a user. This environment's other plugins are not part of it."""
-    for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    pytester.makeini("[pytest]\naddopts = -p no:asyncio -p no:xdist -p no:faker -p no:cacheprovider\n")
-    return pytester
-
-
 def run(project: pytest.Pytester, *tests: str, args: tuple[str, ...] = ()) -> pytest.RunResult:
     project.makepyfile(test_it="\n".join([HEAD, *tests]))
     return project.runpytest_inprocess(*args)

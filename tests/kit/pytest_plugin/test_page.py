@@ -20,13 +20,11 @@ OUTPUTS = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):
-        monkeypatch.delenv(name, raising=False)
-    pytester.makeini("[pytest]\naddopts = -p no:asyncio -p no:xdist -p no:faker -p no:cacheprovider\n")
-    pytester.makepyfile(**PROGRAMS)
-    write_cassette(pytester.path / "greeting.toml")
-    return pytester
+def project(project: pytest.Pytester) -> pytest.Pytester:
+    """A project with the page's programs."""
+    project.makepyfile(**PROGRAMS)
+    write_cassette(project.path / "greeting.toml")
+    return project
 
 
 def write_cassette(path: Path) -> None:
