@@ -8,8 +8,6 @@ import msgspec
 import torch
 from transformers import PreTrainedModel
 
-from antiphon.engine.assembly.stages import ModelBuild, run_stages
-from antiphon.engine.assembly.threads import adapt_threads
 from antiphon.engine.cache_budget import choose_context, limit_context, size_cache
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
@@ -19,7 +17,9 @@ from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.load.decoded_checkpoint import keeps_stored_form
 from antiphon.engine.load.loader import engine_info, load_model
 from antiphon.engine.malloc_tuning import map_large_blocks, return_freed_memory
-from antiphon.engine.media.assembly import create_image_scheduler, describe_images
+from antiphon.engine.media.factories import create_image_scheduler, describe_images
+from antiphon.engine.model_build.stages import ModelBuild, run_stages
+from antiphon.engine.model_build.threads import adapt_threads
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.prefix_disk.opening import open_prefix_disk
 from antiphon.engine.protocol import EngineInfo

@@ -8,11 +8,11 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.decoder_layer import FusedDecoderLayer
 from antiphon.engine.forward.interface import ForwardPass, SequenceInput
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from antiphon.engine.adapters.matmul import AdapterProducts
-from antiphon.engine.fit.decoder_layer import FusedDecoderLayer
-from antiphon.engine.fit.fuse import FusedSwiGLU
 from antiphon.engine.forward.adapter_rows import AdapterRows
+from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
+from antiphon.engine.optimize.fuse import FusedSwiGLU
 
 PARTIAL_CALL = "it is not computed once for each token, as the layers of experts are"
 GATE_UP_NAMES = ("gate_proj", "up_proj")

@@ -1,6 +1,6 @@
 """Estimates the memory of a checkpoint on a CPU from its headers: the bytes that its weights take once they are packed.
 
-`engine/fit/stored_linears.py` decides about the form of each layer. Needs no torch.
+`engine/optimize/stored_linears.py` decides about the form of each layer. Needs no torch.
 """
 
 from collections.abc import Iterator, Mapping

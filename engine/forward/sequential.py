@@ -2,7 +2,7 @@
 
 It is correct for every model that transformers can generate with: recurrent states, chunked attention, rotary scaling
 that depends on the longest sequence. `forward.varlen.VarlenForward` runs all sequences in one pass through
-transformers' attention interface; `fit.select` chooses one of the two.
+transformers' attention interface; `optimize.select` chooses one of the two.
 """
 
 import inspect

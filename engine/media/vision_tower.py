@@ -9,12 +9,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from antiphon.engine.checkpoint.vision_families import explain_refusal, find_two_way_layers, read_soft_ids
-from antiphon.engine.fit.linears import PackedLinear, build_exact_linear
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.recurrent.forward import RecurrentForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.mmap_weights import MmapLinear, join_rows
+from antiphon.engine.optimize.linears import PackedLinear, build_exact_linear
 
 
 class VisionTower:

@@ -23,11 +23,11 @@ LAYOUT_VERSION = 2
 ENGINE_DIR = Path(__file__).parents[1]
 LAYOUT_SOURCES = (
     *("kernels/*_layout.py", "kernels/pack.c", "kernels/pack.py", "checkpoint/quantized/*.py", "checkpoint/gguf/*.py"),
-    *("forward/experts/*.py", "load/experts/stored.py", "load/experts/grouped.py", "fit/experts/pack.py"),
+    *("forward/experts/*.py", "load/experts/stored.py", "load/experts/grouped.py", "optimize/experts/pack.py"),
 )
 """Sources that decide about the bytes of packed weights."""
 
-CHECKED_FOLDERS = ("assembly", "cache", "checkpoint", "fit", "forward", "kernels", "load", "pack_cache")
+CHECKED_FOLDERS = ("cache", "checkpoint", "forward", "kernels", "load", "model_build", "optimize", "pack_cache")
 """Folders whose code the checks of a start run."""
 
 NUMBER_SOURCES = ("adapters/*.py", "scheduler/*.py", "prefix_disk/*.py")

@@ -13,12 +13,12 @@ from torch import Tensor
 from antiphon.engine.adapters import install
 from antiphon.engine.builder import build_core, build_core_from_model
 from antiphon.engine.fallbacks import FALLBACKS, Fallback, collect_fallbacks, list_kinds, report_fallback
-from antiphon.engine.fit import decoder_layer, fuse, linears, pack_linears, rms_norm, select, validation
-from antiphon.engine.fit.experts import routers
 from antiphon.engine.forward.adapter_weights import LoraWeight
 from antiphon.engine.forward.experts import packed
 from antiphon.engine.kernels import library
 from antiphon.engine.load.experts import stored
+from antiphon.engine.optimize import decoder_layer, fuse, linears, pack_linears, rms_norm, select, validation
+from antiphon.engine.optimize.experts import routers
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineInfo
 from tests.engine.kernel_builds import require_kernels

@@ -15,10 +15,10 @@ from torch import nn
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint.files import inspect_checkpoint
-from antiphon.engine.fit.fuse import ROTARY_FUNCTION, FusedRotary
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.load.architectures import choose_model_class
+from antiphon.engine.optimize.fuse import ROTARY_FUNCTION, FusedRotary
 from antiphon.engine.options import EngineOptions, Quantization
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.scheduler.core import Core

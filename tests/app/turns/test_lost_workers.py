@@ -12,9 +12,9 @@ import torch
 
 from antiphon.app.projections.responses import ResponsesStream
 from antiphon.app.requests.responses.request import read_responses_request
-from antiphon.engine.assembly.stages import run_stages
 from antiphon.engine.builder import _create_core, _load
 from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.model_build.stages import run_stages
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.jobs.recovery import MAX_CONTINUATIONS

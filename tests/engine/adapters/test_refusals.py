@@ -149,7 +149,7 @@ def test_adapter_is_refused_before_the_model_is_packed(
 ) -> None:
     for name in ("optimize_model", "_select_forward"):
         monkeypatch.setattr(
-            f"antiphon.engine.assembly.stages.{name}", lambda *_: pytest.fail("found late", pytrace=False)
+            f"antiphon.engine.model_build.stages.{name}", lambda *_: pytest.fail("found late", pytrace=False)
         )
     make_adapter(tmp_path, "gemma2" if fault == "shape" else "phi3", 1, targets=["o_proj", "qkv_proj"])
     if fault == "shape":

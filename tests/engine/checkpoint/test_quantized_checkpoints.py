@@ -11,11 +11,11 @@ from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint import formats
 from antiphon.engine.checkpoint.quantized.lazy_weight import LazyWeight
 from antiphon.engine.errors import LoadError
-from antiphon.engine.fit.stored_linears import build_stored_linear
-from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.load import loader
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.load.mmap_weights import MmapLinear
+from antiphon.engine.optimize.stored_linears import build_stored_linear
+from antiphon.engine.optimize.validation import reference_logits
 from antiphon.engine.options import EngineOptions
 from tests.engine.checkpoint import quantized_folders as folders
 from tests.engine.checkpoint.quantized_cases import CASES

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
-from antiphon.engine.fit.select import _sliding_windows, select_forward
 from antiphon.engine.forward.attention import ATTENTION_NAME
 from antiphon.engine.forward.block_attention import AttentionParams, MaskCache, _attend_by_group, _attend_fused
 from antiphon.engine.forward.decode_batch import MAX_TOKENS_READ, MIN_TABLE_COLUMNS
 from antiphon.engine.forward.varlen import VarlenForward
+from antiphon.engine.optimize.select import _sliding_windows, select_forward
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.engine.scheduler.core import Core

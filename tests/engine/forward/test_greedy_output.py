@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from antiphon.engine.errors import LoadError
-from antiphon.engine.fit.select import select_forward
 from antiphon.engine.forward.recurrent.forward import RecurrentForward
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
+from antiphon.engine.optimize.select import select_forward
 from tests.engine.tiny_models import (
     FAMILY_CONFIGS,
     NUM_OUTPUT_TOKENS,

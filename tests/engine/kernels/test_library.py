@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.kernels import compiler
 from antiphon.engine.kernels import library as compiled_module
 from antiphon.engine.kernels.bindings import (
@@ -29,6 +28,7 @@ from antiphon.engine.kernels.library import SOURCES, load_kernels
 from antiphon.engine.kernels.lora import GROUP_FIELDS, LoraArgs
 from antiphon.engine.kernels.quantized_linear import LinearArgs
 from antiphon.engine.kernels.row_major_linear import RowMajorArgs
+from antiphon.engine.optimize.validation import reference_logits
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
 from tests.engine.kernel_builds import require_kernels, speed_up_compiler

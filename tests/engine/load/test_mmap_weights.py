@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from antiphon.engine.builder import build_core, build_core_from_model
-from antiphon.engine.fit import pack_linears
-from antiphon.engine.fit.select import select_forward
-from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.kernels.row_major_linear import RowMajorLinearKernel
 from antiphon.engine.load import load_method, mmap_weights
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.load.mmap_weights import FileMappings, MmapEmbedding, MmapLinear, use_kernels
+from antiphon.engine.optimize import pack_linears
+from antiphon.engine.optimize.select import select_forward
+from antiphon.engine.optimize.validation import reference_logits
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.kernel_builds import require_kernels

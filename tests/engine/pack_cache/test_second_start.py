@@ -56,11 +56,11 @@ def forbid_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "kernels.pack.WeightPacker.pack_int4",
         "kernels.pack.WeightPacker.pack_int8",
-        "fit.linears.verify_linear",
-        "fit.pack_linears.plan_packing",
-        "fit.validation.ProbeTexts.measure",
+        "optimize.linears.verify_linear",
+        "optimize.pack_linears.plan_packing",
+        "optimize.validation.ProbeTexts.measure",
         "load.mmap_weights.MmapLinear.forward",
-        "fit.optimize_model.compare_logits",
+        "optimize.optimize_model.compare_logits",
     ):
         monkeypatch.setattr(f"antiphon.engine.{name}", fail)
 
@@ -130,7 +130,7 @@ def test_other_code_checks_the_kept_weights_again(model_folder: Path, monkeypatc
     expected = generate_tokens(start(model_folder), JOB)
     monkeypatch.setattr(opening, "hash_checks", lambda _: "other-code")
     calls: list[str] = []
-    verify = "antiphon.engine.fit.linears.verify_linear"
+    verify = "antiphon.engine.optimize.linears.verify_linear"
     monkeypatch.setattr(verify, lambda *_: calls.append("verified"))
     for name in ("pack_int4", "pack_int8"):
         monkeypatch.setattr(f"antiphon.engine.kernels.pack.WeightPacker.{name}", lambda *_: pytest.fail("packed again"))
@@ -159,7 +159,7 @@ def test_second_start_of_other_models_gives_the_same_tokens(
     expected = generate_tokens(first, JOB)
     packed = list(tmp_path.glob("*.packed"))
     assert len(packed) == 1
-    for name in ("fit.pack_linears.plan_packing", "fit.experts.pack.pack_stored_experts"):
+    for name in ("optimize.pack_linears.plan_packing", "optimize.experts.pack.pack_stored_experts"):
         monkeypatch.setattr(f"antiphon.engine.{name}", lambda *_: pytest.fail("planned or packed again", pytrace=False))
     second = start(folder, **options)
     assert generate_tokens(second, JOB) == expected

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.select import select_forward
 from antiphon.engine.forward.attention_variants.indexers import find_indexers
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
+from antiphon.engine.optimize.select import select_forward
 from antiphon.engine.options import EngineOptions
 from tests.engine.tiny_models import generate_tokens, join_tokens, make_job, make_prompts, run_jobs
 from tests.models.checkpoints import build_model

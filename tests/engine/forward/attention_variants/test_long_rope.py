@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedModel
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.select import select_forward
 from antiphon.engine.forward.attention_variants.long_rope import LongRopeCache, LongRopeForward
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
+from antiphon.engine.optimize.select import select_forward
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.tiny_models import (

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.select import select_forward
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.recurrent.cache import RecurrentCache
 from antiphon.engine.forward.recurrent.forward import MIXER_BLOCK_TOKENS, RecurrentForward
 from antiphon.engine.forward.recurrent.states import stack_rows
 from antiphon.engine.forward.sequential import SequentialForward
+from antiphon.engine.optimize.select import select_forward
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.forward.recurrent.tiny_hybrids import (

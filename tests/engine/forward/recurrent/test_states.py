@@ -142,7 +142,7 @@ def test_states_that_do_not_grow_count_as_a_fixed_number_of_tokens() -> None:
 def test_memory_limits_the_sequences_on_the_sequential_path(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = SequentialForward(tiny_model("qwen3"))
     forward.measure_memory(list(range(3, 35)))
-    monkeypatch.setattr("antiphon.engine.assembly.stages.select_forward", lambda *_, **__: forward)
+    monkeypatch.setattr("antiphon.engine.model_build.stages.select_forward", lambda *_, **__: forward)
     gib = 64 * forward.bytes_per_token / 2**30
     core = build_tiny_core("qwen3", max_num_seqs=8, kv_cache_gib=gib, max_model_len=60)
     for n in range(4):

@@ -12,7 +12,6 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssFo
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.errors import LoadError
-from antiphon.engine.fit.experts.pack import pack_mxfp4_experts
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.replace import relative_error
@@ -21,6 +20,7 @@ from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
 from antiphon.engine.load.experts.tensor_files import leave_out_experts
 from antiphon.engine.load.load_method import check_memory, unpacks_weights
 from antiphon.engine.load.loader import engine_info, load_model
+from antiphon.engine.optimize.experts.pack import pack_mxfp4_experts
 from antiphon.engine.options import EngineOptions
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.mixtures import ROUNDING_ERROR, VOCAB_SIZE, choose_routes, make_rows, save_mxfp4_checkpoint

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.experts.pack import pack_experts
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.forward.varlen import VarlenForward
@@ -16,6 +15,7 @@ from antiphon.engine.load.experts.placeholders import mix_rows, use_placeholders
 from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.loader import load_model
+from antiphon.engine.optimize.experts.pack import pack_experts
 from antiphon.engine.options import EngineOptions
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.mixtures import (

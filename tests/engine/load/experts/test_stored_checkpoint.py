@@ -9,12 +9,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from antiphon.engine.errors import LoadError
-from antiphon.engine.fit.experts.pack import pack_experts
 from antiphon.engine.forward.experts.packed import PackedExperts
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.experts.tensor_files import ExpertTensors, leave_out_experts
 from antiphon.engine.load.loader import load_model
+from antiphon.engine.optimize.experts.pack import pack_experts
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.mixtures import FAMILY_CONFIGS, VOCAB_SIZE, make_mixture, save_mixture
 

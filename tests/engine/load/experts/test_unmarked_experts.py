@@ -18,14 +18,6 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 from antiphon.engine.builder import build_core
-from antiphon.engine.fit.experts.pack import (
-    STORED_LINEAR_TYPES,
-    describe_experts,
-    pack_experts,
-    pack_mixture,
-    pack_stored_experts,
-    wrap_all_experts,
-)
 from antiphon.engine.forward.experts.grouped import PackedGroupedLinear, make_activations_exact
 from antiphon.engine.forward.experts.matrix import ExpertMatrix
 from antiphon.engine.forward.experts.packed import PackedExperts
@@ -36,6 +28,14 @@ from antiphon.engine.load.experts.grouped import StoredGroupedLinear
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.load.experts.tensor_files import ExpertTensors
 from antiphon.engine.load.loader import load_model
+from antiphon.engine.optimize.experts.pack import (
+    STORED_LINEAR_TYPES,
+    describe_experts,
+    pack_experts,
+    pack_mixture,
+    pack_stored_experts,
+    wrap_all_experts,
+)
 from antiphon.engine.options import EngineOptions, Quantization
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.mixtures import choose_routes, make_rows

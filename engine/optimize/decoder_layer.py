@@ -16,9 +16,6 @@ from torch import Tensor, nn
 
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.fuse import FusedSwiGLU
-from antiphon.engine.fit.linears import CompiledLinear, MergedLinearSlice, PackedLinear
-from antiphon.engine.fit.rms_norm import FusedRMSNorm
 from antiphon.engine.forward.attention import AttentionMetadata, SequenceSpan
 from antiphon.engine.forward.replace import relative_error, replace_modules
 from antiphon.engine.kernels.bindings import (
@@ -28,6 +25,9 @@ from antiphon.engine.kernels.bindings import (
     Kernels,
 )
 from antiphon.engine.kernels.quantized_linear import GEMM_TILE_ROWS
+from antiphon.engine.optimize.fuse import FusedSwiGLU
+from antiphon.engine.optimize.linears import CompiledLinear, MergedLinearSlice, PackedLinear
+from antiphon.engine.optimize.rms_norm import FusedRMSNorm
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from transformers.models.llama import modeling_llama
 
-from antiphon.engine.fit.fuse import ROTARY_FUNCTION, FusedRotary, FusedSwiGLU, fuse_layers_and_rotary
-from antiphon.engine.fit.linears import MergedLinearSlice
-from antiphon.engine.fit.pack_linears import pack_linears
-from antiphon.engine.fit.select import select_forward
-from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.optimize.fuse import ROTARY_FUNCTION, FusedRotary, FusedSwiGLU, fuse_layers_and_rotary
+from antiphon.engine.optimize.linears import MergedLinearSlice
+from antiphon.engine.optimize.pack_linears import pack_linears
+from antiphon.engine.optimize.select import select_forward
+from antiphon.engine.optimize.validation import reference_logits
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import copy_tiny_model
 

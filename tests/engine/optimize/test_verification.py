@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from antiphon.engine.fit.linears import build_int4_linear
-from antiphon.engine.fit.verification import (
+from antiphon.engine.kernels.int4_layout import pack_int4_weight, unpack_int4_outputs, unpack_int4_weight
+from antiphon.engine.kernels.weight_rows import WeightRows
+from antiphon.engine.optimize.linears import build_int4_linear
+from antiphon.engine.optimize.verification import (
     KNOWN_SHAPE_ROW_COUNTS,
     LINEAR_PROBE_ROW_COUNTS,
     PROBE_BATCH_ROWS,
@@ -15,8 +17,6 @@ from antiphon.engine.fit.verification import (
     choose_outputs,
     verify_linear,
 )
-from antiphon.engine.kernels.int4_layout import pack_int4_weight, unpack_int4_outputs, unpack_int4_weight
-from antiphon.engine.kernels.weight_rows import WeightRows
 from tests.engine.kernel_builds import require_kernels
 
 

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from antiphon.engine.fit.linears import (
+from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.half_linear import HALF_DTYPES
+from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.kernels.weight_rows import WeightRows
+from antiphon.engine.optimize.linears import (
     CompiledLinear,
     FbgemmInt8Linear,
     MergedLinear,
@@ -17,12 +21,8 @@ from antiphon.engine.fit.linears import (
     build_int4_linear,
     build_int8_linear,
 )
-from antiphon.engine.fit.torch_int4_linear import TorchInt4Linear
-from antiphon.engine.fit.verification import UnusableKernelError
-from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.half_linear import HALF_DTYPES
-from antiphon.engine.kernels.library import load_kernels
-from antiphon.engine.kernels.weight_rows import WeightRows
+from antiphon.engine.optimize.torch_int4_linear import TorchInt4Linear
+from antiphon.engine.optimize.verification import UnusableKernelError
 from tests.engine.kernel_builds import require_kernels
 
 torch.set_num_threads(1)

@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from antiphon.engine.assembly.stages import QUANTIZED_PROMPT_BLOCK_TOKENS
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.errors import LoadError
-from antiphon.engine.fit import packing_plan
-from antiphon.engine.fit.linears import MergedLinearSlice, PackedLinear
-from antiphon.engine.fit.pack_linears import find_linears, pack_linears
-from antiphon.engine.fit.packing_plan import plan_packing
-from antiphon.engine.fit.quantization_error import check_similarity
-from antiphon.engine.fit.rms_norm import FusedRMSNorm, replace_norms
-from antiphon.engine.fit.select import select_forward
-from antiphon.engine.fit.validation import reference_logits
-from antiphon.engine.fit.verification import UnusableKernelError
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.model_build.stages import QUANTIZED_PROMPT_BLOCK_TOKENS
+from antiphon.engine.optimize import packing_plan
+from antiphon.engine.optimize.linears import MergedLinearSlice, PackedLinear
+from antiphon.engine.optimize.pack_linears import find_linears, pack_linears
+from antiphon.engine.optimize.packing_plan import plan_packing
+from antiphon.engine.optimize.quantization_error import check_similarity
+from antiphon.engine.optimize.rms_norm import FusedRMSNorm, replace_norms
+from antiphon.engine.optimize.select import select_forward
+from antiphon.engine.optimize.validation import reference_logits
+from antiphon.engine.optimize.verification import UnusableKernelError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.counts import FULL_COUNTS
@@ -177,7 +177,7 @@ def test_failed_packing_leaves_the_model_unchanged(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(f"antiphon.engine.fit.pack_linears.{function}", fail)
+    monkeypatch.setattr(f"antiphon.engine.optimize.pack_linears.{function}", fail)
     model = copy_tiny_model("llama")
     forward = select_forward(model)
     before = reference_logits(forward, model)
@@ -191,7 +191,7 @@ def test_packing_reports_its_progress(caplog: pytest.LogCaptureFixture, monkeypa
     build_optimized_core("llama", quantization="int8")
     assert "packing weights" in caplog.messages and not any(" of " in line for line in caplog.messages)
     caplog.clear()
-    monkeypatch.setattr("antiphon.engine.fit.experts.pack.PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("antiphon.engine.optimize.experts.pack.PROGRESS_INTERVAL_S", 0.0)
     build_optimized_core("llama", quantization="int8")
     expected = [f"packing weights: {done} of 9" for done in range(1, 10)]  # two layers of four groups, and the output
     assert [line for line in caplog.messages if " of " in line] == expected
@@ -432,7 +432,7 @@ def test_validation_is_the_dry_run_of_packing(monkeypatch: pytest.MonkeyPatch) -
     model: Any = copy_tiny_model("qwen3")
     projections = (model.model.layers[0].self_attn, "q_proj"), (model.model.layers[0].mlp, "gate_proj")
     model.register_forward_pre_hook(lambda *_: passes.append([type(getattr(*place)) for place in projections]))
-    monkeypatch.setattr("antiphon.engine.fit.pack_linears.plan_packing", lambda *_: pytest.fail("a run too many"))
+    monkeypatch.setattr("antiphon.engine.optimize.pack_linears.plan_packing", lambda *_: pytest.fail("a run too many"))
     core = build_core_from_model(model, options=EngineOptions(quantization="int8"), optimize=True)
     assert "int8" in core.info.description
     packed = passes.index([MergedLinearSlice, MergedLinearSlice])

@@ -10,17 +10,9 @@ from transformers import PreTrainedModel
 from antiphon.engine.adapters.install import install_adapter_hooks
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.registry import AdapterRegistry
-from antiphon.engine.assembly.threads import adapted_threads
 from antiphon.engine.checkpoint.draft_vocabulary import check_draft_vocabulary
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.experts.pack import pack_mxfp4_experts
-from antiphon.engine.fit.optimize_model import optimize_model, packs_layers
-from antiphon.engine.fit.pack_linears import PackingResult, prepare_dry_run
-from antiphon.engine.fit.packing_plan import DRY_RUN_TOKENS
-from antiphon.engine.fit.select import select_forward
-from antiphon.engine.fit.validation import Validation, reference_logits
-from antiphon.engine.fit.vision_towers import remove_unused_towers
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
@@ -29,6 +21,14 @@ from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.load.experts.placeholders import use_placeholders
 from antiphon.engine.load.mmap_weights import use_kernels
 from antiphon.engine.media.vision_tower import VisionTower, explain_no_pictures, explain_pass_without_pictures
+from antiphon.engine.model_build.threads import adapted_threads
+from antiphon.engine.optimize.experts.pack import pack_mxfp4_experts
+from antiphon.engine.optimize.optimize_model import optimize_model, packs_layers
+from antiphon.engine.optimize.pack_linears import PackingResult, prepare_dry_run
+from antiphon.engine.optimize.packing_plan import DRY_RUN_TOKENS
+from antiphon.engine.optimize.select import select_forward
+from antiphon.engine.optimize.validation import Validation, reference_logits
+from antiphon.engine.optimize.vision_towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.opening import open_pack_session
 from antiphon.engine.pack_cache.session import PackSession

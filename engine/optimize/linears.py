@@ -1,7 +1,7 @@
 """Linear layers for a CPU: weights packed once for the machine's kernels, in fp32, 16 bits, int8 or int4.
 
 In each form a row's bits do not depend on the other rows. This module handles no models:
-`engine/fit/pack_linears.py` replaces a model's own layers by these.
+`engine/optimize/pack_linears.py` replaces a model's own layers by these.
 """
 
 import logging
@@ -14,8 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.torch_int4_linear import TorchInt4Linear
-from antiphon.engine.fit.verification import (
+from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.half_linear import PackedHalfWeight
+from antiphon.engine.kernels.int4_layout import PackedInt4Weight
+from antiphon.engine.kernels.int8_layout import PackedInt8Weight
+from antiphon.engine.kernels.quantized_linear import KernelWeight, weight_addresses
+from antiphon.engine.kernels.weight_rows import WeightRows
+from antiphon.engine.optimize.torch_int4_linear import TorchInt4Linear
+from antiphon.engine.optimize.verification import (
     KNOWN_SHAPE_ROW_COUNTS,
     LINEAR_PROBE_ROW_COUNTS,
     PROBE_BATCH_ROWS,
@@ -24,12 +30,6 @@ from antiphon.engine.fit.verification import (
     verify_kernel,
     verify_linear,
 )
-from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.half_linear import PackedHalfWeight
-from antiphon.engine.kernels.int4_layout import PackedInt4Weight
-from antiphon.engine.kernels.int8_layout import PackedInt8Weight
-from antiphon.engine.kernels.quantized_linear import KernelWeight, weight_addresses
-from antiphon.engine.kernels.weight_rows import WeightRows
 
 log = logging.getLogger(__name__)
 

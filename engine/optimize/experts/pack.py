@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.experts.routers import make_routers_exact, make_shared_gates_exact
 from antiphon.engine.forward.experts.grouped import PackedGroupedLinear, make_activations_exact
 from antiphon.engine.forward.experts.matmul import TORCH_LANES
 from antiphon.engine.forward.experts.matrix import ExpertForm, PackedExpertWeight
@@ -24,6 +23,7 @@ from antiphon.engine.load.experts.mxfp4_checkpoint import Mxfp4StoredExperts
 from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
 from antiphon.engine.malloc_tuning import return_freed_memory
+from antiphon.engine.optimize.experts.routers import make_routers_exact, make_shared_gates_exact
 from antiphon.engine.pack_cache.pack_file import PackEntry
 from antiphon.engine.pack_cache.session import PackSession
 

@@ -6,19 +6,19 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.errors import LoadError
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.decoder_layer import fuse_decoder_layers
-from antiphon.engine.fit.experts.pack import describe_experts
-from antiphon.engine.fit.fuse import fuse_layers_and_rotary
-from antiphon.engine.fit.pack_linears import PackingResult, pack_linears
-from antiphon.engine.fit.packing_plan import DRY_RUN_TOKENS
-from antiphon.engine.fit.quantization_error import REMEDIES, QuantizationError, check_similarity, compare_logits
-from antiphon.engine.fit.rms_norm import replace_norms
-from antiphon.engine.fit.stored_linears import describe_forms
-from antiphon.engine.fit.validation import Validation, reference_logits
 from antiphon.engine.forward.interface import ForwardPass
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.finite_logits import check_finite
+from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
+from antiphon.engine.optimize.experts.pack import describe_experts
+from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
+from antiphon.engine.optimize.pack_linears import PackingResult, pack_linears
+from antiphon.engine.optimize.packing_plan import DRY_RUN_TOKENS
+from antiphon.engine.optimize.quantization_error import REMEDIES, QuantizationError, check_similarity, compare_logits
+from antiphon.engine.optimize.rms_norm import replace_norms
+from antiphon.engine.optimize.stored_linears import describe_forms
+from antiphon.engine.optimize.validation import Validation, reference_logits
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.session import PackSession, StartChecks
 

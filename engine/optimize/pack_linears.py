@@ -1,6 +1,6 @@
 """Replaces a loaded model's linear layers by packed ones, where this provably changes nothing but speed.
 
-`engine/fit/packing_plan.py` finds the layers to pack. Then their weights are packed and verified, and the
+`engine/optimize/packing_plan.py` finds the layers to pack. Then their weights are packed and verified, and the
 originals freed, one after another. Packed weights that an earlier start has kept are used again (`engine/pack_cache`).
 """
 
@@ -14,8 +14,12 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.experts.pack import pack_mixture, report_progress
-from antiphon.engine.fit.linears import (
+from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.weight_rows import WeightRows
+from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight, join_rows
+from antiphon.engine.malloc_tuning import return_freed_memory
+from antiphon.engine.optimize.experts.pack import pack_mixture, report_progress
+from antiphon.engine.optimize.linears import (
     CompiledLinear,
     LinearKernel,
     MergedLinear,
@@ -25,13 +29,9 @@ from antiphon.engine.fit.linears import (
     build_int4_linear,
     build_int8_linear,
 )
-from antiphon.engine.fit.packing_plan import DryRun, RunModel, plan_packing
-from antiphon.engine.fit.stored_linears import build_stored_linear
-from antiphon.engine.fit.verification import UnusableKernelError
-from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.weight_rows import WeightRows
-from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight, join_rows
-from antiphon.engine.malloc_tuning import return_freed_memory
+from antiphon.engine.optimize.packing_plan import DryRun, RunModel, plan_packing
+from antiphon.engine.optimize.stored_linears import build_stored_linear
+from antiphon.engine.optimize.verification import UnusableKernelError
 from antiphon.engine.options import Quantization
 from antiphon.engine.pack_cache.session import PackSession
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.errors import LoadError
-from antiphon.engine.fit.decoder_layer import FusedDecoderLayer
-from antiphon.engine.fit.linears import OneDnnLinear, PackedLinear
-from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.kernels.half_linear import HALF_DTYPES, PackedHalfWeight
 from antiphon.engine.load.loader import load_model
 from antiphon.engine.load.mmap_weights import MmapLinear
+from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
+from antiphon.engine.optimize.linears import OneDnnLinear, PackedLinear
+from antiphon.engine.optimize.validation import reference_logits
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.kernel_builds import require_kernels
@@ -111,7 +111,7 @@ def test_weights_are_fp32_on_request_and_without_compiled_kernels(checkpoint: An
 
 def test_weights_stay_as_stored_if_packing_fails(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = generate_in_fp32(checkpoint("llama"), [5, 6, 7])
-    monkeypatch.setattr("antiphon.engine.fit.pack_linears.plan_packing", lambda *_: [])
+    monkeypatch.setattr("antiphon.engine.optimize.pack_linears.plan_packing", lambda *_: [])
     core = build_tiny_core(checkpoint("llama"))
     model: nn.Module = core.forward.model  # type: ignore[attr-defined]
     assert not any(isinstance(module, MmapLinear) for module in model.modules())

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.linears import CompiledLinear, LinearKernel, MergedLinearSlice, PackedLinear
 from antiphon.engine.forward.replace import SAME_FORMULA_RTOL, relative_error, replace_modules
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.optimize.linears import CompiledLinear, LinearKernel, MergedLinearSlice, PackedLinear
 
 log = logging.getLogger(__name__)
 

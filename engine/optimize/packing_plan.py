@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.errors import one_line
-from antiphon.engine.fit.verification import UnusableKernelError
 from antiphon.engine.forward.replace import relative_error
+from antiphon.engine.optimize.verification import UnusableKernelError
 
 log = logging.getLogger(__name__)
 

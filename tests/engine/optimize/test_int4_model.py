@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.errors import LoadError
-from antiphon.engine.fit.decoder_layer import FusedDecoderLayer
-from antiphon.engine.fit.linears import CompiledLinear, OneDnnLinear, PackedLinear
-from antiphon.engine.fit.pack_linears import find_linears
-from antiphon.engine.fit.quantization_error import ReferenceLogits, check_similarity, compare_logits
-from antiphon.engine.fit.select import select_forward
-from antiphon.engine.fit.validation import reference_logits
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight, pack_int4_weight, unpack_int4_weight
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
+from antiphon.engine.optimize.linears import CompiledLinear, OneDnnLinear, PackedLinear
+from antiphon.engine.optimize.pack_linears import find_linears
+from antiphon.engine.optimize.quantization_error import ReferenceLogits, check_similarity, compare_logits
+from antiphon.engine.optimize.select import select_forward
+from antiphon.engine.optimize.validation import reference_logits
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.kernel_builds import require_kernels

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.experts.pack import describe_experts, pack_experts
-from antiphon.engine.fit.experts.routers import ExactRouter
 from antiphon.engine.forward.experts.layout import find_fused_experts
 from antiphon.engine.forward.experts.matmul import unpack_weight
 from antiphon.engine.forward.experts.matrix import ExpertForm, ExpertMatrix
@@ -19,6 +17,8 @@ from antiphon.engine.forward.replace import relative_error
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.experts.replacement import wrap_all_experts
 from antiphon.engine.load.experts.stored import StoredExperts
+from antiphon.engine.optimize.experts.pack import describe_experts, pack_experts
+from antiphon.engine.optimize.experts.routers import ExactRouter
 from antiphon.engine.options import EngineOptions
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.mixtures import FAMILY_CONFIGS, ROUNDING_ERROR, VOCAB_SIZE, choose_routes, make_mixture, make_rows

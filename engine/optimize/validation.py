@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line, refuse_out_of_memory
-from antiphon.engine.fit.packing_plan import DryRun
-from antiphon.engine.fit.quantization_error import ReferenceLogits
 from antiphon.engine.forward.interface import ForwardPass, SequenceInput
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.load.finite_logits import check_finite
+from antiphon.engine.optimize.packing_plan import DryRun
+from antiphon.engine.optimize.quantization_error import ReferenceLogits
 
 TEXT_LENGTHS_TOKENS = (30, 18)
 """Lengths in tokens of the two texts: more than a page of a paged cache each."""

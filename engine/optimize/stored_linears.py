@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphon.engine.checkpoint.quantized.quantized_weight import GroupedLevels
-from antiphon.engine.fit.linears import (
+from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, INT4_MIN, PackedInt4Weight
+from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, UNSIGNED_ZERO, PackedInt8Weight, round_up
+from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight
+from antiphon.engine.optimize.linears import (
     INT8_MAX_RELATIVE_ERROR,
     MIN_SCALE,
     CompiledLinear,
@@ -20,12 +24,8 @@ from antiphon.engine.fit.linears import (
     OneDnnLinear,
     PackedLinear,
 )
-from antiphon.engine.fit.torch_int4_linear import TORCH_INT4_LANES, TorchInt4Linear
-from antiphon.engine.fit.verification import verify_linear
-from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, INT4_MIN, PackedInt4Weight
-from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, UNSIGNED_ZERO, PackedInt8Weight, round_up
-from antiphon.engine.load.mmap_weights import MmapLinear, QuantizedMmapWeight
+from antiphon.engine.optimize.torch_int4_linear import TORCH_INT4_LANES, TorchInt4Linear
+from antiphon.engine.optimize.verification import verify_linear
 from antiphon.engine.options import Quantization
 
 INT4_BITS = 4

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from antiphon.engine.cache.paged import PagePool
 from antiphon.engine.errors import LoadError, one_line, refuse_out_of_memory
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.validation import ProbeTexts, Validation, describe_error, make_text, relative_error
 from antiphon.engine.forward.attention import ATTENTION_NAME
 from antiphon.engine.forward.attention_variants.layer_variants import find_windows
 from antiphon.engine.forward.attention_variants.long_rope import LongRopeForward
@@ -24,6 +23,7 @@ from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.load.finite_logits import check_finite
+from antiphon.engine.optimize.validation import ProbeTexts, Validation, describe_error, make_text, relative_error
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from antiphon.engine.builder import build_core_from_model
-from antiphon.engine.fit.decoder_layer import FusedDecoderLayer, fuse_decoder_layers
 from antiphon.engine.forward.interface import SequenceInput
 from antiphon.engine.forward.varlen import VarlenForward
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer, fuse_decoder_layers
 from antiphon.engine.options import EngineOptions
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import BASE_CONFIG, copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
@@ -137,11 +137,11 @@ def alter_layer(layer: Any, alteration: str, monkeypatch: pytest.MonkeyPatch) ->
     elif alteration == "nameless":
         del layer.self_attn.scaling
     elif alteration == "wide":
-        monkeypatch.setattr("antiphon.engine.fit.decoder_layer.MAX_HEAD_DIM", 16)
+        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.MAX_HEAD_DIM", 16)
     elif alteration == "many":
-        monkeypatch.setattr("antiphon.engine.fit.decoder_layer.MAX_QUERY_GROUPS", 1)
+        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.MAX_QUERY_GROUPS", 1)
     elif alteration == "fault":
-        monkeypatch.setattr("antiphon.engine.fit.decoder_layer.FusedDecoderLayer._run_fused", lambda *_: 1 / 0)
+        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.FusedDecoderLayer._run_fused", lambda *_: 1 / 0)
 
 
 @pytest.mark.parametrize(

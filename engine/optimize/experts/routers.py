@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.fallbacks import report_fallback
-from antiphon.engine.fit.linears import OneDnnLinear
-from antiphon.engine.fit.verification import UnusableKernelError
 from antiphon.engine.forward.experts.gates import apply_to_whole_vectors
+from antiphon.engine.optimize.linears import OneDnnLinear
+from antiphon.engine.optimize.verification import UnusableKernelError
 
 log = logging.getLogger(__name__)
 

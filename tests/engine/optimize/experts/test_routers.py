@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from antiphon.engine.fit.experts.routers import ExactRouter, make_routers_exact, make_shared_gates_exact
-from antiphon.engine.fit.pack_linears import _choose_form
+from antiphon.engine.optimize.experts.routers import ExactRouter, make_routers_exact, make_shared_gates_exact
+from antiphon.engine.optimize.pack_linears import _choose_form
 
 HIDDEN, NUM_EXPERTS = 96, 5
 

@@ -26,7 +26,7 @@ class TorchInt4Linear:
         self._packed, self._bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Implements `engine.fit.linears.LinearKernel`."""
+        """Implements `engine.optimize.linears.LinearKernel`."""
         packed = self._packed
         rows = x.reshape(-1, packed.inputs)
         row_max = rows.abs().amax(-1, keepdim=True)

@@ -9,10 +9,10 @@ from torch import nn
 
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.errors import LoadError
-from antiphon.engine.fit.validation import reference_logits
-from antiphon.engine.fit.vision_towers import remove_unused_towers
 from antiphon.engine.forward.sequential import SequentialForward
 from antiphon.engine.forward.varlen import VarlenForward
+from antiphon.engine.optimize.validation import reference_logits
+from antiphon.engine.optimize.vision_towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
 from tests.engine.tiny_models import FAMILY_CONFIGS, copy_tiny_model
 from tests.engine.vision_models import VISION_FAMILIES, build_vision_model

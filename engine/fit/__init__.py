@@ -1,1 +1,0 @@
-"""Fits a loaded model to the machine: selects its forward pass, and replaces layers by faster ones, each verified."""
