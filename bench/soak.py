@@ -105,7 +105,7 @@ class SoakTest:
             self._num_active += 1
             try:
                 self.outcomes[await action()] += 1
-            except Exception as error:  # noqa: BLE001 - a client goes on, and the summary names the error
+            except Exception as error:  # noqa: BLE001 - a client continues, and the summary names the error
                 self.outcomes[f"{action.__name__}: {type(error).__name__}"] += 1
             finally:
                 self._num_active -= 1

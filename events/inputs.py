@@ -106,7 +106,7 @@ class InputFunctionCall(InputCall, frozen=True, kw_only=True, tag="function_call
     arguments: str
     namespace: str | None = None
     is_async: bool | None = field(default=None, name="async")
-    """True if the conversation may go on before the output is there."""
+    """True if the conversation may continue before the output is there."""
     status: str | None = None
 
 

@@ -27,7 +27,7 @@ class FunctionTool(Tool, frozen=True, kw_only=True, tag="function"):
     defer_loading: bool | None = None
     """True if the tool is not shown to the model before a search has found it."""
     is_async: bool | None = field(default=None, name="async")
-    """True if the conversation may go on before the client sends the output of a call."""
+    """True if the conversation may continue before the client sends the output of a call."""
 
 
 class TextFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):

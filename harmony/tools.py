@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from antiphon.events.tools import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
 from antiphon.harmony.builtin_tools import SHELL_SCHEMA, BuiltinKind, builtin_fields, builtin_kind
-from antiphon.state.segments import Call, Execution, ServerToolKind
+from antiphon.state.segments import Call, Execution, HostedToolKind
 
 MAX_TOOL_NAME_CHARS = 64
 VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -29,7 +29,7 @@ BUILTIN_PREFIX = "builtin__"
 ToolKey = tuple[str | None, str]
 
 
-class ServerTool(Struct, frozen=True, kw_only=True):
+class HostedTool(Struct, frozen=True, kw_only=True):
     """Tool that the server runs, as it is offered to the model.
 
     `server_label` names the MCP server that has it, and is empty for tools of other kinds. `needs_approval`: a call
@@ -37,7 +37,7 @@ class ServerTool(Struct, frozen=True, kw_only=True):
     `can_enforce` is False for one that no grammar can hold.
     """
 
-    kind: ServerToolKind
+    kind: HostedToolKind
     name: str
     server_label: str = ""
     description: str = ""
@@ -50,7 +50,7 @@ class ServerTool(Struct, frozen=True, kw_only=True):
     """True if the model calls a tool of an MCP server that it was not offered."""
 
 
-OfferedTool = FunctionTool | CustomTool | BuiltinTool | ServerTool
+OfferedTool = FunctionTool | CustomTool | BuiltinTool | HostedTool
 
 
 class ToolError(ValueError):
@@ -85,7 +85,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     local_shell: bool = False
     single_file: bool = False
     execution: Execution = "client"
-    server: ServerTool | None = None
+    server: HostedTool | None = None
     """The tool, if the server runs it."""
 
     @property
@@ -149,7 +149,7 @@ class ToolTable:
                     continue  # the list of tools shows it already
                 if is_loaded:
                     loaded.add(key)
-                _check_name(key, index, {} if is_loaded else tools_by_key, is_foreign=isinstance(leaf, ServerTool))
+                _check_name(key, index, {} if is_loaded else tools_by_key, is_foreign=isinstance(leaf, HostedTool))
                 tools_by_key[key] = leaf
         # Names without a namespace are as the client wrote them, so they take precedence.
         taken_names = {
@@ -254,7 +254,7 @@ def _functions(tool: OfferedTool | NamespaceTool) -> Iterator[tuple[ToolKey, Off
         yield from (((tool.name, leaf.name), leaf) for leaf in tool.tools)
     elif isinstance(tool, BuiltinTool):
         yield ("", builtin_kind(tool)), tool
-    elif isinstance(tool, ServerTool):
+    elif isinstance(tool, HostedTool):
         yield (tool.server_label or None, tool.name), tool
     else:
         yield (None, tool.name), tool
@@ -289,8 +289,8 @@ def _hash_name(namespace: str | None, name: str) -> str:
     return f"{readable[: MAX_TOOL_NAME_CHARS - 9]}_{digest}"
 
 
-def _create_spec(flat: str, namespace: str | None, tool: FunctionTool | CustomTool | ServerTool) -> ToolSpec:
-    if isinstance(tool, ServerTool):
+def _create_spec(flat: str, namespace: str | None, tool: FunctionTool | CustomTool | HostedTool) -> ToolSpec:
+    if isinstance(tool, HostedTool):
         return ToolSpec(
             model_name=flat,
             name=tool.name,

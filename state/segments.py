@@ -13,12 +13,12 @@ from antiphon.events.hosted import HostedItem, McpCallError
 from antiphon.events.items import Annotation, Compaction, Logprob, Phase
 
 SettingName = Literal["timeout_ms", "max_output_length"]
-ServerToolKind = Literal["mcp", "web_search", "code_interpreter", "file_search"]
+HostedToolKind = Literal["mcp", "web_search", "code_interpreter", "file_search"]
 """Kinds of calls that the server runs."""
 ToolKind = Literal[
-    "function", "custom", "shell", "apply_patch", "local_shell", "tool_search", "mcp_approval", ServerToolKind
+    "function", "custom", "shell", "apply_patch", "local_shell", "tool_search", "mcp_approval", HostedToolKind
 ]
-SERVER_TOOL_KINDS: frozenset[ToolKind] = frozenset(get_args(ServerToolKind))
+SERVER_TOOL_KINDS: frozenset[ToolKind] = frozenset(get_args(HostedToolKind))
 Execution = Literal["client", "server"]
 """Who runs a search among deferred tools."""
 

@@ -96,7 +96,7 @@ class TurnRecorder:
         return [record for record in reversed(self._records.values()) if record.is_running]
 
     def forget(self, owner: str, turn_id: str) -> bool:
-        """Drops a record. Returns whether there was one. A turn that runs goes on without it."""
+        """Drops a record. Returns whether there was one. A turn that runs continues without it."""
         record = self._records.get((owner, turn_id))
         if record is not None and record.stored_log is not None:
             record.stored_log.pack_record = None

@@ -29,7 +29,7 @@ class AuditLogError(Exception):
 class AuditLog:
     """Appends lines to a file with mode 0600, or to standard output; None: nowhere.
 
-    A line that cannot be written, for example because the disk is full, is told in the log; serving goes on.
+    A line that cannot be written, for example because the disk is full, is told in the log; serving continues.
     """
 
     def __init__(self, target: Path | None) -> None:

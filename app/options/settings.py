@@ -247,7 +247,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     hosted_tools: Annotated[
         tuple[str, ...],
         _tools(
-            "Tool that stands for a built-in one: web_search, open_page or code_interpreter; code_interpreter=monty "
+            "Tool that stands for a hosted one: web_search, open_page or code_interpreter; code_interpreter=monty "
             "runs code in a sandbox of this server; repeatable.",
             name="hosted",
             metavar="TYPE=LABEL/TOOL",
@@ -256,7 +256,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     hosted_offline: Annotated[
         tuple[str, ...],
         _tools(
-            "Built-in tool whose server reads nothing from the web, so that requests may have it which forbid that: "
+            "Hosted tool whose server reads nothing from the web, so that requests may have it which forbid that: "
             "web_search.",
             name="hosted-offline",
             metavar="TYPE",

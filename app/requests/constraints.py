@@ -20,7 +20,7 @@ from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.events.tools import BuiltinTool, CustomTool, FunctionTool, GrammarFormat, NamespaceTool
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.strict_schema import close_objects
-from antiphon.harmony.tools import ServerTool
+from antiphon.harmony.tools import HostedTool
 
 SCHEMA_ERROR_CODES = {
     "text.format.schema": "invalid_json_schema",
@@ -59,7 +59,7 @@ def list_constraints(
     """
     all_schemas, result = bool(tools.served) and prompt_input.needs_grammar, list[CheckedConstraint]()
     for served_tool, path in zip(tools.served, tools.paths, strict=True):
-        if isinstance(served_tool, BuiltinTool | ServerTool):
+        if isinstance(served_tool, BuiltinTool | HostedTool):
             continue  # its schema or grammar is the server's own, or not enforced
         leaves = served_tool.tools if isinstance(served_tool, NamespaceTool) else (served_tool,)
         for index, tool in enumerate(leaves):

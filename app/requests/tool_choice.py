@@ -10,14 +10,14 @@ from antiphon.app.requests.fields.checks import build_check, check_choice, check
 from antiphon.app.requests.fields.common import ToolObjects
 from antiphon.app.requests.tools import BUILTIN_TOOL_TYPES, RequestTool, RequestTools
 from antiphon.events.tools import WEB_SEARCH_TYPES, BuiltinTool
-from antiphon.harmony.tools import VALID_NAME, ServerTool, ToolError, ToolTable
-from antiphon.state.segments import ServerToolKind
+from antiphon.harmony.tools import VALID_NAME, HostedTool, ToolError, ToolTable
+from antiphon.state.segments import HostedToolKind
 
 NAMED_TOOL_TYPES = ("function", "custom")
 CALLABLE_TOOL_TYPES = (*NAMED_TOOL_TYPES, *BUILTIN_TOOL_TYPES)
 UNKNOWN_CHOICES = ("local_shell", "tool_search")
 """Types of tools that `tool_choice` cannot name in OpenAI's API either."""
-_SERVER_CHOICES: dict[str, ServerToolKind] = {
+_SERVER_CHOICES: dict[str, HostedToolKind] = {
     "mcp": "mcp",
     "code_interpreter": "code_interpreter",
     "file_search": "file_search",
@@ -39,12 +39,12 @@ class ToolChoice(Struct, frozen=True):
     allowed_tools: frozenset[str] | None = None
 
 
-def early_choice(sent: Any, *, has_server_tools: bool) -> Any:
+def early_choice(sent: Any, *, has_hosted_tools: bool) -> Any:
     """Returns `tool_choice` as far as it can be read before the server has listed its own tools.
 
     An object may name one of these. The server reads it again when they are known.
     """
-    return None if has_server_tools and isinstance(sent, Mapping) else sent
+    return None if has_hosted_tools and isinstance(sent, Mapping) else sent
 
 
 def read_tool_choice(sent: Any, offered: RequestTools, *, single_call: bool = False) -> ToolChoice:
@@ -69,7 +69,7 @@ def _find_chosen(sent: Mapping[str, Any], table: ToolTable, offered: RequestTool
     kind = sent["type"]
     if kind in CALLABLE_TOOL_TYPES:
         return frozenset({_find_tool(sent, table, "tool_choice")})
-    if kind in _SERVER_CHOICES and (names := _find_server_tools(sent, table, "tool_choice")):
+    if kind in _SERVER_CHOICES and (names := _find_hosted_tools(sent, table, "tool_choice")):
         return names
     if kind in UNKNOWN_CHOICES:
         raise invalid_value("tool_choice.type", f"Invalid value: '{kind}'. A tool of this type cannot be chosen.")
@@ -92,7 +92,7 @@ def _read_allowed_tools(sent: Mapping[str, Any], table: ToolTable) -> ToolChoice
         if kind in CALLABLE_TOOL_TYPES:
             names.add(_find_tool(tool, table, path))
         elif kind in _SERVER_CHOICES:
-            names |= _find_server_tools(tool, table, path)
+            names |= _find_hosted_tools(tool, table, path)
     return ToolChoice(table, mode, frozenset(names))
 
 
@@ -106,9 +106,9 @@ def build_table(offered: RequestTools, *, single_call: bool = False) -> ToolTabl
     return table.without(offered.hidden) if offered.hidden else table
 
 
-def _name_key(tool: RequestTool | ServerTool) -> str:
+def _name_key(tool: RequestTool | HostedTool) -> str:
     """Returns the key of a tool that has its name."""
-    if isinstance(tool, ServerTool):
+    if isinstance(tool, HostedTool):
         return "server_label"
     return "type" if isinstance(tool, BuiltinTool) else "name"
 
@@ -128,7 +128,7 @@ def _choice_not_found(name: str) -> ApiError:
     return ApiError(400, None, f"Tool choice '{clip_text(name)}' not found in 'tools' parameter.", "tool_choice")
 
 
-def _find_server_tools(sent: Mapping[str, Any], table: ToolTable, path: str) -> frozenset[str]:
+def _find_hosted_tools(sent: Mapping[str, Any], table: ToolTable, path: str) -> frozenset[str]:
     """Returns the `model_name` of the tools that the server runs and that the choice names; none if there is none.
 
     Raises `ApiError` 400 if it names a server or one of its tools that is not offered.

@@ -23,7 +23,7 @@ from antiphon.events.tools import (
     ShellTool,
     ToolSearchTool,
 )
-from antiphon.harmony.tools import ServerTool, ToolKey
+from antiphon.harmony.tools import HostedTool, ToolKey
 from antiphon.state.segments import Execution
 
 RequestTool = FunctionTool | CustomTool | NamespaceTool | BuiltinTool
@@ -59,7 +59,7 @@ class RequestTools(Struct, frozen=True):
     """Parsed tools of a request. `served` are offered to the model; `paths` has the request path of each of them."""
 
     echo: tuple[dict[str, Any], ...] = ()
-    served: tuple[RequestTool | ServerTool, ...] = ()
+    served: tuple[RequestTool | HostedTool, ...] = ()
     paths: tuple[str, ...] = ()
     num_loaded: int = 0
     """Number of the last tools that were loaded in the conversation, where the prompt shows them."""
@@ -100,9 +100,9 @@ def _split_loaded(*parts: RequestTools) -> list[tuple[RequestTools, int]]:
     return [(part, len(part.served) - part.num_loaded) for part in parts]
 
 
-def _remove_deferred(tool: RequestTool | ServerTool) -> RequestTool | ServerTool | None:
+def _remove_deferred(tool: RequestTool | HostedTool) -> RequestTool | HostedTool | None:
     """Returns a tool without the deferred ones in it; None if nothing is left."""
-    if isinstance(tool, BuiltinTool | ServerTool):
+    if isinstance(tool, BuiltinTool | HostedTool):
         return tool
     if tool.defer_loading:
         return None

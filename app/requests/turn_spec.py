@@ -9,8 +9,8 @@ from msgspec import Struct, structs
 
 from antiphon.app.registry.model_registry import ServedModel
 from antiphon.app.requests.constraints import CheckedConstraint
+from antiphon.app.requests.hosted_tools import HostedToolsRequest
 from antiphon.app.requests.media.sent_media import SentMedia
-from antiphon.app.requests.server_tools import ServerToolsRequest
 from antiphon.app.turn_types.reply_form import ChatForm, ReplyForm
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
@@ -76,7 +76,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """True if parallel calls are off: a round of the model ends after one complete call."""
     max_tool_calls: int | None = None
     """Maximum number of calls that the server runs; None: see `app.tools`. Calls that the client runs do not count."""
-    server_tools: ServerToolsRequest | None = None
+    hosted_tools: HostedToolsRequest | None = None
     """Tools that the server may run, as the request names them; None: it names none."""
     answers: tuple[ApprovalAnswer, ...] = ()
     """Approvals and denials in the input. The turn claims all of them before its first event, or is refused."""

@@ -82,7 +82,7 @@ class StoreChange:
     async def wait_done(self) -> Any:
         """Waits until the change is durable and returns its result. Raises `ApiError` 503 after `MAX_CHANGE_WAIT_S`.
 
-        The change is then given up, or goes on if that is not possible. It also goes on if the caller is cancelled.
+        The change is then given up, or continues if that is not possible. It also continues if the caller is cancelled.
         """
         await asyncio.wait({self.done}, timeout=MAX_CHANGE_WAIT_S)
         if not self.done.done():

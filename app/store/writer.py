@@ -75,7 +75,7 @@ class StoreWriter:
         self._thread.start()
 
     def continue_turns(self, digests: Mapping[str, str], continue_within_s: float) -> None:
-        """Sets which responses of dead processes this one goes on with: see `ResponseStore.continue_turns`."""
+        """Sets which responses of dead processes this one continues with: see `ResponseStore.continue_turns`."""
         self._upkeep.continue_within_s = continue_within_s
         self._upkeep.digests = digests
 
@@ -267,7 +267,7 @@ class StoreWriter:
                 time.time(), self._timings.retention_s, self._max_bytes, self.owner_bytes()
             )
             self.num_bytes = self._database.measure_bytes()
-            self._last_sweep = time.monotonic() if is_done else 0.0  # else the next heartbeat goes on
+            self._last_sweep = time.monotonic() if is_done else 0.0  # else the next heartbeat continues
 
     def _deregister(self) -> None:
         self._database.begin(sync=True)

@@ -107,7 +107,7 @@ class AnswerClaim:
         self._nonces = [answer.nonce for answer in answers]
         if not self._nonces:
             return
-        # The store goes on with a change whose caller is cancelled, so the result is needed then, too.
+        # The store continues with a change whose caller is cancelled, so the result is needed then, too.
         self._claim = asyncio.create_task(self._store.use_approvals(self.owner, self._nonces))
         if not await asyncio.shield(self._claim):
             ids = "', '".join(clip_text(answer.request_id) for answer in answers)
@@ -128,7 +128,7 @@ class AnswerClaim:
         """Makes the answers of a turn good again that has failed or was cancelled, except for calls that have begun.
 
         Call it before the last event is written: the store commits both in this order, so that a client which has read
-        that the turn failed can answer again. A turn that goes on elsewhere has no last event here.
+        that the turn failed can answer again. A turn that continues elsewhere has no last event here.
         """
         if log.stats is None or log.stats.status not in ("failed", "cancelled") or log.is_lost:
             return
@@ -150,7 +150,7 @@ def _list_due_answers(spec: TurnSpec) -> list[InputApprovalResponse]:
     """Returns the answers in the input that the model has not read, and those to a request that is nowhere.
 
     Clients send whole conversations again, in which earlier answers are settled: their calls have run, or the model
-    went on without them. Those of other servers' requests are, too.
+    continued without them. Those of other servers' requests are, too.
     """
     items = spec.prompt_input.items
     known = {item.id for item in items if isinstance(item, InputApprovalRequest)} | find_run_ids(items)

@@ -12,7 +12,7 @@ from antiphon.app.turn_types.tracing.turn_trace import TurnTrace
 from antiphon.events.hosted import McpListTools, ToolSearchCall, ToolSearchOutput
 from antiphon.harmony.prompt.builtin_items import describe_loaded_tools
 from antiphon.harmony.tools import ToolTable
-from antiphon.state.segments import Call, McpResult, ServerToolKind
+from antiphon.state.segments import Call, HostedToolKind, McpResult
 
 MAX_TOOL_TIME_S = 600.0
 """Time of the tools of one response after which the model can call no more."""
@@ -99,12 +99,12 @@ class HostedTurn:
         return FoundTools(item, describe_loaded_tools(found, self._search.table))
 
     async def run_call(self, call: Call, arguments: str, shorten_output: ShortenOutput) -> CallOutcome:
-        """Runs a call. A failure is an outcome, too: the model reads it, and the turn goes on."""
+        """Runs a call. A failure is an outcome, too: the model reads it, and the turn continues."""
         if call.is_invented:
             return fail_invented_call(call)
         if call.approval_request_id is not None:
             self.run_approvals.add(call.approval_request_id)
-        kind: ServerToolKind = call.kind  # type: ignore[assignment]  # the machine runs no others
+        kind: HostedToolKind = call.kind  # type: ignore[assignment]  # the machine runs no others
         started_at = asyncio.get_running_loop().time()
         try:
             if self.trace is None:

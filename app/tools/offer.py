@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, structs
 
 from antiphon.app.requests.constraints import find_schema_fault, list_constraints
-from antiphon.app.requests.server_tools import ServerToolsRequest
+from antiphon.app.requests.hosted_tools import HostedToolsRequest
 from antiphon.app.requests.tool_choice import build_table, read_tool_choice
 from antiphon.app.requests.tools import RequestTool, RequestTools
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.tool_search import DeferredUnit, ToolSearch, describe_search, find_loaded_keys
-from antiphon.harmony.tools import ServerTool, ToolKey, list_keys
+from antiphon.harmony.tools import HostedTool, ToolKey, list_keys
 
-PlacedTool = tuple[RequestTool | ServerTool, str]
+PlacedTool = tuple[RequestTool | HostedTool, str]
 """A tool, and its path in the request."""
 
 
@@ -29,7 +29,7 @@ class ToolOffer(Struct, frozen=True):
 
 async def offer_tools(
     spec: TurnSpec,
-    request: ServerToolsRequest,
+    request: HostedToolsRequest,
     offered: Sequence[PlacedTool],
     deferred: Sequence[DeferredUnit],
 ) -> ToolOffer:
@@ -39,7 +39,7 @@ async def offer_tools(
     prompt_input = structs.replace(
         spec.prompt_input, tools=choice.table, tool_choice=choice.mode, allowed_tools=choice.allowed_tools
     )
-    if prompt_input.needs_grammar and any(isinstance(tool, ServerTool) for tool in tools.served):
+    if prompt_input.needs_grammar and any(isinstance(tool, HostedTool) for tool in tools.served):
         tools = await _open_schemas(tools)
         choice = read_tool_choice(request.tool_choice, tools, single_call=request.single_call)
         prompt_input = structs.replace(prompt_input, tools=choice.table)
@@ -59,7 +59,7 @@ async def offer_tools(
 
 def _place_tools(
     spec: TurnSpec,
-    request: ServerToolsRequest,
+    request: HostedToolsRequest,
     offered: Sequence[PlacedTool],
     deferred: Sequence[DeferredUnit],
 ) -> tuple[RequestTools, list[DeferredUnit]]:
@@ -82,7 +82,7 @@ def _place_tools(
 
 
 def _find_chosen(
-    request: ServerToolsRequest, offered: Sequence[PlacedTool], deferred: Sequence[DeferredUnit]
+    request: HostedToolsRequest, offered: Sequence[PlacedTool], deferred: Sequence[DeferredUnit]
 ) -> frozenset[ToolKey]:
     """Returns the deferred tools that `tool_choice` names. Raises `ApiError` 400."""
     if not deferred or not isinstance(request.tool_choice, Mapping):
@@ -110,10 +110,10 @@ def _insert_tools(
 
 async def _open_schemas(tools: RequestTools) -> RequestTools:
     """Returns the tools, of which those with a schema that no grammar can hold take any object."""
-    served = [await _open_schema(tool) if isinstance(tool, ServerTool) else tool for tool in tools.served]
+    served = [await _open_schema(tool) if isinstance(tool, HostedTool) else tool for tool in tools.served]
     return structs.replace(tools, served=tuple(served))
 
 
-async def _open_schema(tool: ServerTool) -> ServerTool:
+async def _open_schema(tool: HostedTool) -> HostedTool:
     has_fault = await find_schema_fault(tool.parameters or {"type": "object"})
     return structs.replace(tool, can_enforce=False) if has_fault else tool

@@ -1,4 +1,4 @@
-"""Runs one call of each kind of tool. A failure is an outcome, too: the model reads it, and the turn goes on."""
+"""Runs one call of each kind of tool. A failure is an outcome, too: the model reads it, and the turn continues."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -18,8 +18,8 @@ from antiphon.state.segments import (
     CallResult,
     CodeResult,
     FileSearchResult,
+    HostedToolKind,
     McpResult,
-    ServerToolKind,
     WebSearchResult,
 )
 
@@ -59,7 +59,7 @@ class ToolRunner(Protocol):
         """Returns the outcome, also of a failed call. `arguments` is what the model wrote."""
 
 
-Runners = Mapping[ServerToolKind, ToolRunner]
+Runners = Mapping[HostedToolKind, ToolRunner]
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
@@ -105,7 +105,7 @@ class McpRunner:
 
 
 class MappedTool(Struct, frozen=True):
-    """The tool of an MCP server that stands for a built-in one, and its argument for the query, page or code."""
+    """The tool of an MCP server that stands for a hosted one, and its argument for the query, page or code."""
 
     label: str
     name: str

@@ -13,13 +13,13 @@ from msgspec import UNSET, Struct, structs
 from antiphon.app.errors import ApiError, clip_text, invalid_value
 from antiphon.app.options.settings import Settings
 from antiphon.app.outbound.policy import OutboundPolicy
-from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, refused_approval
+from antiphon.app.requests.hosted_tools import HostedToolRequest, HostedToolsRequest, refused_approval
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
-from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.code.code_runner import CodeRunner
 from antiphon.app.tools.hosted_options import read_tool_options
+from antiphon.app.tools.hosted_tools import HostedTools
 from antiphon.app.tools.hosted_turn import MAX_TOOL_TIME_S, HostedTurn
 from antiphon.app.tools.mcp.client_server import check_client_headers, check_client_url, create_client_policy
 from antiphon.app.tools.mcp.faults import ToolListError
@@ -36,8 +36,8 @@ from antiphon.events.hosted import McpListTools
 from antiphon.events.hosted_inputs import InputMcpList
 from antiphon.events.inputs import AnyInput
 from antiphon.events.tools import McpTool
-from antiphon.harmony.tools import ServerTool
-from antiphon.state.segments import ServerToolKind
+from antiphon.harmony.tools import HostedTool
+from antiphon.state.segments import HostedToolKind
 
 MAX_MCP_SERVERS = 8
 """Number of tool servers that one request may name."""
@@ -69,18 +69,18 @@ def create_tool_host(
     )
     tool_servers = ToolServers(servers, limits=ToolLimits(call_timeout_s=min(settings.tool_timeout_s, MAX_TOOL_TIME_S)))
     code = CodeRunner() if options.has_sandbox else None
-    builtins = BuiltinTools(options, tool_servers, new_id, code, report)
+    hosted = HostedTools(options, tool_servers, new_id, code, report)
     approvals = ApprovalReader(ApprovalSigner(sealer.derive_key("approvals")))
-    return ToolHost(tool_servers, builtins, approvals, policy, report)
+    return ToolHost(tool_servers, hosted, approvals, policy, report)
 
 
 class _Listing(Struct, frozen=True):
     """A server that a request names, with the tools that the model may call."""
 
-    request: ServerToolRequest
+    request: HostedToolRequest
     tool: McpTool
     server: ToolServer
-    offered: tuple[ServerTool, ...]
+    offered: tuple[HostedTool, ...]
     listed: tuple[ListedTool, ...]
     left_out: tuple[LeftOutTool, ...]
 
@@ -91,25 +91,25 @@ class ToolHost:
     def __init__(
         self,
         servers: ToolServers,
-        builtins: BuiltinTools,
+        hosted: HostedTools,
         approvals: ApprovalReader,
         policy: HostPolicy,
         report: ReportCall = ignore_call,
     ) -> None:
-        self._servers, self._builtins = servers, builtins
+        self._servers, self._hosted = servers, hosted
         self._approvals, self._policy, self._report = approvals, policy, report
 
     async def close(self) -> None:
         """Ends the connections and the commands of all servers, and the sandbox."""
         await self._servers.close()
-        await self._builtins.close()
+        await self._hosted.close()
 
     async def open_tools(self, spec: TurnSpec, owner: str, now: float) -> tuple[TurnSpec, HostedTurn | None]:
         """Returns the turn with the tools that the server runs, and what runs them; None if it runs none.
 
         `now` is in seconds since 1970. Raises `ApiError` 400, and 424 if a list cannot be read.
         """
-        request = spec.server_tools
+        request = spec.hosted_tools
         if request is None:
             return structs.replace(spec, answers=self._approvals.read_denials(spec, owner, now)), None
         named = [each for each in request.requests if isinstance(each.tool, McpTool)]
@@ -121,22 +121,22 @@ class ToolHost:
             message = f"Invalid 'tools': the MCP servers have more than {MAX_TOOLS} tools. Choose with 'allowed_tools'."
             raise invalid_value("tools", message)
         others = [each for each in request.requests if not isinstance(each.tool, McpTool)]
-        builtins = await self._builtins.offer_tools(others, spec.prompt_input.items, owner)
+        hosted = await self._hosted.offer_tools(others, spec.prompt_input.items, owner)
         units = _defer_tools(request, listings)
         at_once = [each for each in listings if not (units and each.tool.defer_loading)]
         offered_tools: list[PlacedTool] = [(tool, each.request.path) for each in at_once for tool in each.offered]
-        offered_tools += [(tool, each.path) for each in builtins for tool in each.tools]
+        offered_tools += [(tool, each.path) for each in hosted for tool in each.tools]
         offer = await offer_tools(spec, request, offered_tools, units)
         spec = offer.spec
         by_label = {each.tool.server_label: each for each in listings}
         offered = {label: frozenset(tool.name for tool in each.offered) for label, each in by_label.items()}
         answered = self._approvals.read(spec, offered, owner, now)
         spec = structs.replace(spec, answers=answered.answers)
-        if not (listings or builtins or offer.search):
+        if not (listings or hosted or offer.search):
             return spec, None
         named_servers = {label: each.server for label, each in by_label.items()}
         call_tool = MeasuredCalls(self._servers, named_servers, self._report)
-        runners: dict[ServerToolKind, ToolRunner] = {each.tools[0].kind: each.runner for each in builtins}
+        runners: dict[HostedToolKind, ToolRunner] = {each.tools[0].kind: each.runner for each in hosted}
         turn = HostedTurn(
             runners={"mcp": McpRunner(call_tool), **runners},
             sign=partial(self._approvals.sign, owner, now),
@@ -150,7 +150,7 @@ class ToolHost:
 
     # Servers and their lists
 
-    def _find_server(self, request: ServerToolRequest) -> ToolServer:
+    def _find_server(self, request: HostedToolRequest) -> ToolServer:
         """Returns the server that a tool names. Raises `ApiError` 400 if the operator does not allow it.
 
         Credentials of the operator are sent to the operator's URL only, those of the client to the client's.
@@ -176,12 +176,12 @@ class ToolHost:
             raise invalid_value(path, f"Invalid '{path}': {error}") from None
         return create_client_server(tool.server_label, address, headers)
 
-    def _not_allowed(self, request: ServerToolRequest, reason: str) -> ApiError:
+    def _not_allowed(self, request: HostedToolRequest, reason: str) -> ApiError:
         remedy = "The operator names servers with --tool-server LABEL=URL, or allows their hosts with --mcp-allow HOST."
         return ApiError(400, "mcp_server_not_allowed", f"{reason} {remedy}", request.find_path("server_url"))
 
     async def _list_all(
-        self, requests: Sequence[ServerToolRequest], servers: Sequence[ToolServer], owner: str
+        self, requests: Sequence[HostedToolRequest], servers: Sequence[ToolServer], owner: str
     ) -> list[_Listing]:
         tasks = [asyncio.ensure_future(self._servers.list_tools(server, owner)) for server in servers]
         try:
@@ -196,7 +196,7 @@ class ToolHost:
             for request, server, listed in zip(requests, servers, lists, strict=True)
         ]
 
-    def _select_tools(self, request: ServerToolRequest, server: ToolServer, listed: ToolList) -> _Listing:
+    def _select_tools(self, request: HostedToolRequest, server: ToolServer, listed: ToolList) -> _Listing:
         tool = request.tool
         assert isinstance(tool, McpTool)
         selected = tuple(
@@ -206,7 +206,7 @@ class ToolHost:
         )
         forced = server.is_operator and server.label in self._policy.approve_labels
         offered = tuple(
-            ServerTool(
+            HostedTool(
                 kind="mcp",
                 name=each.name,
                 server_label=tool.server_label,
@@ -222,7 +222,7 @@ class ToolHost:
         return _Listing(request, tool, server, offered, selected, _select_left_out(request, listed))
 
 
-def _defer_tools(request: ServerToolsRequest, listings: Sequence[_Listing]) -> list[DeferredUnit]:
+def _defer_tools(request: HostedToolsRequest, listings: Sequence[_Listing]) -> list[DeferredUnit]:
     """Returns what a search of the server can find; nothing if the request names none."""
     if request.client_tools.search != "server":
         return []
@@ -235,7 +235,7 @@ def _defer_tools(request: ServerToolsRequest, listings: Sequence[_Listing]) -> l
     return units
 
 
-def _select_left_out(request: ServerToolRequest, listed: ToolList) -> tuple[LeftOutTool, ...]:
+def _select_left_out(request: HostedToolRequest, listed: ToolList) -> tuple[LeftOutTool, ...]:
     """Returns the tools that the client allows and that are not offered, also those that the server does not list.
 
     A tool that the client does not allow is not left out by this server.

@@ -13,7 +13,7 @@ from antiphon.app.requests.tools import DeferredTool, RequestTool
 from antiphon.events.inputs import AdditionalToolsInput, AnyInput, InputToolSearchOutput
 from antiphon.events.tools import ToolSearchTool
 from antiphon.harmony.prompt.builtin_items import begins_conversation, list_found_tools
-from antiphon.harmony.tools import ServerTool, ToolKey, ToolTable, list_keys
+from antiphon.harmony.tools import HostedTool, ToolKey, ToolTable, list_keys
 
 INTRODUCTION = "Loads further tools. They can be called once they are loaded. `paths` has names of this list:"
 PARAMETERS: dict[str, Any] = {
@@ -32,7 +32,7 @@ class DeferredUnit(Struct, frozen=True):
     name: str
     description: str
     path: str
-    tools: tuple[RequestTool | ServerTool, ...]
+    tools: tuple[RequestTool | HostedTool, ...]
     definition: Mapping[str, Any]
 
     @property
@@ -72,7 +72,7 @@ def defer_client_tool(deferred: DeferredTool) -> DeferredUnit:
     return DeferredUnit(tool.name, tool.description or "", deferred.path, (tool,), deferred.definition)
 
 
-def defer_server(label: str, description: str | None, path: str, tools: tuple[ServerTool, ...]) -> DeferredUnit:
+def defer_server(label: str, description: str | None, path: str, tools: tuple[HostedTool, ...]) -> DeferredUnit:
     """Returns the tools of an MCP server as a unit."""
     listed = [
         {"name": tool.name, "description": tool.description, "input_schema": tool.parameters or {"type": "object"}}

@@ -88,7 +88,7 @@ class SpanQueue:
         while batch := self._take_batch():
             try:
                 is_delivered = getattr(self._exporter.export(batch), "name", "") == "SUCCESS"
-            except Exception as error:  # noqa: BLE001  # the thread must go on, whatever the library raises
+            except Exception as error:  # noqa: BLE001  # the thread must continue, whatever the library raises
                 is_delivered = False
                 _log.debug("the exporter of spans failed", fault=type(error).__name__)
             with self._changed:

@@ -83,7 +83,7 @@ class EventLog:
         self.blobs = blobs
         """Contents of blobs that the input refers to, until a store has written them."""
         self.continuation = continuation
-        """Data with which another process can go on; None if none can."""
+        """Data with which another process can continue; None if none can."""
         self.keeps_details = keeps_details or continuation is not None
         """True if a store also keeps the details, because a later reading of the log needs them."""
         self.stats: TurnStats | None = None

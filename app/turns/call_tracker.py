@@ -42,5 +42,5 @@ class CallTracker:
 
 
 def is_run_by_server(call: Call) -> bool:
-    """Tells whether the server runs a call, and the model goes on in the same turn."""
+    """Tells whether the server runs a call, and the model continues in the same turn."""
     return call.kind in SERVER_TOOL_KINDS or call.execution == "server"

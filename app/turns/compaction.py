@@ -1,7 +1,7 @@
-"""Compaction inside a turn: a summary is generated first, then the turn goes on with it and with the newest items.
+"""Compaction inside a turn: a summary is generated first, then the turn continues with it and with the newest items.
 
 The summary is the output of a job of its own, whose prompt is that of the turn and one more message. No event carries
-its text. If it is empty, or if its job fails, the turn goes on with the whole conversation, which is then the content
+its text. If it is empty, or if its job fails, the turn continues with the whole conversation, which is then the content
 of the compaction.
 """
 

@@ -30,7 +30,7 @@ def build_job(
 ) -> Job:
     """Builds the engine's job of a turn. Each choice adds its number to the seed, so that the choices differ.
 
-    Where an engine goes on exactly, each job has a seed: both parts of a job that is interrupted draw the same numbers.
+    Where an engine continues exactly, each job has a seed: both parts of an interrupted job draw the same numbers.
     """
     seed = None if spec.sampling.seed is None else spec.sampling.seed + number
     if seed is None and model.engine.info.capabilities.continues_exactly:

@@ -200,7 +200,7 @@ class TurnManager:
         return log.id in self._running and not log.is_lost
 
     async def hand_over(self, engines: Sequence[Engine]) -> None:
-        """Ends the turns of these engines with which another process can go on, without a terminal event."""
+        """Ends the turns of these engines with which another process can continue, without a terminal event."""
         for turn in list(self._running.values()):
             if turn.engine in engines and turn.log.continuation is not None:
                 turn.end_for_shutdown()
@@ -209,7 +209,7 @@ class TurnManager:
     async def drain(self, seconds: float) -> None:
         """Rejects new turns, waits up to `seconds` for the running ones, then ends those left.
 
-        A turn counts as running from its admission on. Those that another process can go on with stay open in the
+        A turn counts as running from its admission on. Those that another process can continue with stay open in the
         store. The others end as failed.
         """
         self._last_turns = list(self._running.values())
@@ -278,7 +278,7 @@ class TurnManager:
         turn.task.add_done_callback(lambda _: self._on_turn_end(model, turn, processor, slot))
 
     async def resume_turn(self, model: ServedModel, stored: ContinuableTurn, log: EventLog) -> None:
-        """Goes on with a turn that another process began, and whose log belongs to this one now.
+        """Continues with a turn that another process began, and whose log belongs to this one now.
 
         Raises `ReplayError` or `ValueError` if the stored events are not those that the stored tokens give here.
         """

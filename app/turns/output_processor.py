@@ -106,7 +106,7 @@ class OutputProcessor:
         """How the generation of the round has ended."""
         self._stop_id: int | None = None
         self.is_round_over = False
-        """True if the turn goes on with another round."""
+        """True if the turn continues with another round."""
         self._steer_requested = self._steer_if_called = False
         self._events: list[Event] = []
         self.output_settings = settings
@@ -221,7 +221,9 @@ class OutputProcessor:
         if self._is_compacting and self._summary is not None:
             self._process_summary(self._summary, chunk)
             return
-        if chunk.finish is not None and not self.round.calls:  # a turn that ends is not steered; a call lets it go on
+        if (
+            chunk.finish is not None and not self.round.calls
+        ):  # a turn that ends is not steered; a call lets it continue
             self._steer_requested, self._steer_if_called = False, self._steer_requested
         self.round.count_prompt(chunk)
         self._details.add_prompt_logprobs(chunk)
@@ -260,7 +262,7 @@ class OutputProcessor:
         self._conclude(ending, self.machine.cancel())
 
     def abandon(self, ending: Ending) -> None:
-        """Ends the turn without an event: it has none so far, or another process goes on with it."""
+        """Ends the turn without an event: it has none so far, or another process continues with it."""
         self._conclude(ending, ())
 
     def finish_stats(self, now: float) -> None:
@@ -303,7 +305,7 @@ class OutputProcessor:
             self._summary.restore_counts(*counts)
 
     def end_compaction(self, content: str, turn_prompt: TurnPrompt | None) -> None:
-        """Emits the compaction. The turn goes on with the output for this prompt, or ends without one."""
+        """Emits the compaction. The turn continues with the output for this prompt, or ends without one."""
         self._is_compacting = False
         self._events += self.machine.feed(Result(self._seal("compaction", content)))
         if turn_prompt is None:
@@ -334,7 +336,7 @@ class OutputProcessor:
             self._end_generation(self._round_end)
 
     def start_round(self, turn_prompt: TurnPrompt) -> None:
-        """Goes on with the output for this prompt."""
+        """Continues with the output for this prompt."""
         self._done_rounds.append(self.round)
         reader = self._format.create_reader(turn_prompt.prompt, turn_prompt.prompt_input)
         self.round = Round(turn_prompt, reader, len(self.machine.output))
@@ -367,7 +369,7 @@ class OutputProcessor:
         elif self.round.reader.call_failed and round_end != "limit":  # the reader is ahead of a limit
             ending = Ending("stopped_in_call" if round_end == "stop" else "call_cannot_complete")
             self.fail("server_error", STOPPED_IN_CALL, ending)
-        elif self._goes_on(round_end):
+        elif self._continues(round_end):
             self._events += self.machine.feed(Close())
             self.is_round_over = True
             self._steer()
@@ -387,7 +389,7 @@ class OutputProcessor:
             return Ending("stop_string", self._stops.matched)
         return Ending("stop_token", "" if self._stop_id is None else str(self._stop_id))
 
-    def _goes_on(self, round_end: _RoundEnd) -> bool:
+    def _continues(self, round_end: _RoundEnd) -> bool:
         is_complete = self.machine.state not in (State.CALL, State.TOOL) and round_end != "stopped"
         return is_complete and bool(self.round.calls) and not self.round.num_client_calls
 

@@ -85,7 +85,7 @@ class Turn:
         self._stop_engine()
 
     def end_for_shutdown(self) -> None:
-        """Ends the turn as failed, since agents retry a failed request; without an event if another process goes on."""
+        """Ends the turn as failed, since agents retry a failed request; without an event if it continues elsewhere."""
         self._interrupt(Ending("server_shutdown"))
 
     def _interrupt(self, ending: Ending) -> None:
@@ -204,7 +204,7 @@ class Turn:
                 await end_task(task)
 
     async def _compact(self, compaction: CompactionJob) -> None:
-        """Generates the summary, and goes on with the prompt that has it."""
+        """Generates the summary, and continues with the prompt that has it."""
         stage = asyncio.create_task(self._repeat_stage(), name=f"compaction-{self.log.id}")
         try:
             await self._run_job(compaction.job)
@@ -254,7 +254,7 @@ class Turn:
             self._work.cancel()
 
     def _start_tools(self) -> None:
-        """Starts the call that is due, unless calls run. The engine goes on meanwhile."""
+        """Starts the call that is due, unless calls run. The engine continues meanwhile."""
         if self._rounds is None or self._processor.due_call is None:
             return
         if self._tools is None or (self._tools.done() and self._tools.exception() is None):
@@ -298,7 +298,7 @@ class Turn:
             self._processor.fail(code, message, ending)
 
     def _end_interrupted(self, ending: Ending) -> None:
-        """Ends a turn that was interrupted, unless it has ended. At a shutdown, it fails or another process goes on."""
+        """Ends a turn that was interrupted, unless it has ended. At a shutdown, it fails or continues elsewhere."""
         if self.stats.ending is not None:
             return
         if not self.log.entries or (ending.cause == "server_shutdown" and self.log.continuation is not None):

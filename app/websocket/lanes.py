@@ -1,7 +1,7 @@
 """Lanes of a connection: requests of one lane run one after another, those of different lanes at once.
 
 A request may continue the latest response of any lane. Which response that is, is decided when its frame arrives: the
-lane may go on meanwhile. A request that names the response before it in its own lane is bound when it starts.
+lane may continue meanwhile. A request that names the response before it in its own lane is bound when it starts.
 """
 
 import asyncio

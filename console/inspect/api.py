@@ -127,5 +127,5 @@ def as_list_of_integers(value: object) -> list[int]:
 
 
 def is_running(turn: Json) -> bool:
-    """Tells whether a turn goes on."""
+    """Tells whether a turn continues."""
     return turn.get("status") in RUNNING_TURN_STATUSES

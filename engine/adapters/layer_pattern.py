@@ -65,7 +65,7 @@ PLACES: dict[Any, Callable[[Place], bool]] = {
 
 
 class PatternState(NamedTuple):
-    """A state of the automaton. It goes on to one of `following`, unless a condition fails.
+    """A state of the automaton. It continues to one of `following`, unless a condition fails.
 
     `reads` tests the character that the state consumes, None if it consumes none. `place` tests the position.
     `ahead` is the start of what must follow, or with `is_negative` must not.

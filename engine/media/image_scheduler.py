@@ -104,8 +104,8 @@ class ImageScheduler:
     def update(self, running: Iterable[PictureUser]) -> list[tuple[PictureUser, Fault]]:
         """Gives sequences the features that are there, and fetches those that they need next.
 
-        The first sequence with pictures to come gets those of its next pass whatever their size, so that it goes on and
-        at last makes room; those of all others must fit. Returns the sequences that cannot get a picture, with the
+        The first sequence with pictures to come gets those of its next pass whatever their size, so that it continues
+        and at last makes room; those of all others must fit. Returns the sequences that cannot get a picture, with the
         faults that end them.
         """
         self._clear_wake()

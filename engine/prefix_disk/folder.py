@@ -106,7 +106,7 @@ class PageFolder:
             with file:
                 for part in parts:
                     file.write(part)
-                    time.sleep(0)  # lets a step go on, which waits for the interpreter's lock
+                    time.sleep(0)  # lets a step continue, which waits for the interpreter's lock
             if used_ns is not None:
                 os.utime(unfinished, ns=(used_ns, used_ns))
             unfinished.replace(self._path / name)

@@ -1,7 +1,7 @@
 """The parent side of the engine's worker process: spawns it, supervises it, and restarts it when it exits.
 
 This module imports no torch. Each job is sent in one message, and each engine step returns in one, which wakes the
-event loop once and is dispatched to its jobs. When the worker exits, hangs or fails, its jobs go on in the next one.
+event loop once and is dispatched to its jobs. When the worker exits, hangs or fails, its jobs continue in the next one.
 Jobs that arrive before the next worker is ready wait for it, up to a limit in number and time.
 """
 
@@ -132,7 +132,7 @@ class ProcessEngine:
         await self._jobs.cancel(job_id)
 
     async def generate(self, job: Job, on_chunk: OnChunk) -> None:
-        """Runs a job in the worker, and goes on in the next one if the worker exits."""
+        """Runs a job in the worker, and continues in the next one if the worker exits."""
         await self._jobs.generate(job, on_chunk)
 
     def _send(self, command: Command) -> None:

@@ -16,7 +16,7 @@ class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     wait_timeout: float = 30.0
     """Time that a job waits for an engine that is loading or restarting."""
     continue_within_s: float = 60.0
-    """Time that an admitted job waits for the next worker, to go on there. 0: it ends with a fault."""
+    """Time that an admitted job waits for the next worker, to continue there. 0: it ends with a fault."""
     min_restart_delay: float = 0.1
     """Delay before the first restart, doubled after every worker that finished no job."""
     max_restart_delay: float = 30.0

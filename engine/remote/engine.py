@@ -185,7 +185,7 @@ class RemoteEngine:
             self._jobs[job_id].end("cancelled")
 
     async def generate(self, job: Job, on_chunk: OnChunk) -> None:
-        """Runs a job on a replica. If that one fails, it goes on there or on another one, as `RetrySchedule` allows."""
+        """Runs a job on a replica. If that fails, it continues there or on another, as `RetrySchedule` allows."""
         if not self._monitors:
             raise EngineError.from_fault(STOPPED_FAULT)
         if job.id in self._jobs:
@@ -209,7 +209,7 @@ class RemoteEngine:
             self._count_job(run)
 
     async def _run_attempts(self, run: RemoteJob) -> None:
-        """Runs a job to its end. Raises `EngineError` for one that cannot go on."""
+        """Runs a job to its end. Raises `EngineError` for one that cannot continue."""
         schedule = RetrySchedule(run, self._options, self._timeouts)
         await self._wait_for_replica(schedule.give_up_at)
         check_job(run.job, self.info)

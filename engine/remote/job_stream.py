@@ -32,7 +32,7 @@ class StreamStart(msgspec.Struct, frozen=True, kw_only=True):
     num_generated: int = 0
     """Tokens at the end of the prompt that the job has generated before."""
     counts_cached: bool = True
-    """False for a reply that goes on: its server has found what this job has put into the cache."""
+    """False for a reply that continues: its server has found what this job has put into the cache."""
     grammar_mode: GrammarMode = "followed"
     num_left: int = 0
     """Tokens that the job may still generate, if the reply has a mask and thus one token."""
@@ -42,7 +42,7 @@ FIRST_REPLY = StreamStart()
 
 
 class JobStream:
-    """Reads one reply. A failure is kept in `failure`: the job may go on with another request.
+    """Reads one reply. A failure is kept in `failure`: the job may continue with another request.
 
     A stop token ends the job, whatever the server does after it. The last chunk waits for the server's final event,
     which carries the count of cached tokens; `finishing` is done when it begins to wait.
@@ -78,7 +78,7 @@ class JobStream:
         """True once the last chunk was passed on."""
         self.has_left_grammar = False
         self.is_cut = False
-        """True if the job goes on with another request: the output left the grammar, or its one token has come."""
+        """True if the job continues with another request: the output left the grammar, or its one token has come."""
         self.num_tokens = 0
         self.num_outputs = 0
         """Events so far that show a progress of the job."""

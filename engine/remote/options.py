@@ -49,7 +49,7 @@ class RemoteTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     retry_window_s: float = 5.0
     """Time within which a job waits for a replica while none is up, and is tried again if it got no token."""
     continue_within_s: float = 60.0
-    """Time within which an admitted job goes on after its server was lost, there or on another one. 0: it fails."""
+    """Time within which an admitted job continues after its server was lost, there or on another one. 0: it fails."""
     final_count_grace_s: float = 0.05
     """Time that the last chunk waits for the count of cached tokens."""
     health_interval_s: float = 2.0

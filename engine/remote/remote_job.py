@@ -1,4 +1,4 @@
-"""One job in flight, and how it goes on after tokens that were generated before.
+"""One job in flight, and how it continues after tokens that were generated before.
 
 Its servers get these tokens at the end of the prompt, and begin to count there. So the limits of tokens are reduced;
 what cannot be expressed, `find_uncounted` tells.
@@ -22,7 +22,7 @@ EndCause = Literal["deadline", "cancelled", "closed"]
 MAX_JOB_ATTEMPTS = 3
 """Tries of a job that was not admitted."""
 MAX_MOVES = 3
-"""Times that a job which has begun goes on after its server was lost."""
+"""Times that a job which has begun continues after its server was lost."""
 STOPPED_FAULT = Fault("engine_unavailable", "the engine was stopped", retryable=True)
 
 
@@ -41,7 +41,7 @@ class RemoteJob:
         self.generated = list(job.generated or ())
         """Tokens of earlier runs and of this one."""
         self.uncounted: list[str] = []
-        """Sampling fields that the server of the latest request would count anew if the job goes on."""
+        """Sampling fields that the server of the latest request would count anew if the job continues."""
         self._num_requests = 0
         self.has_failed = False
         self.pictures: tuple[RemotePicture, ...] = ()

@@ -55,7 +55,7 @@ class Core:
     """
 
     waits_for_pictures = False
-    """True after a step if no sequence can go on before a picture has come or has been encoded."""
+    """True after a step if no sequence can continue before a picture has come or has been encoded."""
 
     def __init__(  # noqa: PLR0913  each limit is a keyword argument of its own
         self,

@@ -127,7 +127,7 @@ class Sequence:
 
     @property
     def is_new(self) -> bool:
-        """False for a sequence that was admitted before, here or in an earlier run: it has a stream to go on with."""
+        """False for a sequence that was admitted before, here or in an earlier run: it continues a stream."""
         return not self.admitted and self.job.generated is None
 
     @property
@@ -153,7 +153,7 @@ class Sequence:
         if self.num_generated >= self.max_new_tokens:
             return "length"
         limit = self.max_repetition_tokens
-        # The end of the output is compared once per `REPETITION_STEP` tokens; a repetition that goes on is found then.
+        # The end of the output is compared once per `REPETITION_STEP` tokens; a repetition is found then.
         is_due = limit and self.num_generated >= limit and self.num_generated % REPETITION_STEP == 0
         return "repetition" if is_due and is_repetition(self.tokens[-limit:]) else None
 

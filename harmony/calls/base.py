@@ -94,7 +94,7 @@ class NumberedCall(CallFormat, frozen=True, kw_only=True):
 
     @property
     def counts_over_conversation(self) -> bool:
-        """True if the numbers go on from turn to turn; otherwise they begin anew in each."""
+        """True if the numbers continue from turn to turn; otherwise they begin anew in each."""
         return False
 
     def _write_each(self, calls: Sequence[ToolCall], num_before: int) -> list[str | None]:

@@ -3,7 +3,7 @@
 A client without tools of its own cannot answer a call, so it never gets one.
 """
 
-from antiphon.harmony.tools import VALID_NAME, ServerTool, ToolSpec, ToolTable
+from antiphon.harmony.tools import VALID_NAME, HostedTool, ToolSpec, ToolTable
 
 
 def find_invented_tool(tools: ToolTable, name: str) -> ToolSpec | None:
@@ -28,5 +28,5 @@ def has_client_tools(tools: ToolTable) -> bool:
 
 
 def _invent_tool(model_name: str, label: str, name: str) -> ToolSpec:
-    server = ServerTool(kind="mcp", name=name, server_label=label, can_enforce=False, is_invented=True)
+    server = HostedTool(kind="mcp", name=name, server_label=label, can_enforce=False, is_invented=True)
     return ToolSpec(model_name=model_name, name=name, namespace=label, server=server)

@@ -45,7 +45,7 @@ NOT_RUN_OUTPUT = "The approved call was not run."
 LOST_OUTPUT = "The results are no longer available."
 EMPTY_OUTPUT = "No results were found."
 _UNFINISHED = frozenset(("in_progress", "searching", "interpreting", "calling", "incomplete"))
-"""Statuses of a call that has no outcome, and never gets one: earlier calls do not go on."""
+"""Statuses of a call that has no outcome, and never gets one: earlier calls do not continue."""
 
 HostedCall = InputMcpCall | InputWebSearchCall | InputCodeCall | InputFileSearchCall
 
@@ -80,7 +80,7 @@ def find_approved_calls(items: Sequence[AnyInput]) -> dict[str, InputApprovalReq
     """Returns the requests that the newest items approve, by id, in the order of the responses.
 
     The newest items are those after the last one of the model, and the calls have not run yet. The server runs them
-    before the model goes on, so neither the requests nor the responses are shown.
+    before the model continues, so neither the requests nor the responses are shown.
     """
     requests = {item.id: item for item in items if isinstance(item, InputApprovalRequest)}
     answers = find_newest_answers(items)

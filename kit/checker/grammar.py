@@ -111,7 +111,7 @@ class BodyMatcher:
         self._count = 0
 
     def accept(self, kind: str) -> bool:
-        """Returns whether the event may come now. If it may not, but later, the matcher goes on after it."""
+        """Returns whether the event may come now. If it may not, but later, the matcher continues after it."""
         position, count = self._position, self._count
         for _ in range(len(self._steps) * 2):
             if position == len(self._steps):

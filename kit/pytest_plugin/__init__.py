@@ -66,9 +66,9 @@ def responses_cassette(request: pytest.FixtureRequest) -> "Iterator[OpenCassette
     """Opens cassettes: `responses_cassette(path=None, upstream=None, api_key=None, match="body", speed=0)`.
 
     The server that it returns plays the cassette, without a network. `pytest --cassettes=record` records those that
-    are missing: requests go on to `upstream`, with `api_key` or the key in OPENAI_API_KEY, and what passes is written
-    without secrets. `path` is next to the test's file; without it, the file is in `__cassettes__` and has the test's
-    name. A request that the cassette does not have fails the test.
+    are missing: requests are forwarded to `upstream`, with `api_key` or the key in OPENAI_API_KEY, and what passes is
+    written without secrets. `path` is next to the test's file; without it, the file is in `__cassettes__` and has the
+    test's name. A request that the cassette does not have fails the test.
     """
     from antiphon.kit.pytest_plugin.cassette import CassettePool  # noqa: PLC0415  see the module's docstring
 

@@ -87,7 +87,7 @@ async def assert_next_request_is_served(client: httpx.AsyncClient, server: Runni
 
 @pytest.mark.parametrize("core_factory", [FAKE_CORE_FACTORY, *([BYTE_MODEL_CORE_FACTORY] if FULL_COUNTS else [])])
 @pytest.mark.timeout(1800)
-async def test_responses_go_on_and_the_engine_restarts_after_each_kill(core_factory: str) -> None:
+async def test_responses_continue_and_the_engine_restarts_after_each_kill(core_factory: str) -> None:
     with serve(process_engine_registry(core_factory, max_num_seqs=NUM_STREAMS)) as server:
         async with httpx.AsyncClient(timeout=CLIENT_TIMEOUT, limits=httpx.Limits(max_connections=None)) as client:
             with assert_healthy(server):

@@ -80,7 +80,7 @@ def build_script(plan: Plan, seed: int) -> tuple[list[dict[str, Any]], dict[str,
 
 
 def hold_until_steered(server: RunningServer, starts: dict[str, Any]) -> None:
-    """Lets outputs go on after their starts when the steer has arrived."""
+    """Lets outputs continue after their starts when the steer has arrived."""
     manager, engine, model_format = server.context.turn_manager, server.engine, server.context.models.served[0].format
     steer_turn, generate = manager.steer_turn, engine.generate
     arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)

@@ -81,7 +81,7 @@ def test_steer_of_a_megabyte_is_given_back(server: RunningServer, size: int) -> 
 
 
 def test_thousand_steers_of_one_response(server: RunningServer) -> None:
-    """As many as may wait are accepted, the others come back, and the connection goes on."""
+    """As many as may wait are accepted, the others come back, and the connection continues."""
     with open_with_key(server) as client:
         running = begin(client, "Forever", until="response.output_text.delta")
         for number in range(NUM_STEERS):

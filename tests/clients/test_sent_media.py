@@ -185,7 +185,7 @@ def test_compacted_conversation_comes_back_with_its_pictures(server: RunningServ
     assert create(client, *sent, {"role": "user", "content": "And?"}).status == "completed"
 
 
-def test_turn_goes_on_in_another_server(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_turn_continues_in_another_server(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The next server of a store reads the pictures of earlier turns."""
     path = tmp_path_factory.mktemp("store") / "responses.db"
     with SERVERS["memory"](store_file=path) as first, open_client(first, "sk-one") as client:

@@ -249,7 +249,7 @@ def run_turns(server: RunningServer, *bodies: Json) -> tuple[list[Json], list[st
 
 
 def test_approved_call_is_shown_once(server: RunningServer) -> None:
-    """The prompt of the next turn goes on where that of the approved call ended, so that the cache has it."""
+    """The prompt of the next turn continues where that of the approved call ended, so that the cache has it."""
     tools = [name_server("tools", "always")]
     bodies = [make_request(text, tools=tools) for text in ("Add.", YES, "Say it again.")]
     (_, approved, second), (first, read, again) = run_turns(server, *bodies)

@@ -105,7 +105,7 @@ def test_connection_that_has_ended_keeps_nothing(server: RunningServer) -> None:
 
 
 def test_source_of_a_fork_that_waits_counts_until_the_fork_runs() -> None:
-    """The lane has gone on, and its earlier response is kept for the fork only."""
+    """The lane has continued, and its earlier response is kept for the fork only."""
 
     async def run() -> None:
         memory, is_over = HeldMemory(), asyncio.Event()

@@ -78,7 +78,7 @@ def test_fork_continues_what_its_source_was_when_the_frame_arrived(server: Runni
 
 
 def test_fork_that_waits_keeps_its_source(server: RunningServer) -> None:
-    """The lane has gone on when the fork starts, and nothing is stored."""
+    """The lane has continued when the fork starts, and nothing is stored."""
     with open_lanes(server) as client:
         client.create("main", "The word is zebra.")
         source = client.finish("main")["id"]

@@ -70,7 +70,7 @@ def test_reasoning_ends_before_the_successor(server: RunningServer) -> None:
             check_stream(stream)
 
 
-def test_message_goes_on_to_its_end(server: RunningServer) -> None:
+def test_message_continues_to_its_end(server: RunningServer) -> None:
     with open_lanes(server) as client:
         steer(client, begin(client, "Talk", until="response.output_text.delta"))
         take(client, "accepted")

@@ -44,7 +44,7 @@ def test_a_picture_of_view_image_is_seen(
     assert [part["type"] for part in output["output"]] == ["input_image"]
 
 
-def test_the_session_goes_on_after_a_broken_picture(
+def test_the_session_continues_after_a_broken_picture(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, folder: Path
 ) -> None:
     """Codex decodes pictures itself, and sends an error in place of one that is damaged."""

@@ -29,7 +29,7 @@ def count_rejections(server: RunningServer) -> int:
     return sum(row.counts.rejections for row in usage.list_minutes())
 
 
-def test_codex_waits_for_the_told_time_and_goes_on(codex: CodexCli, start_server: StartServer) -> None:
+def test_codex_waits_for_the_told_time_and_continues(codex: CodexCli, start_server: StartServer) -> None:
     """A place comes back every 4 seconds. With pauses of its own, Codex would be refused four times until then."""
     server = start_server([LAST_REPLY], api_keys=make_keys("requests_per_minute = 15"))
     while send(server).status_code == 200:

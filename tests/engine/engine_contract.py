@@ -28,7 +28,7 @@ class EngineCase:
     counts_cached: bool = True
     has_grammars: bool = False
     ignore_eos: bool = True
-    """The engine's jobs must ignore the end token, so that they go on."""
+    """The engine's jobs must ignore the end token, so that they continue."""
     numbers: list[int] = field(default_factory=lambda: [0])
 
     def make_job(self, **fields: Any) -> Job:

@@ -129,7 +129,7 @@ class FakeCore:
 
 
 class VaryingCore(FakeCore):
-    """Generates letters that depend on the prompt and the place. It refuses to go on after others than its own."""
+    """Generates letters that depend on the prompt and the place. It refuses to continue after others than its own."""
 
     step_seconds = 0.01
     """Long enough that many streams have begun before the first one ends."""

@@ -13,7 +13,7 @@ from antiphon.events.tools import CustomTool, FunctionTool, LocalShellTool, Patc
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.gptoss.reader import MARKERS as GPT_OSS_MARKERS
-from antiphon.harmony.tools import ServerTool, ToolTable
+from antiphon.harmony.tools import HostedTool, ToolTable
 from tests.harmony import parser_helpers
 from tests.harmony.samples import SAMPLE_CALLS
 
@@ -49,7 +49,7 @@ BUILTINS = ToolTable.from_request(
         PatchTool(),
         LocalShellTool(),
         ToolSearchTool(execution="client", description="Finds tools.", parameters={"type": "object"}),
-        ServerTool(kind="code_interpreter", name="python", parameters={"type": "object"}),
+        HostedTool(kind="code_interpreter", name="python", parameters={"type": "object"}),
     ]
 )
 SLOT = "SLOT"

@@ -26,7 +26,7 @@ from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.rendered_prompt import RenderedPrompt
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
-from antiphon.harmony.tools import ServerTool, ToolTable
+from antiphon.harmony.tools import HostedTool, ToolTable
 from antiphon.state.segments import Arguments, Call, Close, Say, Think
 from tests.harmony import parser_helpers
 from tests.harmony.dialect_outputs import CALLING_DIALECTS, REAL_OUTPUTS, draw_output_under_grammar
@@ -229,7 +229,7 @@ def test_call_of_an_unknown_tool_is_a_call_on_request(dialect: Dialect) -> None:
 @EACH_CALLING_DIALECT
 def test_invented_tool_of_a_server_is_its_call(dialect: Dialect) -> None:
     """It never becomes a call of the client's function. Syntaxes of ordinary answers stay text."""
-    known = ServerTool(kind="mcp", name="add", server_label="math", parameters={"type": "object"})
+    known = HostedTool(kind="mcp", name="add", server_label="math", parameters={"type": "object"})
     prompt_input = parser_helpers.build_prompt_input(tools=ToolTable.from_request([known]), unknown_tools="call")
     is_plain = dialect.calls[0].head_only or dialect.calls[0].openers[0].startswith("```")
     for written in ("math__subtract", "subtract"):

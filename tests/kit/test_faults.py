@@ -171,7 +171,7 @@ def test_stream_ends_after_the_marked_event(
     assert kinds.count(TEXT_DELTA) == number and kinds[-1] == TEXT_DELTA and actions[-1] == end
 
 
-def test_stall_pauses_after_the_marked_event_and_may_go_on(server: RunningServer) -> None:
+def test_stall_pauses_after_the_marked_event_and_may_continue(server: RunningServer) -> None:
     data = read_reply(server, "responses")
     for_ever = apply_fault(WireFault(kind="stall"), split_frames(data))
     assert for_ever[-1] == PauseWriting(math.inf) and data.startswith(join_writes(for_ever))

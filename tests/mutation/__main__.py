@@ -2,7 +2,7 @@
 
 With `--second [FILE …]` or `--since COMMIT`, the mutants are made of these modules instead: see `second_mode.py`.
 
-The runner copies the tree, so that other work on it can go on. In the copy it runs the tests of all selected mutants
+The runner copies the tree, so that other work on it can continue. In the copy it runs the tests of all selected mutants
 once without a change, which must pass. Then it applies one mutant at a time, runs the tests that the list names, and
 expects a failure.
 """

@@ -1,7 +1,7 @@
 """Two real servers behind Antiphon, killed again and again: no client's stream shows it.
 
-Every round begins streams and kills servers while these are in the middle: one of two, whose streams go on at the other;
-both at once; one, then the other. With both gone, the streams wait and go on after the restart. Most streams are calls of
+Every round begins streams and kills servers while these are in the middle: one of two, whose streams continue at the other;
+both at once; one, then the other. With both gone, the streams wait and continue after the restart. Most streams are calls of
 a strict tool, long enough to be cut: over the seam, each must be valid. `ANTIPHON_TEST_FULL=1` kills llama.cpp 100 times,
 until 200 calls were cut, and vLLM, whose start takes a minute or more, 16 times.
 """
@@ -158,7 +158,7 @@ def run_pair(kind: Kind) -> Iterator[KilledPair]:
 
 
 def find_cut_ids(records: Sequence[logging.LogRecord]) -> Counter[str]:
-    """Returns how often each response went on after tokens, by its id."""
+    """Returns how often each response continued after tokens, by its id."""
     lines = (record.getMessage() for record in records)
     found = (re.match(r"job (\S+) is tried again after (\d+) tokens", line) for line in lines)
     return Counter(match[1] for match in found if match and match[2] != "0")
@@ -191,7 +191,7 @@ def run_round(pair: KilledPair, pool: ThreadPoolExecutor, number: int, rng: rand
         wait_for_deltas(1)
         pair.kill(second)
     dead = (*first, *second)
-    if len(dead) == 1:  # they go on at the other server
+    if len(dead) == 1:  # they continue at the other server
         wait_until(lambda: all(stream.is_done for stream in streams), "the streams stand still")
     pair.restart(pool, dead)
     return [(stream.check(), stream.is_call) for stream in streams]
@@ -199,7 +199,7 @@ def run_round(pair: KilledPair, pool: ThreadPoolExecutor, number: int, rng: rand
 
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_streams_go_on_when_servers_are_killed(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+def test_streams_continue_when_servers_are_killed(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "antiphon.engine.remote.engine")
     (min_kills, min_calls), rng, number = MIN_COUNTS[kind], random.Random(1), 0
     num_calls, num_cut_calls, num_cuts = 0, 0, 0

@@ -1,4 +1,4 @@
-"""Real servers that are killed in the middle of the output: jobs go on after their restart."""
+"""Real servers that are killed in the middle of the output: jobs continue after their restart."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def run_killed(engine: RemoteEngine, server: LiveServer, job: Job, num_tok
     return chunks
 
 
-async def test_jobs_go_on_after_a_restart(server: LiveServer) -> None:
+async def test_jobs_continue_after_a_restart(server: LiveServer) -> None:
     async with started_engine(server.url, timeouts=PATIENT) as engine:
         case = EngineCase(engine, PROMPT)
         fields: dict[str, Any] = {"max_tokens": 300, "temperature": 0.0, "top_logprobs": 0}

@@ -23,7 +23,7 @@ async def test_items_have_the_order_of_captured_streams(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", TOOL_CASES, ids=lambda case: case.name)
-async def test_items_of_server_tools_have_the_order_of_captured_streams(case: ToolCase) -> None:
+async def test_items_of_hosted_tools_have_the_order_of_captured_streams(case: ToolCase) -> None:
     check_item_orders((await run_tool_case(case)).events)
 
 
@@ -38,7 +38,7 @@ OPEN_REASONING = re.compile(r"content_part\.added reasoning_text\.delta\+ reason
 
 
 @pytest.mark.parametrize("name", WHOLE_STREAMS)
-async def test_turns_with_server_tools_have_the_order_of_captured_streams(name: str) -> None:
+async def test_turns_with_hosted_tools_have_the_order_of_captured_streams(name: str) -> None:
     """OpenAI does not show what its models think."""
     (case,) = (case for case in TOOL_CASES if case.name == name)
     items = list_item_events((await run_tool_case(case)).events).values()

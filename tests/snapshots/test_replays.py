@@ -27,6 +27,8 @@ from tests.snapshots.builtin_cases import BUILTIN_CASES, COMPACTION_CASES
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.dialect_cases import list_dialect_cases
 from tests.snapshots.extra_cases import EXTRA_CASES
+from tests.snapshots.hosted_tool_turns import CASES as SERVER_TOOL_CASES
+from tests.snapshots.hosted_tool_turns import SETTINGS, start_chat_turns, start_message_turn
 from tests.snapshots.run_case import (
     make_single_case_registry,
     read_chat,
@@ -34,8 +36,6 @@ from tests.snapshots.run_case import (
     read_responses,
     run_messages_request,
 )
-from tests.snapshots.server_tool_turns import CASES as SERVER_TOOL_CASES
-from tests.snapshots.server_tool_turns import SETTINGS, start_chat_turns, start_message_turn
 from tests.snapshots.tool_cases import TOOL_CASES
 from tests.snapshots.tool_runs import ToolCase, run_tool_case
 

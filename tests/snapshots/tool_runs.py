@@ -15,8 +15,8 @@ from antiphon.app.requests.responses import request as responses_request
 from antiphon.app.store.sqlite.store import MemoryStore
 from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
-from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.hosted_options import HostedOptions
+from antiphon.app.tools.hosted_tools import HostedTools
 from antiphon.app.tools.mcp.results import convert_error
 from antiphon.app.tools.mcp.tool_lists import ListedTool, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolServer
@@ -106,7 +106,7 @@ class ToolCase:
     step: int = 0
     """Tokens of a chunk of the engine. 0: one chunk for each text of an output."""
     waits: bool = False
-    """Calls wait until the act lets them go on."""
+    """Calls wait until the act lets them continue."""
     act: "Callable[[ToolRun], Awaitable[None]] | None" = None
     """What happens from outside while the turn runs."""
     keepalive_after_s: float = 60.0
@@ -142,7 +142,7 @@ class ToolRun:
             store=store,
             sealer=sealer,
             recorder=recorder,
-            tool_host=ToolHost(servers, BuiltinTools(HostedOptions(), servers, new_id, None), signer, HostPolicy()),
+            tool_host=ToolHost(servers, HostedTools(HostedOptions(), servers, new_id, None), signer, HostPolicy()),
             timeouts=TurnTimeouts(keepalive_after_s=case.keepalive_after_s),
         )
         self.registry = registry or _build_registry(case)

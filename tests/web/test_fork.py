@@ -81,7 +81,7 @@ def test_fork_is_accessible(open_tab: OpenTab, server: RunningServer, by: str) -
     check_every_look(page)
 
 
-def test_fork_at_any_item_goes_on_from_there(open_tab: OpenTab, server: RunningServer) -> None:
+def test_fork_at_any_item_continues_from_there(open_tab: OpenTab, server: RunningServer) -> None:
     call = ask(server, input="How is the weather?", tools=TOOLS)["output"][-1]
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "12 degrees"}
     items = [{"role": "user", "content": "How is the weather?"}, call, output]

@@ -8,9 +8,9 @@ from msgspec import Struct, to_builtins
 from antiphon.app.errors import invalid_value, unsupported_field
 from antiphon.app.options.settings import Settings
 from antiphon.app.requests.chat.body import ChatBody, WebSearchOptions
-from antiphon.app.requests.server_tools import (
-    ServerToolRequest,
-    ServerToolsRequest,
+from antiphon.app.requests.hosted_tools import (
+    HostedToolRequest,
+    HostedToolsRequest,
     join_requests,
     list_hosted_types,
     read_tool_requests,
@@ -29,9 +29,9 @@ class OfferedTools(Struct, frozen=True):
     single_call: bool
 
 
-def read_server_tools(
+def read_hosted_tools(
     body: ChatBody, sent: Mapping[str, Any], offered: OfferedTools, settings: Settings
-) -> ServerToolsRequest | None:
+) -> HostedToolsRequest | None:
     """Returns the tools that the server runs; None if there are none. `sent` has their credentials.
 
     Raises `ApiError` 400, also for tools whose effects would be in a choice that is not returned.
@@ -44,7 +44,7 @@ def read_server_tools(
             message = "Send either 'web_search_options' or a tool of type 'web_search', not both."
             raise invalid_value("web_search_options", message)
         tool = _flatten_search_options(body.web_search_options)
-        requests.append(ServerToolRequest(path="web_search_options", kind="web_search", tool=tool, can_ask=False))
+        requests.append(HostedToolRequest(path="web_search_options", kind="web_search", tool=tool, can_ask=False))
     if requests and (body.best_of or 1) > (body.n or 1):
         message = "Invalid 'best_of': tools that the server runs would also run for choices that are not returned."
         raise invalid_value("best_of", message)

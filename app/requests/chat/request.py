@@ -9,7 +9,7 @@ from antiphon.app.registry.model_registry import ModelRegistry
 from antiphon.app.requests import shared, tools
 from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.chat.body import ChatBody, NamedFunction
-from antiphon.app.requests.chat.hosted_tools import OfferedTools, read_server_tools
+from antiphon.app.requests.chat.hosted_tools import OfferedTools, read_hosted_tools
 from antiphon.app.requests.chat.messages import read_messages
 from antiphon.app.requests.chat.options import chat_details, read_chat_options, read_effort, read_template_options
 from antiphon.app.requests.chat.stored import messages_to_store
@@ -17,9 +17,9 @@ from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import NOT_SUPPORTED, decode_body, refuse_unsupported
 from antiphon.app.requests.fields.checks import check_choice, check_object, check_short_name, require_key
 from antiphon.app.requests.fields.vllm import UsageOptions
+from antiphon.app.requests.hosted_tools import HostedToolsRequest, list_hosted_types
 from antiphon.app.requests.media.vision import take_media
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.requests.server_tools import ServerToolsRequest, list_hosted_types
 from antiphon.app.requests.structure import read_constraint
 from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
@@ -40,14 +40,14 @@ def read_chat_request(
     model = models.find_model(body.model)
     shared.check_stream_options(body)
     offered = _read_offered_tools(body, settings)
-    server_tools = read_server_tools(body, sent, offered, settings)
+    hosted_tools = read_hosted_tools(body, sent, offered, settings)
     if body.messages is None:
         raise missing_field("messages")
     body, media = take_media("chat", body, "messages", model, settings)
     items = read_messages(body.messages or ())
     top_logprobs, effort = _top_logprobs(body), read_effort(body)
     template, form = read_template_options(body, items, settings), _read_form(body, items, offered, settings)
-    tool_choice, constraint = _read_choice(offered, server_tools), read_constraint(body)
+    tool_choice, constraint = _read_choice(offered, hosted_tools), read_constraint(body)
     _refuse_unsupported(body)
     prompt_input = PromptInput(
         items=items,
@@ -71,7 +71,7 @@ def read_chat_request(
         sampling=sampling,
         stop_strings=body.stop_strings,
         single_call=offered.single_call,
-        server_tools=server_tools,
+        hosted_tools=hosted_tools,
         max_prompt_tokens=shared.read_truncation(body.truncate_prompt_tokens, model.engine.info, sampling),
         n=shared.check_best_of(body),
         logprobs=form.logprobs,
@@ -84,8 +84,8 @@ def read_chat_request(
     return accept_spec(model, spec, form, constraint_param=constraint.param)
 
 
-def _read_choice(offered: OfferedTools, server_tools: ServerToolsRequest | None) -> ToolChoice:
-    return read_tool_choice(early_choice(offered.choice, has_server_tools=server_tools is not None), offered.tools)
+def _read_choice(offered: OfferedTools, hosted_tools: HostedToolsRequest | None) -> ToolChoice:
+    return read_tool_choice(early_choice(offered.choice, has_hosted_tools=hosted_tools is not None), offered.tools)
 
 
 def _read_sampling(

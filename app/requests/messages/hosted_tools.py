@@ -12,9 +12,9 @@ from msgspec import Struct
 from antiphon.app.errors import clip_text, invalid_value, missing_field, unsupported_field
 from antiphon.app.options.settings import Settings
 from antiphon.app.requests.fields import decode_value
+from antiphon.app.requests.hosted_tools import HostedToolRequest, ToolSecrets, list_hosted_types
 from antiphon.app.requests.messages.body import McpServerBody
 from antiphon.app.requests.secrets import strip_user_info
-from antiphon.app.requests.server_tools import ServerToolRequest, ToolSecrets, list_hosted_types
 from antiphon.app.requests.tools import check_callers
 from antiphon.app.turn_types.tool_rules import ALL_TOOLS, ApprovalRule, ToolFilter
 from antiphon.events.tools import McpTool
@@ -50,9 +50,9 @@ class Toolset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Any = None
 
 
-def read_server_tools(
+def read_hosted_tools(
     sent: Sequence[Mapping[str, Any]], servers: Sequence[McpServerBody], settings: Settings
-) -> list[ServerToolRequest]:
+) -> list[HostedToolRequest]:
     """Returns the tools that the server runs. `sent` are the tools of the request. Raises `ApiError` 400."""
     toolsets = _read_toolsets(sent, {server.name for server in servers})
     requests = []
@@ -66,10 +66,10 @@ def read_server_tools(
             raise invalid_value(f"{path}.tool_configuration", message)
         if server.tool_configuration is None or server.tool_configuration.enabled is not False:
             requests.append(_read_server(server, toolsets.get(server.name), path, settings))
-    return [*requests, *_read_builtin_tools(sent, list_hosted_types(settings))]
+    return [*requests, *_read_typed_tools(sent, list_hosted_types(settings))]
 
 
-def find_choice(name: str, requests: Sequence[ServerToolRequest]) -> dict[str, str]:
+def find_choice(name: str, requests: Sequence[HostedToolRequest]) -> dict[str, str]:
     """Returns the `tool_choice` of Responses that names a tool."""
     names = {"web_search": "web_search", "code_execution": "code_interpreter"}
     if any(request.kind == names.get(name) for request in requests):
@@ -99,7 +99,7 @@ def _read_toolsets(sent: Sequence[Mapping[str, Any]], names: Collection[str]) ->
     return toolsets
 
 
-def _read_server(server: McpServerBody, toolset: Toolset | None, path: str, settings: Settings) -> ServerToolRequest:
+def _read_server(server: McpServerBody, toolset: Toolset | None, path: str, settings: Settings) -> HostedToolRequest:
     url = None if server.url is None else strip_user_info(server.url)
     labels = [label for label, _, own in (each.partition("=") for each in settings.tool_servers) if own == url]
     if url is None and server.name not in _own_labels(settings):
@@ -110,7 +110,7 @@ def _read_server(server: McpServerBody, toolset: Toolset | None, path: str, sett
         server_url=None if labels else url,
         connector_id=labels[0] if labels else None,
     )
-    return ServerToolRequest(
+    return HostedToolRequest(
         path=path,
         kind="mcp",
         tool=tool,
@@ -138,9 +138,7 @@ def _list_allowed(server: McpServerBody, toolset: Toolset | None) -> tuple[froze
     return None, frozenset(name for name, is_enabled in enabled.items() if not is_enabled)
 
 
-def _read_builtin_tools(
-    sent: Sequence[Mapping[str, Any]], hosted_types: Collection[str]
-) -> Iterator[ServerToolRequest]:
+def _read_typed_tools(sent: Sequence[Mapping[str, Any]], hosted_types: Collection[str]) -> Iterator[HostedToolRequest]:
     """Yields the tools of types that the options map."""
     for index, tool in enumerate(sent):
         path, sent_type = f"tools[{index}]", str(tool.get("type"))
@@ -151,4 +149,4 @@ def _read_builtin_tools(
             if tool.get(key):
                 raise unsupported_field(f"{path}.{key}", "This server's web search has no filters.")
         check_callers(tool.get("allowed_callers"), f"{path}.allowed_callers")
-        yield ServerToolRequest(path=path, kind=kind, tool={**tool, "type": kind}, can_ask=False)
+        yield HostedToolRequest(path=path, kind=kind, tool={**tool, "type": kind}, can_ask=False)

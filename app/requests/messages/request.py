@@ -13,11 +13,11 @@ from antiphon.app.requests.capabilities import accept_spec
 from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.checks import check_choice, check_object, check_string, require_key
+from antiphon.app.requests.hosted_tools import HostedToolRequest, HostedToolsRequest, join_requests
 from antiphon.app.requests.media.vision import take_media
 from antiphon.app.requests.messages.body import CountTokensBody, JsonFormat, MessagesBody, ToolChoiceSettings
 from antiphon.app.requests.messages.conversation import ConversationReader, Decrypt, has_attribution, read_system
-from antiphon.app.requests.messages.hosted_tools import find_choice, read_server_tools
-from antiphon.app.requests.server_tools import ServerToolRequest, ServerToolsRequest, join_requests
+from antiphon.app.requests.messages.hosted_tools import find_choice, read_hosted_tools
 from antiphon.app.requests.tool_choice import ToolChoice, early_choice, read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
@@ -52,11 +52,11 @@ def read_messages_request(
     _check_required(body, count_only=count_only)
     _check_thinking(body)
     _check_begun_answer(body)
-    request_tools, choice, server_tools = _read_offered_tools(body, settings)
+    request_tools, choice, hosted_tools = _read_offered_tools(body, settings)
     body, media = take_media("messages", body, "messages", model, settings)
     reader = ConversationReader(decrypt, drops_foreign=_drops_foreign(body, drop_foreign))
     items = reader.read_messages(body.messages or ())
-    tool_choice = read_tool_choice(early_choice(choice, has_server_tools=server_tools is not None), request_tools)
+    tool_choice = read_tool_choice(early_choice(choice, has_hosted_tools=hosted_tools is not None), request_tools)
     prompt_input = _prompt_input(body, items, tool_choice, settings)
     refuse_unsupported(body)
     sampling = shared.read_sampling(body, model.engine.info, body.max_tokens, None)
@@ -76,7 +76,7 @@ def read_messages_request(
         sampling=sampling,
         stop_strings=tuple(body.stop_sequences or ()),
         single_call=prompt_input.single_call,
-        server_tools=server_tools,
+        hosted_tools=hosted_tools,
         encrypt_reasoning=True,
         media=media,
     )
@@ -166,10 +166,10 @@ def _output_constraint(body: MessagesBody) -> OutputConstraint | None:
     return None if output_format is None else OutputConstraint(schema=output_format.schema or {"type": "object"})
 
 
-def _read_offered_tools(body: MessagesBody, settings: Settings) -> tuple[RequestTools, Any, ServerToolsRequest | None]:
+def _read_offered_tools(body: MessagesBody, settings: Settings) -> tuple[RequestTools, Any, HostedToolsRequest | None]:
     """Returns the tools of the client, `tool_choice` in the form of Responses, and the tools that the server runs."""
     request_tools = _read_tools(body.tools or ())
-    requests = read_server_tools(body.tools or (), body.mcp_servers or (), settings)
+    requests = read_hosted_tools(body.tools or (), body.mcp_servers or (), settings)
     choice = _flatten_tool_choice(body.tool_choice, requests)
     return request_tools, choice, join_requests(requests, request_tools, choice, single_call=_is_single_call(body))
 
@@ -199,7 +199,7 @@ def _read_tools(sent: Sequence[Mapping[str, Any]]) -> RequestTools:
     return tools.read_tools(flat_tools, "tools", paths, schema_key="input_schema")
 
 
-def _flatten_tool_choice(choice: ToolChoiceSettings | None, requests: Sequence[ServerToolRequest]) -> Any:
+def _flatten_tool_choice(choice: ToolChoiceSettings | None, requests: Sequence[HostedToolRequest]) -> Any:
     """Returns `tool_choice` in the form of Responses."""
     if choice is None:
         return "auto"

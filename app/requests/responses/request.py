@@ -13,6 +13,7 @@ from antiphon.app.requests.capabilities import check_capabilities
 from antiphon.app.requests.constraints import list_constraints
 from antiphon.app.requests.fields import decode_body, refuse_unsupported
 from antiphon.app.requests.fields.common import PlainTextFormat
+from antiphon.app.requests.hosted_tools import read_hosted_tools
 from antiphon.app.requests.media.vision import take_media
 from antiphon.app.requests.responses.body import ReasoningSettings, ResponsesBody, ResponsesCacheOptions
 from antiphon.app.requests.responses.compaction import MAX_SUMMARY_TOKENS, ask_for_summary
@@ -20,7 +21,6 @@ from antiphon.app.requests.responses.configuration import apply_updates
 from antiphon.app.requests.responses.conversation import Conversation, read_conversation
 from antiphon.app.requests.responses.history import NO_HISTORY, History
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.requests.server_tools import read_server_tools
 from antiphon.app.requests.tool_choice import ToolChoice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec, as_prefill
 from antiphon.app.turn_types.reply_form import ResponsesForm
@@ -53,7 +53,7 @@ def read_responses_request(
         body, sent = apply_updates(body, sent, conversation.items, conversation.sent_items)
     all_tools = request_tools + conversation.tools if conversation.tools.served else request_tools
     all_tools = all_tools.without_deferred() if all_tools.search else all_tools
-    server_tools, tool_choice = read_server_tools(
+    hosted_tools, tool_choice = read_hosted_tools(
         sent.get("tools"), request_tools, all_tools, body.tool_choice, single_call=body.parallel_tool_calls is False
     )
     refuse_unsupported(body)
@@ -71,7 +71,7 @@ def read_responses_request(
         stop_strings=() if conversation.compact else body.stop_strings,
         single_call=prompt_input.single_call,
         max_tool_calls=body.max_tool_calls,
-        server_tools=None if conversation.compact else server_tools,
+        hosted_tools=None if conversation.compact else hosted_tools,
         constraints=()
         if conversation.compact
         else list_constraints(all_tools, prompt_input, schema_param="text.format.schema"),

@@ -45,7 +45,7 @@ class EventsQuery(Query, frozen=True, kw_only=True):
     """Number of the last event that is known already."""
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
     follow: bool = False
-    """Goes on while the turn runs."""
+    """Continues while the turn runs."""
 
 
 class PromptQuery(Query, frozen=True, kw_only=True):

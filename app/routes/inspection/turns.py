@@ -83,7 +83,7 @@ async def delete_turn(request: AnyRequest, turn_id: FromPath[str]) -> Response[b
 
 @endpoint("GET", "/v1/inspect/turns/{turn_id}/events", query=EventsQuery, key=Key.INSPECTION, media_types=(LINES,))
 async def list_events(request: AnyRequest, turn_id: FromPath[str]) -> Response[Any]:
-    """Returns the events of a turn as JSON lines. With `follow`, goes on while the turn runs."""
+    """Returns the events of a turn as JSON lines. With `follow`, continues while the turn runs."""
     query, turn = request_query(request, EventsQuery), await find_turn(request, turn_id)
     if query.follow:
         return lines_page(Stream(_follow_events(turn.log, query.after), media_type="application/x-ndjson"))

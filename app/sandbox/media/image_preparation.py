@@ -167,7 +167,7 @@ def _fits(count: Callable[[tuple[int, int]], int], size: tuple[int, int], max_to
     try:
         return count(size) <= max_tokens
     except MediaFaultError:
-        return True  # smaller than the processor takes, so the search goes on above
+        return True  # smaller than the processor takes, so the search continues above
 
 
 def _run_processor(

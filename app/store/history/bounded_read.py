@@ -17,7 +17,7 @@ READ_OVERDUE = "The response store does not answer. Retry later."
 async def bound_read(reading: Awaitable[T]) -> T:
     """Returns the result of a read. Raises `ApiError` 503 if there is none after `MAX_READ_WAIT_S`.
 
-    The thread goes on, since nothing can stop it; its result is dropped.
+    The thread continues, since nothing can stop it; its result is dropped.
     """
     try:
         async with asyncio.timeout(MAX_READ_WAIT_S) as limit:

@@ -1,4 +1,4 @@
-"""Reads the responses of dead processes that the writer has claimed, which may be long, while the writer goes on."""
+"""Reads the responses of dead processes that the writer has claimed, which may be long, while the writer continues."""
 
 import asyncio
 from collections import deque
@@ -31,7 +31,7 @@ class ClaimedResponses:
     def __init__(self, reader: Database, logs: TrackedLogs, name: str) -> None:
         self._reader, self._logs, self._name = reader, logs, name
         self.on_claimed: Callable[[EventLog], None] = lambda _: None
-        """Receives each log that this process goes on with."""
+        """Receives each log that this process continues with."""
         self._waiting: deque[ClaimedResponse] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False

@@ -1,4 +1,4 @@
-"""Places of entries that were deleted: a client that deletes while it pages goes on behind the last one it has seen.
+"""Places of entries that were deleted: a client that deletes while it pages continues behind the last one it has seen.
 
 There is no row for an entry that exists: a list looks for the row of the entry first, then here. Rows have digests of
 ids, since clients choose those of items. The database sets the time of a deletion.

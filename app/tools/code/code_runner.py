@@ -135,7 +135,7 @@ class CodeRunner:
                 started_s = loop.time()
                 traceback, error = await self._feed_cells(session, code, output)
             if loop.time() - started_s >= self._limits.run_timeout_s:
-                error = error or self._timeout_error()  # the interpreter cuts a sleep short, and goes on
+                error = error or self._timeout_error()  # the interpreter cuts a sleep short, and continues
             is_lost = session.worker_pid is None or error in (self._timeout_error(), self._memory_error())
         except TimeoutError:
             error = self._timeout_error()

@@ -1,1 +1,1 @@
-"""Responses that go on in another process than the one that began them."""
+"""Responses that continue in another process than the one that began them."""

@@ -1,4 +1,4 @@
-"""Goes on with the responses of processes that are dead: the second part of a turn that the store has the first of."""
+"""Continues responses of dead processes: the second part of a turn that the store has the first of."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ ResumeTurn = Callable[[ServedModel, ContinuableTurn, EventLog], Awaitable[None]]
 
 
 class TurnContinuer:
-    """Decides which turns other processes can go on with, and passes on those of dead processes.
+    """Decides which turns other processes can continue with, and passes on those of dead processes.
 
     `resume` starts the rest of a turn. Nothing is stored or continued before `start`.
     """
@@ -49,9 +49,9 @@ class TurnContinuer:
         """The task of the response of each model that was claimed last."""
 
     def start(self, models: Sequence[ServedModel], continue_within_s: float) -> None:
-        """Reads the models' files, and goes on with responses of theirs from then on; 0: ends all as failed.
+        """Reads the models' files, and continues with responses of theirs from then on; 0: ends all as failed.
 
-        In a store that ends with this process there is nothing to go on with.
+        In a store that ends with this process there is nothing to continue with.
         """
         if continue_within_s > 0 and self._store.is_durable:
             self._models = {model.names[0]: model for model in models}
@@ -65,7 +65,7 @@ class TurnContinuer:
         self._store.continue_turns(self._digests, continue_within_s, self._on_claimed)
 
     async def wait_started(self) -> None:
-        """Waits until it is known which turns can go on elsewhere. Raises `ApiError` 503 after `MAX_DIGEST_WAIT_S`."""
+        """Waits until the turns that continue elsewhere are known. Raises `ApiError` 503 after `MAX_DIGEST_WAIT_S`."""
         if self._started is not None:  # a shutdown cancels it: then none can
             done, _ = await asyncio.wait({self._started}, timeout=MAX_DIGEST_WAIT_S)
             if not done:
@@ -80,7 +80,7 @@ class TurnContinuer:
         settings: OutputSettings,
         key_id: str = "",
     ) -> Continuation | None:
-        """Returns what another process needs to go on with a turn; None if none could.
+        """Returns what another process needs to continue with a turn; None if none could.
 
         `key_id` is the id of the API key that the turn is counted for.
         """
@@ -91,7 +91,7 @@ class TurnContinuer:
         return Continuation(model=name, digest=self._digests[name], data=data)
 
     async def close(self) -> None:
-        """Goes on with no response any more. What is claimed is left to the next process."""
+        """Continues with no response any more. What is claimed is left to the next process."""
         self._is_closed = True
         for task in [*self._tasks, *filter(None, (self._started,))]:
             task.cancel()
@@ -102,12 +102,12 @@ class TurnContinuer:
             return
         assert log.continuation is not None
         previous = self._latest.get(log.continuation.model)
-        task = asyncio.create_task(self._go_on(log, log.continuation, previous), name=f"continue-{log.id}")
+        task = asyncio.create_task(self._continue(log, log.continuation, previous), name=f"continue-{log.id}")
         self._latest[log.continuation.model] = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _go_on(self, log: EventLog, continuation: Continuation, previous: asyncio.Task[None] | None) -> None:
+    async def _continue(self, log: EventLog, continuation: Continuation, previous: asyncio.Task[None] | None) -> None:
         """Starts the rest of a turn after those that arrived before it."""
         if previous is not None:
             await asyncio.wait({previous})

@@ -68,7 +68,7 @@ class TurnPreparer:
             spec, media = await self._media.resolve(model, sent, owner)
             numbers = range(spec.n)
             # Tools of the server have a container, sources and limits for each choice.
-            for group in [numbers] if spec.server_tools is None else [[number] for number in numbers]:
+            for group in [numbers] if spec.hosted_tools is None else [[number] for number in numbers]:
                 opened, tools = await self.open_tools(spec, owner)
                 prompt = await self._render(model, opened, owner, is_large=is_large)
                 results = None if tools is None else self._media.open_results(model, opened, owner)

@@ -40,7 +40,7 @@ class PendingJob:
         return msgspec.structs.replace(self.job, generated=(*(self.job.generated or ()), *self._generated))
 
     def end_run(self) -> None:
-        """Ends a run after which the job goes on in another one."""
+        """Ends a run after which the job continues in another one."""
         if not self.done.done():
             self.done.set_result(None)
 

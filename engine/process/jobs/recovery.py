@@ -1,4 +1,4 @@
-"""Decides how jobs go on whose worker has exited: which of them run again, and which of these alone."""
+"""Decides how jobs continue whose worker has exited: which of them run again, and which of these alone."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from antiphon.engine.process.jobs.pending import PendingJob
 from antiphon.engine.protocol import Fault
 
 MAX_CONTINUATIONS = 3
-"""Number of times that a job goes on after its worker has exited."""
+"""Number of times that a job continues after its worker has exited."""
 SUSPECT_CRASHES = 2
 """Number of crashes at which a job was present, from which on it runs alone."""
 TRIED_ALONE = "a request that was present at two crashes runs alone"
@@ -44,9 +44,9 @@ class CrashRecovery:
             self.alone = pending
 
     def record_crash(self, present: Iterable[PendingJob], fault: Fault, *, continues: bool) -> None:
-        """Ends the run of each job that was in the worker. A job that does not go on ends with a fault.
+        """Ends the run of each job that was in the worker. A job that does not continue ends with a fault.
 
-        With `continues` False, a job goes on only if it was not admitted, and once.
+        With `continues` False, a job continues only if it was not admitted, and once.
         """
         alone, self.alone = self.alone, None
         for pending in present:

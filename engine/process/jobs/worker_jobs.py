@@ -1,4 +1,4 @@
-"""The jobs of a worker process, as its parent sees them: sending, waiting, and going on after the worker has exited."""
+"""The jobs of a worker process, as its parent sees them: sending, waiting, and continuing after the worker's end."""
 
 import asyncio
 import secrets
@@ -57,7 +57,7 @@ class WorkerJobs:
             self.connection.send(CancelJob(job_id))
 
     async def generate(self, job: Job, on_chunk: OnChunk) -> None:
-        """Runs a job in the worker, and goes on in the next one if the worker exits."""
+        """Runs a job in the worker, and continues in the next one if the worker exits."""
         if job.id in self._sent or job.id in self._waiters:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
         expires = None if job.deadline is None else asyncio.get_running_loop().time() + job.deadline
@@ -184,7 +184,7 @@ class WorkerJobs:
     def lose_worker(self, fault: Fault) -> None:
         """Ends the runs of all jobs, because their worker has exited and another one will be started.
 
-        `fault` is that of the jobs that do not go on.
+        `fault` is that of the jobs that do not continue.
         """
         jobs = self._take_sent()
         self._recovery.record_crash(jobs, fault, continues=self._timeouts.continue_within_s > 0)

@@ -87,7 +87,7 @@ class BackendApi:
     grammar_syntax: GrammarSyntax = "lark"
     """Syntax in which it takes grammars."""
     uncounted_fields: tuple[str, ...] = ("presence_penalty", "frequency_penalty", "seed")
-    """Sampling fields that the server counts anew if a job goes on after earlier tokens: from the end of the prompt."""
+    """Sampling fields that the server counts anew in a job with earlier tokens: from the end of the prompt."""
     image_form: ImageForm = "none"
     """Form of prompts with pictures, if the server serves them."""
 

@@ -1,4 +1,4 @@
-"""Grammars of jobs that go on after tokens of an earlier run.
+"""Grammars of jobs that continue after tokens of an earlier run.
 
 A server's grammar begins at its first token, and what is left of a grammar in the middle of an output cannot be written
 as a grammar. So the server generates without one, and every token is checked here. At the first token that the grammar

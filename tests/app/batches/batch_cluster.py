@@ -97,7 +97,7 @@ class BatchServer:
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets a paused process go on."""
+        """Lets a paused process continue."""
         self.process.send_signal(signal.SIGCONT)
 
 

@@ -1,4 +1,4 @@
-"""Connections beyond the open files that the process may have: they are closed at once, and those that are open go on."""
+"""Connections beyond the open files that the process may have: they are closed at once, and those that are open continue."""
 
 import os
 import resource

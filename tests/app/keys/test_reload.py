@@ -256,7 +256,7 @@ def test_half_written_file_is_not_read(key_file: Path, monkeypatch: pytest.Monke
     assert looks == 5 and report.faults == () and report.keys == 2
 
 
-def test_streams_go_on_while_keys_are_reloaded(serve_keys: Callable[..., RunningServer], key_file: Path) -> None:
+def test_streams_continue_while_keys_are_reloaded(serve_keys: Callable[..., RunningServer], key_file: Path) -> None:
     """No event is lost, and each stream ends as it would."""
     server = serve_keys()
     results: list[list[int]] = []

@@ -63,8 +63,8 @@ def test_without_a_search_all_tools_are_offered() -> None:
 @pytest.mark.parametrize("search", [{"type": "tool_search"}, {"type": "tool_search", "execution": "server"}])
 def test_tools_that_a_search_of_the_server_finds_are_kept_apart(search: dict[str, Any]) -> None:
     spec = read_responses_spec(tools=[search, *DEFERRED[1:]])
-    assert names(spec) == ["now", "crm__get"] and spec.server_tools is not None
-    deferred = spec.server_tools.client_tools.deferred
+    assert names(spec) == ["now", "crm__get"] and spec.hosted_tools is not None
+    deferred = spec.hosted_tools.client_tools.deferred
     assert [(each.path, each.tool.name) for each in deferred] == [
         ("tools[2]", "weather"),
         ("tools[3]", "crm"),

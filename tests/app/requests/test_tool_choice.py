@@ -112,9 +112,9 @@ def test_tools_that_run_elsewhere_count_as_tools_and_are_not_offered() -> None:
     search = {"type": "web_search"}
     assert read_responses_spec(tools=[search], tool_choice="required").prompt_input.tool_choice == "required"
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [search, chosen("custom", "note")]}
-    server_tools = read_responses_spec(tools=[search, *PLAIN], tool_choice=choice).server_tools
-    assert server_tools is not None and server_tools.tool_choice == choice, "read when the server knows its tools"
-    tool_choice = read_tool_choice(choice, server_tools.client_tools)
+    hosted_tools = read_responses_spec(tools=[search, *PLAIN], tool_choice=choice).hosted_tools
+    assert hosted_tools is not None and hosted_tools.tool_choice == choice, "read when the server knows its tools"
+    tool_choice = read_tool_choice(choice, hosted_tools.client_tools)
     assert (tool_choice.mode, tool_choice.allowed_tools) == ("auto", {"note"})
 
 

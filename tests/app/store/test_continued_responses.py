@@ -1,4 +1,4 @@
-"""Background responses whose server is gone: which go on at another one, which are left to others, which end as failed."""
+"""Background responses whose server is gone: which continue at another one, which are left to others, which end as failed."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def text_of(events: Sequence[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("num_entries", [2, 3, 6, 20])
-async def test_response_goes_on_where_another_server_has_left_it(place: StorePlace, num_entries: int) -> None:
+async def test_response_continues_where_another_server_has_left_it(place: StorePlace, num_entries: int) -> None:
     async with run_context(place) as first:
         log = await start_turn(first)
         await wait_for_entries(log, num_entries)
@@ -81,7 +81,7 @@ async def test_responses_that_wait_for_the_engine_run_in_their_order(place: Stor
     assert started == [log.id for log in logs]
 
 
-async def test_cancelled_response_does_not_go_on(place: StorePlace) -> None:
+async def test_cancelled_response_does_not_continue(place: StorePlace) -> None:
     async with run_context(place) as first:
         log = await start_turn(first)
         await wait_for_entries(log, 8)
@@ -174,7 +174,7 @@ async def test_damaged_event_ends_the_response_as_failed(place: StorePlace, capf
     assert (events[-1]["response"]["status"], events[-1]["response"]["error"]["code"]) == ("failed", RESTARTED_CODE)
 
 
-async def test_two_servers_never_go_on_with_one_response(place: StorePlace) -> None:
+async def test_two_servers_never_continue_with_one_response(place: StorePlace) -> None:
     async with run_context(place) as first:
         logs = [await start_turn(first) for _ in range(6)]
         await asyncio.gather(*(wait_for_entries(log, 6) for log in logs))
@@ -189,7 +189,7 @@ async def test_two_servers_never_go_on_with_one_response(place: StorePlace) -> N
 
 
 async def test_server_that_dies_between_its_claim_and_its_first_step_leaves_the_response(place: StorePlace) -> None:
-    """While it lives, no other server touches the response; after its death, the next one goes on."""
+    """While it lives, no other server touches the response; after its death, the next one continues."""
     async with run_context(place) as first:
         log = await start_turn(first)
         await wait_for_entries(log, 8)
@@ -233,7 +233,7 @@ async def test_bug_in_the_rest_of_a_response_ends_it_as_failed(place: StorePlace
     assert events[-1]["response"]["error"]["code"] == RESTARTED_CODE
 
 
-async def test_server_that_ends_goes_on_with_no_response(place: StorePlace) -> None:
+async def test_server_that_ends_continues_with_no_response(place: StorePlace) -> None:
     async with run_context(place) as first:
         log = await start_turn(first)
         await wait_for_entries(log, 8)

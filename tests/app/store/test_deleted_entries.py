@@ -107,7 +107,7 @@ def test_turns_are_deleted_while_a_client_pages(server: RunningServer, kind: str
         assert listed == ids[::-1]
 
 
-def test_pages_of_anthropic_go_on_behind_a_deleted_file(server: RunningServer, client: openai.OpenAI) -> None:
+def test_pages_of_anthropic_continue_behind_a_deleted_file(server: RunningServer, client: openai.OpenAI) -> None:
     ids = [client.files.create(file=("a", b"x"), purpose="user_data").id for _ in range(3)]
     headers = {**HEADERS, "anthropic-version": "2023-06-01"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=HANG_TIMEOUT_S) as other:

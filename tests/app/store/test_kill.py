@@ -1,6 +1,6 @@
-"""`kill -9` of the server at random moments: events that a client received stay, and every response goes on to its end.
+"""`kill -9` of the server at random moments: events that a client received stay, and every response continues to its end.
 
-Several background responses run at once in a server process. After each kill, the next process goes on with every
+Several background responses run at once in a server process. After each kill, the next process continues with every
 response that was begun. `ANTIPHON_TEST_FULL=1` kills 200 times.
 """
 
@@ -77,7 +77,7 @@ async def test_received_events_survive_kills_unchanged(place: StorePlace) -> Non
     assert set(counts) == {"completed"}
 
 
-async def test_second_process_follows_the_first_and_goes_on_with_its_responses(place: StorePlace) -> None:
+async def test_second_process_follows_the_first_and_continues_with_its_responses(place: StorePlace) -> None:
     dice, received = random.Random(12), ReceivedEvents()
     async with (
         run_server(place) as (url, kill),
@@ -135,7 +135,7 @@ async def test_readers_at_another_server_keep_what_they_saw_when_writers_are_kil
 
 @pytest.mark.timeout(300 + 20 * NUM_KILLS)
 async def test_rolling_restart_ends_no_response_in_the_background(place: StorePlace) -> None:
-    """Each server is told to end as soon as the next one serves. Its responses go on at that one."""
+    """Each server is told to end as soon as the next one serves. Its responses continue at that one."""
     dice, ids = random.Random(14), list[str]()
     body = {**STREAM_BODY, "stream": False}
     async with httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as client, AsyncExitStack() as servers:
@@ -182,7 +182,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.timeout(300)
 async def test_paused_server_gives_its_readers_what_is_stored(place: StorePlace) -> None:
-    """SIGSTOP for longer than the lease: another server takes the responses over, then the first one goes on."""
+    """SIGSTOP for longer than the lease: another server takes the responses over, then the first one continues."""
     writers = "SELECT DISTINCT writer FROM responses WHERE writer IS NOT NULL"
     async with (
         run_process(place) as (url, process),

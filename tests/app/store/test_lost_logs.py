@@ -157,7 +157,7 @@ async def test_reader_of_other_events_is_broken_off_without_an_end(place: StoreP
         assert [entry.data for entry in log.entries] == [entry.data for entry in stored]
 
 
-async def test_log_that_had_ended_here_but_not_in_the_store_goes_on(place: StorePlace) -> None:
+async def test_log_that_had_ended_here_but_not_in_the_store_continues(place: StorePlace) -> None:
     async with open_pair(place, timings=PATIENT_TIMINGS) as (store, other):
         log = add_log(store, "a", count=3)
         await log.wait_kept()
@@ -171,7 +171,7 @@ async def test_log_that_had_ended_here_but_not_in_the_store_goes_on(place: Store
         assert reading.entries[-1].data == stored[-1].data
 
 
-async def test_reader_whose_events_turn_out_to_be_stored_goes_on(place: StorePlace) -> None:
+async def test_reader_whose_events_turn_out_to_be_stored_continues(place: StorePlace) -> None:
     """The writer did not learn that a COMMIT was made."""
     async with open_pair(place, timings=PATIENT_TIMINGS) as (store, other):
         log = add_log(store, "a", count=2)

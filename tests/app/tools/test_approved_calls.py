@@ -82,7 +82,7 @@ def test_approval_without_the_tool_is_refused() -> None:
         READER.read_denials(spec, OWNER, NOW)
 
 
-def test_answer_after_which_the_model_went_on_is_history() -> None:
+def test_answer_after_which_the_model_continued_is_history() -> None:
     for call_id in (None, "mcpr_1"):
         assert read_approved(REQUEST, YES, {**RAN, "approval_request_id": call_id}, now=LATER) == ()
 
@@ -101,7 +101,7 @@ def test_denial_of_what_was_not_asked_is_no_answer_without_tools() -> None:
 
 @pytest.mark.parametrize("used_before", [False, True])
 async def test_answer_of_a_client_that_leaves_while_it_is_claimed(*, used_before: bool) -> None:
-    """The store goes on with a change whose caller is cancelled. The answer is good again, unless it was used."""
+    """The store continues with a change whose caller is cancelled. The answer is good again, unless it was used."""
     store, answer = MemoryStore(), ApprovalAnswer("mcpr_1", "n" * 32)
     if used_before:
         assert await store.use_approvals(OWNER, [answer.nonce])

@@ -100,7 +100,7 @@ IGNORED = [
 
 @pytest.mark.parametrize(("line", "error"), [*WITH_ID, *WITHOUT_ID])
 async def test_broken_answer_ends_its_call(servers: ToolServers, line: str, error: McpHttpError) -> None:
-    """The command goes on: it knows a call that it got before."""
+    """The command continues: it knows a call that it got before."""
     server = make_server()
     outcome = await servers.call_tool(server, "say", {"line": line})
     assert outcome.error == error

@@ -319,7 +319,7 @@ async def test_container_that_is_gone_is_not_created_again(runner: CodeRunner) -
 async def test_sleep_that_the_interpreter_cuts_short_is_told(
     runner: CodeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on after ten seconds, as if the rest of the sleep had passed."""
+    """It continues after ten seconds, as if the rest of the sleep had passed."""
 
     async def feed_cells(*_: object) -> tuple[str, None]:
         await asyncio.sleep(LIMITS.run_timeout_s)

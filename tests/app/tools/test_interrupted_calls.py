@@ -106,7 +106,7 @@ async def test_reader_that_leaves_ends_the_call_of_a_foreground_response(*, is_l
         await run.assert_idle()
 
 
-async def test_call_of_a_background_response_goes_on_without_readers() -> None:
+async def test_call_of_a_background_response_continues_without_readers() -> None:
     async with run_tools() as run:
         async with httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as reader:
             request = body("Please wait.", background=True, stream=True)

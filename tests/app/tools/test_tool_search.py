@@ -86,7 +86,7 @@ async def test_found_function_is_called_and_the_order_is_that_of_openai(monkeypa
     assert added[0]["id"].startswith("tsc_") and added[1]["id"].startswith("tso_")
 
 
-async def test_prompt_of_the_next_round_goes_on_where_the_round_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompt_of_the_next_round_continues_where_the_round_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     second = write_call("tool_search", paths=["crm", "web"])
     replies = {'{"name": "crm__list"': ["Done."], HAS_FOUND: [second], "": ["I look. ", FIND_WEATHER]}
     turns = ToolTurns(replies, monkeypatch)

@@ -148,7 +148,7 @@ def test_second_compaction_holds_the_first(client: openai.OpenAI) -> None:
     assert third.output_text == "Zebra it was."
 
 
-def test_conversation_goes_on_from_the_item(client: openai.OpenAI) -> None:
+def test_conversation_continues_from_the_item(client: openai.OpenAI) -> None:
     conversation = client.conversations.create(items=HISTORY[:2])
     assert list_types(create(client, HISTORY[2:], conversation=conversation.id)) == ["compaction", "message"]
     assert create(client, "And?", conversation=conversation.id, context_management=None).output_text == "Zebra it was."

@@ -1,4 +1,4 @@
-"""A turn goes on in another process: the stored tokens give the stored events, and the rest follows them."""
+"""A turn continues in another process: the stored tokens give the stored events, and the rest follows them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -34,7 +34,7 @@ REPLAYED = [
 
 
 async def run_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[EventLog, list[bytes]]:
-    """Runs a case. Returns its log, and the turn as it would be stored, if it can go on elsewhere."""
+    """Runs a case. Returns its log, and the turn as it would be stored, if it can continue elsewhere."""
     stored: list[bytes] = []
     create = TurnManager._create_turn
 

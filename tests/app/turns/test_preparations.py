@@ -14,7 +14,7 @@ REFUSAL = ApiError(401, "invalid_api_key", "no")
 
 @pytest.mark.parametrize("has_last_result", [False, True])
 async def test_key_that_is_revoked_in_the_last_moment(*, has_last_result: bool) -> None:
-    """The preparation has what it waited for, and goes on with its turns in the same cycle of the event loop."""
+    """The preparation has what it waited for, and continues with its turns in the same cycle of the event loop."""
     preparations, result = Preparations(), asyncio.get_running_loop().create_future()
 
     async def prepare() -> None:

@@ -26,7 +26,7 @@ def test_call_that_was_cut_is_spoken_as_it_stands() -> None:
 
 
 async def test_call_whose_end_fails_is_not_executed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine goes on while a tool runs, and each of its steps starts the calls that are due."""
+    """The engine continues while a tool runs, and each of its steps starts the calls that are due."""
 
     async def fail(*_: object) -> str:
         raise ValueError("cannot be counted")

@@ -1,4 +1,4 @@
-"""Calls of tools that nothing has: the server answers those in the namespaces of its tools, and the model goes on."""
+"""Calls of tools that nothing has: the server answers those in the namespaces of its tools, and the model continues."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The real Claude Code reads pictures and PDFs, and goes on after one that cannot be used."""
+"""The real Claude Code reads pictures and PDFs, and continues after one that cannot be used."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def test_a_picture_is_seen(folder: Path, tmp_path: Path) -> None:
     assert read_file(folder, tmp_path, "red.png", make_png(64, 64), replies).startswith("I saw 1 image: 4 tokens")
 
 
-def test_the_session_goes_on_after_a_broken_picture(folder: Path, tmp_path: Path) -> None:
+def test_the_session_continues_after_a_broken_picture(folder: Path, tmp_path: Path) -> None:
     replies = [{"name": "report", "when": ["<tool_response>"], "output": ["I cannot see it."]}]
     assert read_file(folder, tmp_path, "cut.png", make_png(64, 64)[:60], replies) == "I cannot see it."
 

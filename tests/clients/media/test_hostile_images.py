@@ -1,4 +1,4 @@
-"""Hostile images in requests of all three APIs, beside eight streams that go on: exact errors, and memory that is given back."""
+"""Hostile images in requests of all three APIs, beside eight streams that continue: exact errors, and memory that is given back."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Asynchronous calls in turns of openai for Python: the conversation goes on, and the output comes two turns later.
+"""Asynchronous calls in turns of openai for Python: the conversation continues, and the output comes two turns later.
 
 The program is run as `python PROGRAM URL MODEL`. It prints {"stored": [[...]], "sent": [[...]]}: for each response of a
 conversation its items, as type or text and `async`, with earlier turns stored by the server or sent by the client.

@@ -1,4 +1,4 @@
-"""Adapters of a client that wants to end the engine, or to hold it: each is refused in one line, and the engine goes on."""
+"""Adapters of a client that wants to end the engine, or to hold it: each is refused in one line, and the engine continues."""
 
 import json
 import os
@@ -146,7 +146,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_adapter_of_an_attack_is_refused_and_the_engine_goes_on(name: str, folder: Path, core: Core) -> None:
+def test_adapter_of_an_attack_is_refused_and_the_engine_continues(name: str, folder: Path, core: Core) -> None:
     attack, message = ATTACKS[name]
     attack(folder)
     assert core.adapters is not None

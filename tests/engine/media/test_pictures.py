@@ -74,7 +74,7 @@ def test_drafts_after_a_picture_change_no_token() -> None:
     core = build_picture_core(name)
     picture = draw_picture(name, 1)
     prompt = make_prompt(4, picture, 9, picture, 4)
-    tokens = prompt.tokens[:-4] + prompt.tokens[:4]  # the text goes on as it did before the first picture
+    tokens = prompt.tokens[:-4] + prompt.tokens[:4]  # the text continues as it did before the first picture
     repeated = Prompt(tokens, prompt.pictures, prompt.spans)
     for index in range(3):
         assert run_alone(core, repeated, f"j{index}") == generate_reference(name, repeated)

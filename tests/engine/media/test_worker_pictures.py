@@ -114,7 +114,7 @@ async def start_with_held_pictures(engine: ProcessEngine, prompt: Prompt) -> Pic
     return source
 
 
-async def test_text_goes_on_while_a_picture_is_awaited(engine: ProcessEngine) -> None:
+async def test_text_continues_while_a_picture_is_awaited(engine: ProcessEngine) -> None:
     prompt = prompt_of(1)
     source = await start_with_held_pictures(engine, prompt)
     waiting = asyncio.create_task(run(engine, prompt, "waits"))

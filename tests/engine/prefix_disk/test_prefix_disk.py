@@ -256,7 +256,7 @@ def step_until(core: Core, name: str) -> None:
         pass
 
 
-def test_other_streams_go_on_while_pages_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_streams_continue_while_pages_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_and_stop(build_disk_core(tmp_path), make_short_job(PROMPT))
     may_read = stop_reading(monkeypatch)
     core = build_disk_core(tmp_path)

@@ -206,7 +206,7 @@ async def _trigger_fault(engine: ProcessEngine, marker: str) -> list[Chunk]:
     return chunks
 
 
-async def test_jobs_fail_with_the_process_if_they_are_not_to_go_on() -> None:
+async def test_jobs_fail_with_the_process_if_they_are_not_to_continue() -> None:
     timeouts = msgspec.structs.replace(SHORT_TIMEOUTS, continue_within_s=0.0)
     async with run_engine(timeouts=timeouts) as engine:
         results = await asyncio.gather(

@@ -1,6 +1,6 @@
 """A model for fake servers: the scores of the next token are a function of all tokens so far.
 
-So a job that goes on elsewhere has the same output exactly if the server gets the same tokens.
+So a job that continues elsewhere has the same output exactly if the server gets the same tokens.
 """
 
 import zlib

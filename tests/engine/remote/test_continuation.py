@@ -1,4 +1,4 @@
-"""Jobs that go on after tokens of an earlier run: what servers get, and grammars over the seam."""
+"""Jobs that continue after tokens of an earlier run: what servers get, and grammars over the seam."""
 
 from typing import Any
 
@@ -202,7 +202,7 @@ class TestGrammars:
             assert server.jobs[1].body["structured_outputs"] == {"grammar": f"start: <[{low}-{high}]>"}
 
     @pytest.mark.parametrize("after", ["x", "xyz"])
-    async def test_complete_grammar_ends_a_reply_that_the_server_must_go_on_with(self, after: str) -> None:
+    async def test_complete_grammar_ends_a_reply_that_the_server_must_continue_with(self, after: str) -> None:
         async with remote_engine() as (engine, [server]):
             server.replies = [play_vllm(*ids(f"ab{after}"))]
             chunks = await run_job(engine, grammar='start: "a" "b"', min_tokens=50)

@@ -1,4 +1,4 @@
-"""Replicas that are lost in the middle of the output: jobs go on at others, or at the same one after its restart."""
+"""Replicas that are lost in the middle of the output: jobs continue at others, or at the same one after its restart."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def bodies(servers: list[FakeServer]) -> list[dict[str, Any]]:
 class TestOneJob:
     """The reader sees a pause, and each token once."""
 
-    async def test_job_goes_on_at_another_replica(self) -> None:
+    async def test_job_continues_at_another_replica(self) -> None:
         async with remote_engine(2) as (engine, servers):
             replies = iter([BROKEN])
             for server in servers:
@@ -68,7 +68,7 @@ class TestOneJob:
             assert (stats.generated_tokens, stats.prompt_tokens) == (4, len(HELLO))
             assert (stats.finished_jobs, stats.failed_jobs, stats.running, stats.waiting) == (1, 0, 0, 0)
 
-    async def test_job_goes_on_after_the_restart_of_the_only_server(self) -> None:
+    async def test_job_continues_after_the_restart_of_the_only_server(self) -> None:
         async with remote_engine() as (engine, [server]):
             server.replies = [Reply([*sse(vllm_tokens(50), end=False), Pause()])]
             job = asyncio.create_task(run_job(engine))
@@ -150,7 +150,7 @@ class TestOneJob:
 
 
 class TestLimits:
-    """Waits of a job, and the number of times that it goes on."""
+    """Waits of a job, and the number of times that it continues."""
 
     async def test_number_of_moves(self) -> None:
         for num_losses in (MAX_MOVES, MAX_MOVES + 1):
@@ -194,13 +194,17 @@ class TestLimits:
             assert len(server.jobs) > 2
 
     async def test_strict_fails_what_a_server_cannot_count(self) -> None:
-        for fields, goes_on in (({"seed": 3}, False), ({"presence_penalty": 0.5}, False), ({"temperature": 0.0}, True)):
+        for fields, continues in (
+            ({"seed": 3}, False),
+            ({"presence_penalty": 0.5}, False),
+            ({"temperature": 0.0}, True),
+        ):
             async with remote_engine(2, continuation="strict") as (engine, servers):
                 for server in servers:
                     server.default = BROKEN
                 chunks = await run_job(engine, **fields)
                 assert chunks[-1].fault is not None
-                assert len(bodies(servers)) == (MAX_MOVES + 1 if goes_on else 1)
+                assert len(bodies(servers)) == (MAX_MOVES + 1 if continues else 1)
 
     async def test_new_job_of_an_earlier_run_waits_for_a_server(self) -> None:
         async with remote_engine(timeouts=patient(retry_window_s=0.0)) as (engine, [server]):

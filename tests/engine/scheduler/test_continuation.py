@@ -1,4 +1,4 @@
-"""A job that goes on after tokens of an earlier run gets, to the bit, what the earlier run would have got."""
+"""A job that continues after tokens of an earlier run gets, to the bit, what the earlier run would have got."""
 
 import copy
 import functools

@@ -256,7 +256,7 @@ def test_a_complete_grammar_ends_before_the_least_number_of_tokens(
 
 
 @pytest.mark.parametrize("sampling", [{"min_tokens": 20}, {"ignore_eos": True, "stop_ids": (), "max_tokens": 20}])
-def test_a_grammar_that_can_go_on_does_so(tokenizer: Tokenizer, sampling: dict[str, Any]) -> None:
+def test_a_grammar_that_can_continue_does_so(tokenizer: Tokenizer, sampling: dict[str, Any]) -> None:
     for seed in range(5):
         chunks = run_jobs(build_random_core(), make_job_with_grammar("j", HELLO_OR_MORE, seed, **sampling))["j"]
         assert chunks[-1].fault is None

@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.tools import ServerTool, ToolTable
+from antiphon.harmony.tools import HostedTool, ToolTable
 from tests.harmony import parser_helpers
 from tests.harmony.prompt.hosted_item_helpers import ANSWER, USER, load_format, mcp_call
 
@@ -42,7 +42,7 @@ def offer(description: str, **fields: Any) -> PromptInput:
         "title": description,
     }
     tool = {"kind": "mcp", "name": "read", "server_label": "kit", "description": description, "parameters": schema}
-    return PromptInput(items=(USER,), tools=ToolTable.from_request([ServerTool(**(tool | fields))]))
+    return PromptInput(items=(USER,), tools=ToolTable.from_request([HostedTool(**(tool | fields))]))
 
 
 @pytest.mark.parametrize("name", DIALECTS)

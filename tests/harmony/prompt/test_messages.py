@@ -423,7 +423,7 @@ def test_gpt_oss_schema_too_deep_for_the_library_raises_render_error() -> None:
     ids=["800 levels", "65 levels", "half of a pair", "half of a pair in a key", "endless"],
 )
 def test_arguments_that_no_prompt_can_hold_are_shown_as_text(arguments: str) -> None:
-    """A model wrote them, so the conversation must go on."""
+    """A model wrote them, so the conversation must continue."""
     prompt_input = PromptInput(items=(function_call(1, arguments),))
     assert json.dumps(arguments)[1:-1] in create_format().render_prompt(prompt_input, now=parser_helpers.NOW).text
 

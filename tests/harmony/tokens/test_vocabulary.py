@@ -11,7 +11,7 @@ from tests.progress import HANG_TIMEOUT_S
 
 
 def test_other_threads_run_while_a_long_text_is_encoded() -> None:
-    """A prompt of megabytes takes seconds. If it kept the interpreter's lock, no stream would go on meanwhile."""
+    """A prompt of megabytes takes seconds. If it kept the interpreter's lock, no stream would continue meanwhile."""
     vocabulary = TokenizerVocabulary(Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")))
     lengths: list[int] = []
     thread = threading.Thread(target=lambda: lengths.append(len(vocabulary.encode("word " * 100_000))))

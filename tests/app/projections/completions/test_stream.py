@@ -68,7 +68,7 @@ def test_failure_of_a_choice_ends_the_stream(*, has_error: bool, message: str) -
     assert chunks[-1]["error"]["message"] == message, "the first failure is reported"
 
 
-def test_stream_without_a_failure_goes_on() -> None:
+def test_stream_without_a_failure_continues() -> None:
     stream, chunks = stream_logs(make_log("a", say("a")), make_log("b", say("b")))
     assert not stream.failure and texts_of(chunks) == ["a", "", "b", ""]
     assert all("usage" not in chunk for chunk in chunks)

@@ -216,7 +216,7 @@ class TestEndOfAResponse:
             assert not client.idle_connections
 
     async def test_large_response_leaves_the_connection_usable(self) -> None:
-        """Reading pauses while slices are parsed, and goes on for the next response."""
+        """Reading pauses while slices are parsed, and continues for the next response."""
         body = b"x" * 1_000_000
         reply = CHUNKED + chunk(body) + END_CHUNK
         async with raw_server((reply,), (reply,)) as (server, endpoint):

@@ -9,20 +9,20 @@ from syrupy.assertion import SnapshotAssertion
 from antiphon.app.projections.chat.stream import ChatStream, final_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
 from tests.snapshots.event_lines import IdNumbers, format_chunk, format_message_event
+from tests.snapshots.hosted_tool_turns import CASES, start_chat, start_message_turn
 from tests.snapshots.run_case import (
     CaseResult,
     MessageResult,
     collect_frames,
 )
-from tests.snapshots.server_tool_turns import CASES, start_chat, start_message_turn
 from tests.snapshots.snapshot_files import SNAPSHOT_FOLDER, CaseSnapshot
 from tests.snapshots.stream_sums import sum_chat_chunks, sum_message_events
 
 
-class ServerToolSnapshot(CaseSnapshot):
-    """One text file for each case: `snapshots/server_tools/NAME.txt`."""
+class HostedToolSnapshot(CaseSnapshot):
+    """One text file for each case: `snapshots/hosted_tools/NAME.txt`."""
 
-    folder = SNAPSHOT_FOLDER / "server_tools"
+    folder = SNAPSHOT_FOLDER / "hosted_tools"
 
 
 async def _read_chat(script: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -41,7 +41,7 @@ async def _read_message(script: list[dict[str, Any]]) -> tuple[list[dict[str, An
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot name")  # files are named after cases, not after tests
-async def test_server_tools(name: str, snapshot: SnapshotAssertion) -> None:
+async def test_hosted_tools(name: str, snapshot: SnapshotAssertion) -> None:
     script = CASES[name]
     (chunks, completion), (events, message) = await _read_chat(script), await _read_message(script)
     numbers = IdNumbers()
@@ -53,4 +53,4 @@ async def test_server_tools(name: str, snapshot: SnapshotAssertion) -> None:
     streamed, unfinished = sum_message_events(events)
     streamed["content"] = [block for index, block in enumerate(streamed["content"]) if index not in unfinished]
     assert streamed == message
-    assert "\n".join([*lines, ""]) == snapshot.use_extension(ServerToolSnapshot)(name=name)
+    assert "\n".join([*lines, ""]) == snapshot.use_extension(HostedToolSnapshot)(name=name)

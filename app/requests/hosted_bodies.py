@@ -23,7 +23,7 @@ class SearchFilters(Struct, frozen=True, kw_only=True):
 
 
 class WebSearchBody(Struct, frozen=True, kw_only=True):
-    """The built-in tool `web_search`. `external_web_access`: it may read pages that it has not stored.
+    """The hosted tool `web_search`. `external_web_access`: it may read pages that it has not stored.
 
     `max_uses` is the number of calls that are run, in the Messages API.
     """
@@ -45,7 +45,7 @@ class AutoContainer(Struct, frozen=True, kw_only=True):
 
 
 class CodeInterpreterBody(Struct, frozen=True, kw_only=True):
-    """The built-in tool `code_interpreter`."""
+    """The hosted tool `code_interpreter`."""
 
     container: Annotated[str, Meta(min_length=1, max_length=128)] | AutoContainer | None = None
 
@@ -59,7 +59,7 @@ class RankingOptions(Struct, frozen=True, kw_only=True):
 
 
 class FileSearchBody(Struct, frozen=True, kw_only=True):
-    """The built-in tool `file_search`."""
+    """The hosted tool `file_search`."""
 
     vector_store_ids: Annotated[list[str], Meta(max_length=16)]
     max_num_results: Annotated[int, Meta(ge=1, le=50)] | None = None

@@ -38,7 +38,7 @@ class ToolSecrets(Struct, frozen=True):
         return "ToolSecrets(…)"
 
 
-class ServerToolRequest(Struct, frozen=True, kw_only=True):
+class HostedToolRequest(Struct, frozen=True, kw_only=True):
     """One tool that the server may run, in the form of Responses. `tool` has no credentials.
 
     `path` is its path in the request, and `field_names` has the request's names of fields that Responses names
@@ -64,10 +64,10 @@ class ServerToolRequest(Struct, frozen=True, kw_only=True):
         return f"{self.path}.{self.field_names.get(key, key)}"
 
 
-class ServerToolsRequest(Struct, frozen=True, kw_only=True):
+class HostedToolsRequest(Struct, frozen=True, kw_only=True):
     """The tools that the server may run, and what decides with them which tools can be called."""
 
-    requests: tuple[ServerToolRequest, ...]
+    requests: tuple[HostedToolRequest, ...]
     client_tools: RequestTools
     tool_choice: Any = None
     single_call: bool = False
@@ -80,14 +80,14 @@ def list_hosted_types(settings: Settings) -> frozenset[str]:
     return frozenset((*types, "file_search") if settings.vector_stores else types)
 
 
-def read_server_tools(
+def read_hosted_tools(
     sent: Sequence[Any] | None,
     request_tools: RequestTools,
     client_tools: RequestTools,
     tool_choice: Any,
     *,
     single_call: bool,
-) -> tuple[ServerToolsRequest | None, ToolChoice]:
+) -> tuple[HostedToolsRequest | None, ToolChoice]:
     """Returns the tools that the server may run, or None, and the choice among those that the client runs.
 
     `sent` are the tools as the client has sent them, `request_tools` the same after `read_tools`. `client_tools` has
@@ -97,7 +97,7 @@ def read_server_tools(
     # The client runs them all if all are served.
     is_needed = len(request_tools.echo) != len(request_tools.served)
     requests = read_tool_requests(sent or (), client_tools.search) if is_needed else []
-    choice = early_choice(tool_choice, has_server_tools=bool(requests))
+    choice = early_choice(tool_choice, has_hosted_tools=bool(requests))
     first_choice = read_tool_choice(choice, client_tools, single_call=single_call)
     if not requests:
         return None, first_choice
@@ -105,8 +105,8 @@ def read_server_tools(
 
 
 def join_requests(
-    requests: Sequence[ServerToolRequest], client_tools: RequestTools, tool_choice: Any, *, single_call: bool
-) -> ServerToolsRequest | None:
+    requests: Sequence[HostedToolRequest], client_tools: RequestTools, tool_choice: Any, *, single_call: bool
+) -> HostedToolsRequest | None:
     """Returns the tools that the server may run; None if there are none. Raises `ApiError` 400 for a label twice."""
     if not requests:
         return None
@@ -118,14 +118,14 @@ def join_requests(
                 message = f"Invalid '{path}': Duplicate server label '{request.tool.server_label}'. Send it once."
                 raise invalid_value(path, message)
             labels.add(request.tool.server_label)
-    return ServerToolsRequest(
+    return HostedToolsRequest(
         requests=tuple(requests), client_tools=client_tools, tool_choice=tool_choice, single_call=single_call
     )
 
 
 def read_tool_requests(
     sent: Sequence[Any], search: Execution | None = None, *, can_ask: bool = True
-) -> list[ServerToolRequest]:
+) -> list[HostedToolRequest]:
     """Reads the tools of a list that the server may run. Raises `ApiError` 400 for malformed credentials and rules.
 
     `search` tells who runs a search among deferred tools.
@@ -133,7 +133,7 @@ def read_tool_requests(
     return list(_read_requests(sent, search, can_ask=can_ask))
 
 
-def _read_requests(sent: Sequence[Any], search: Execution | None, *, can_ask: bool) -> Iterable[ServerToolRequest]:
+def _read_requests(sent: Sequence[Any], search: Execution | None, *, can_ask: bool) -> Iterable[HostedToolRequest]:
     clean_tools = remove_secrets({"tools": list(sent)})["tools"]
     for index, (tool, clean) in enumerate(zip(sent, clean_tools, strict=True)):
         kind, path = tool["type"], f"tools[{index}]"
@@ -141,7 +141,7 @@ def _read_requests(sent: Sequence[Any], search: Execution | None, *, can_ask: bo
             mcp_tool: McpTool = decode_value(clean, McpTool, path)
             _check_place(tool, mcp_tool, path)
             allowed, approval = _read_rules(mcp_tool, path)
-            yield ServerToolRequest(
+            yield HostedToolRequest(
                 path=path,
                 kind=kind,
                 tool=mcp_tool,
@@ -151,7 +151,7 @@ def _read_requests(sent: Sequence[Any], search: Execution | None, *, can_ask: bo
                 approval=approval,
             )
         elif kind in HOSTED_TOOL_TYPES or (kind == "tool_search" and search == "server"):
-            yield ServerToolRequest(path=path, kind=kind, tool=clean)
+            yield HostedToolRequest(path=path, kind=kind, tool=clean)
 
 
 def _check_place(sent: Mapping[str, Any], tool: McpTool, path: str) -> None:
@@ -175,7 +175,7 @@ def _read_rules(tool: McpTool, path: str) -> tuple[ToolFilter, ApprovalRule]:
         raise invalid_value(path, f"Invalid '{path}': {error.message}") from None
 
 
-def refused_approval(request: ServerToolRequest, *, forced_by: str = "") -> ApiError:
+def refused_approval(request: HostedToolRequest, *, forced_by: str = "") -> ApiError:
     """Returns the error for a tool that needs an approval in an API that has no form for it.
 
     `forced_by`: label of the server for which the operator requires approvals; empty if the request does.

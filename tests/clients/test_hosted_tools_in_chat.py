@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from antiphon.app.tools.hosted_turn import MAX_ROUNDS
-from tests.clients.server_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
+from tests.clients.hosted_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
 from tests.clients.tool_thread import ToolThread
 from tests.serving import RunningServer, serve
 
@@ -135,7 +135,7 @@ def test_each_choice_runs_its_own_calls(client: openai.OpenAI, tools: ToolThread
     assert tools.num_calls - before == 3
 
 
-def test_choice_of_a_server_tool_is_forced_once(client: openai.OpenAI) -> None:
+def test_choice_of_a_hosted_tool_is_forced_once(client: openai.OpenAI) -> None:
     said = run(client, "[add]", tool_choice={"type": "mcp", "server_label": "notes"})
     assert said["content"].endswith("It is 5.")
     allowed = {"mode": "auto", "tools": [{"type": "mcp", "server_label": "notes"}]}

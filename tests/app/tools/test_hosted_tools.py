@@ -196,7 +196,7 @@ def test_options_that_make_no_sense_are_refused_in_one_line(hosted: tuple[str, .
     assert "\n" not in str(caught.value)
 
 
-async def test_compacted_conversation_goes_on_with_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_compacted_conversation_continues_with_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     replies = {
         "about to be cut short": ["The word was zebra."],
         "weather.example": ["Zebra."],

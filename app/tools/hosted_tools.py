@@ -9,9 +9,9 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.app.errors import ApiError, clip_text, invalid_value, unsupported_field
-from antiphon.app.requests.builtin_bodies import AutoContainer, CodeInterpreterBody, FileSearchBody, WebSearchBody
 from antiphon.app.requests.fields import decode_value
-from antiphon.app.requests.server_tools import ServerToolRequest
+from antiphon.app.requests.hosted_bodies import AutoContainer, CodeInterpreterBody, FileSearchBody, WebSearchBody
+from antiphon.app.requests.hosted_tools import HostedToolRequest
 from antiphon.app.tools.code.code_runner import NOT_FOUND, CodeRunner
 from antiphon.app.tools.hosted_options import HostedOptions, ToolTarget
 from antiphon.app.tools.mcp.faults import ToolListError
@@ -32,7 +32,7 @@ from antiphon.app.tools.search.file_search import FileSearch
 from antiphon.events.hosted_inputs import InputCodeCall, InputWebSearchCall
 from antiphon.events.inputs import AnyInput
 from antiphon.events.tools import WEB_SEARCH_TYPES
-from antiphon.harmony.tools import ServerTool
+from antiphon.harmony.tools import HostedTool
 
 WEB_SEARCH_DESCRIPTION = (
     "Searches the web and returns pages with their URLs. Cite each page that you use with a markdown link, "
@@ -52,15 +52,15 @@ MAX_FILE_RESULTS = 10
 """Number of results of a search in files, if the request does not say so."""
 
 
-class BuiltinOffer(Struct, frozen=True):
+class HostedOffer(Struct, frozen=True):
     """Tools of one kind that a request names, its path, and what runs their calls."""
 
     path: str
-    tools: tuple[ServerTool, ...]
+    tools: tuple[HostedTool, ...]
     runner: ToolRunner
 
 
-class BuiltinTools:
+class HostedTools:
     """Offers what `options` map. `code` and `files` are None if the options have none."""
 
     def __init__(
@@ -83,19 +83,17 @@ class BuiltinTools:
             await self._files.close()
 
     async def offer_tools(
-        self, requests: Sequence[ServerToolRequest], items: Sequence[AnyInput], owner: str
-    ) -> list[BuiltinOffer]:
+        self, requests: Sequence[HostedToolRequest], items: Sequence[AnyInput], owner: str
+    ) -> list[HostedOffer]:
         """Returns what a request gets, one of each kind. `items` is its conversation. Raises `ApiError` 400."""
-        offered: dict[str, BuiltinOffer] = {}
+        offered: dict[str, HostedOffer] = {}
         for request in requests:
             found = await self._offer_one(request, items, owner)
             if found is not None:
                 offered.setdefault(found.tools[0].kind, found)
         return list(offered.values())
 
-    async def _offer_one(
-        self, request: ServerToolRequest, items: Sequence[AnyInput], owner: str
-    ) -> BuiltinOffer | None:
+    async def _offer_one(self, request: HostedToolRequest, items: Sequence[AnyInput], owner: str) -> HostedOffer | None:
         options = self._options
         if request.kind in WEB_SEARCH_TYPES and options.web_search is not None:
             return await self._offer_search(request, options.web_search, items)
@@ -106,8 +104,8 @@ class BuiltinTools:
         return None
 
     async def _offer_search(
-        self, request: ServerToolRequest, target: ToolTarget, items: Sequence[AnyInput]
-    ) -> BuiltinOffer | None:
+        self, request: HostedToolRequest, target: ToolTarget, items: Sequence[AnyInput]
+    ) -> HostedOffer | None:
         body: WebSearchBody = decode_value(request.tool, WebSearchBody, request.path)
         if body.external_web_access is False and not self._options.is_search_offline:
             return None
@@ -117,10 +115,10 @@ class BuiltinTools:
         names = [name for name in (place.city, place.region, place.country) if name] if place else []
         if names:
             description += f" The user is in {', '.join(names)}."
-        tools = [ServerTool(kind="web_search", name="web_search", **_describe(description, "query"))]
+        tools = [HostedTool(kind="web_search", name="web_search", **_describe(description, "query"))]
         page = self._options.open_page
         if page is not None:
-            tools.append(ServerTool(kind="web_search", name=OPEN_PAGE, **_describe(PAGE_DESCRIPTION, "url")))
+            tools.append(HostedTool(kind="web_search", name=OPEN_PAGE, **_describe(PAGE_DESCRIPTION, "url")))
         runner = WebSearchRunner(
             self._call_operator,
             await self._map_tool(target, "query"),
@@ -128,9 +126,9 @@ class BuiltinTools:
             _known_sources(items),
             body.max_uses,
         )
-        return BuiltinOffer(request.path, tuple(tools), runner)
+        return HostedOffer(request.path, tuple(tools), runner)
 
-    async def _offer_code(self, request: ServerToolRequest, items: Sequence[AnyInput], owner: str) -> BuiltinOffer:
+    async def _offer_code(self, request: HostedToolRequest, items: Sequence[AnyInput], owner: str) -> HostedOffer:
         body: CodeInterpreterBody = decode_value(request.tool, CodeInterpreterBody, request.path)
         container, target = body.container, self._options.code_interpreter
         path = f"{request.path}.container"
@@ -140,7 +138,7 @@ class BuiltinTools:
             if container.memory_limit not in (None, "1g"):
                 raise unsupported_field(f"{path}.memory_limit", "The operator sets the memory of containers.")
         container_id, is_new = self._choose_container(container, items, owner, path)
-        tool = ServerTool(
+        tool = HostedTool(
             kind="code_interpreter",
             name="code_interpreter",
             container_id=container_id,
@@ -152,7 +150,7 @@ class BuiltinTools:
         else:
             assert self._code is not None
             runner = SandboxedCodeRunner(self._code, owner, may_create=is_new)
-        return BuiltinOffer(request.path, (tool,), runner)
+        return HostedOffer(request.path, (tool,), runner)
 
     def _choose_container(self, sent: object, items: Sequence[AnyInput], owner: str, path: str) -> tuple[str, bool]:
         """Returns the id of the container for the code, and whether it is new. Raises `ApiError` 400.
@@ -167,7 +165,7 @@ class BuiltinTools:
             raise ApiError(400, None, f"{NOT_FOUND.format(id=clip_text(sent))} It may have expired.", path)
         return self._new_id("cntr"), True
 
-    def _offer_files(self, request: ServerToolRequest, files: FileSearch) -> BuiltinOffer:
+    def _offer_files(self, request: HostedToolRequest, files: FileSearch) -> HostedOffer:
         body: FileSearchBody = decode_value(request.tool, FileSearchBody, request.path)
         path = f"{request.path}.vector_store_ids"
         if not body.vector_store_ids:
@@ -192,8 +190,8 @@ class BuiltinTools:
             filters=body.filters,
             score_threshold=(ranking.score_threshold if ranking else None) or 0.0,
         )
-        tool = ServerTool(kind="file_search", name="file_search", **_describe(FILES_DESCRIPTION, "query"))
-        return BuiltinOffer(request.path, (tool,), runner)
+        tool = HostedTool(kind="file_search", name="file_search", **_describe(FILES_DESCRIPTION, "query"))
+        return HostedOffer(request.path, (tool,), runner)
 
     async def _map_tool(self, target: ToolTarget, default: str) -> MappedTool:
         """Returns the mapped tool with the name of its argument.

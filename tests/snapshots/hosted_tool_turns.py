@@ -1,4 +1,4 @@
-"""Cases of turns with server tools, and functions that start them on a manager without HTTP."""
+"""Cases of turns with hosted tools, and functions that start them on a manager without HTTP."""
 
 import json
 from typing import Any
@@ -10,8 +10,8 @@ from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.tools.approvals import ApprovalSigner
 from antiphon.app.tools.approved_calls import ApprovalReader
-from antiphon.app.tools.builtin_tools import BuiltinTools
 from antiphon.app.tools.hosted_options import HostedOptions, ToolTarget
+from antiphon.app.tools.hosted_tools import HostedTools
 from antiphon.app.tools.mcp.tool_lists import ListedTool, ToolList
 from antiphon.app.tools.mcp.tool_server import ToolServer
 from antiphon.app.tools.mcp.tool_servers import ToolServers
@@ -90,7 +90,7 @@ def _make_host() -> ToolHost:
         name: ToolTarget("notes", tool, "text")
         for name, tool in (("web_search", "search"), ("open_page", "page"), ("code_interpreter", "run"))
     }
-    builtins = BuiltinTools(HostedOptions(**targets), servers, lambda prefix: f"{prefix}_0", None)
+    builtins = HostedTools(HostedOptions(**targets), servers, lambda prefix: f"{prefix}_0", None)
     signer = ApprovalSigner(Sealer(b"x" * SEAL_KEY_BYTES).derive_key("approvals"))
     return ToolHost(servers, builtins, ApprovalReader(signer), HostPolicy())
 

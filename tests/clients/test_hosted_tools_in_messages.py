@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.clients.conftest import anthropic_client
-from tests.clients.server_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
+from tests.clients.hosted_tools_script import HOSTED, SCRIPT, WEATHER_SCHEMA
 from tests.clients.tool_thread import ToolThread
 from tests.serving import RunningServer, serve
 
@@ -126,7 +126,7 @@ def test_blocks_that_come_back_are_shown_to_the_model(
     assert bool(message.content[-1].citations) == (text == "[search]")
 
 
-def test_call_of_the_client_goes_on_with_its_result(client: anthropic.Anthropic, notes: dict[str, Any]) -> None:
+def test_call_of_the_client_continues_with_its_result(client: anthropic.Anthropic, notes: dict[str, Any]) -> None:
     first = run(client, "[both]", notes)
     (call,) = [block for block in first.content if block.type == "tool_use"]
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "4 degrees [again]"}
@@ -147,7 +147,7 @@ def test_max_uses_ends_the_searches(client: anthropic.Anthropic, notes: dict[str
     assert tools.num_calls - before == 1 == message.usage.server_tool_use.web_search_requests
 
 
-def test_named_server_tool_is_called(client: anthropic.Anthropic, notes: dict[str, Any]) -> None:
+def test_named_hosted_tool_is_called(client: anthropic.Anthropic, notes: dict[str, Any]) -> None:
     message = run(client, "[search]", notes, tool_choice={"type": "tool", "name": "web_search"})
     assert message.content[1].name == "web_search"
 

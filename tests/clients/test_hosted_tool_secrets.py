@@ -1,11 +1,11 @@
-"""Credentials of MCP servers reach their server and nothing else; begun answers go on after a call."""
+"""Credentials of MCP servers reach their server and nothing else; begun answers continue after a call."""
 
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.clients.server_tools_script import SCRIPT
+from tests.clients.hosted_tools_script import SCRIPT
 from tests.clients.tool_thread import run_tools
 from tests.serving import serve
 
@@ -39,7 +39,7 @@ def test_token_of_a_client_is_sent_and_kept_nowhere(tmp_path: Path) -> None:
     assert [text for text in texts if SECRET in text] == []
 
 
-def test_begun_answer_goes_on_after_a_call() -> None:
+def test_begun_answer_continues_after_a_call() -> None:
     begun = [*QUESTION, {"role": "assistant", "content": "Well: "}]
     with run_tools() as tools, serve(SCRIPT, tool_servers=(f"notes={tools.url}",)) as server:
         tool = {"type": "mcp", "server_label": "notes", "require_approval": "never"}
